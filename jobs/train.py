@@ -108,7 +108,7 @@ def main(
         launch = SparkLaunch(asked, workers, resume, report, log_format.value)
         return launch_on_spark(launch, spark_master)
     run = train(resolved, resume=resume, once=once, log_format=log_format, profile=steps)
-    _tell(run, _write_page(run) if report and _writes_run(resolved) else None, log_format)
+    _tell(run, _write_page(resolved, run) if report and _writes_run(resolved) else None, log_format)
     return ExitCode.OK
 
 
@@ -119,15 +119,15 @@ def _refuse_beside(name: str, asked: object, others: Mapping[str, object]) -> No
         raise ConfigError(f"{name} cannot be used with {given[0]}", fix="leave one of them out")
 
 
-def _write_page(run: Path) -> Path | None:
+def _write_page(config: TrainConfig, run: Path) -> Path | None:
     from jobs.reporting.report import try_report
-    from training.monitoring.mlflow_log import TrackingError, send_artefact
+    from training.monitoring.mlflow_log import send_artefact
 
     page = try_report(run)
     try:
         if page is not None:
-            send_artefact(run, page)
-    except TrackingError as error:
+            send_artefact(config, run, page)
+    except Exception as error:  # Stores of MLflow raise what they like.
         logging.getLogger("sluice").warning("MLflow does not have the report: %s", error)
     return page
 
@@ -151,7 +151,7 @@ def _sweep(
     options: Mapping[str, bool],
     log_format: LogFormat,
 ) -> int:
-    from conf.training.sweep import SweepConfig
+    from conf.training.trials import SweepConfig
     from jobs.reporting.sweep import sweep_configs
     from training.checkpoint.stored_runs import is_stored
 
@@ -166,10 +166,9 @@ def _sweep(
     space = load_config(SweepConfig, "training", str(file.resolve()))
     if dry_run:
         with quiet_tensorflow():
-            from training.sweep import find_sweep_metric
+            from training.trials import find_sweep_metric
         described = {"sweep": space.model_dump(mode="json"), "trials": space.trial_count}
         described["metric"] = find_sweep_metric(config, space)
-        space.check(config)
         print(json.dumps(described, indent=1))
         return ExitCode.OK
     result = sweep_configs(config, space, **options, log_format=log_format)
@@ -187,7 +186,7 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     planned = read_plan(config).to_json()
     if config.fit.refit is not None:
         with quiet_tensorflow():
-            from training.refit import describe_plan
+            from training.trials import describe_plan
         planned["refit"] = describe_plan(config, config.fit.refit)
     return planned
 
@@ -214,7 +213,7 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
-        from training.refit import fit_chosen
+        from training.trials import fit_chosen
     from training.checkpoint.stored_runs import describe_run
     from training.monitoring.progress import build_progress
 

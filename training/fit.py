@@ -24,7 +24,7 @@ from training.loop.parts import TrainingParts, build
 from training.loop.plan import check
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation
-from training.monitoring.mlflow_log import find_tracking_uri, tracked
+from training.monitoring.mlflow_log import build_client, tracked
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import (
     RunStart,
@@ -70,9 +70,10 @@ def fit_run(
     if config.fit.refit is not None:
         raise ConfigError(
             "fit.refit trains several runs, and this call trains one",
-            fix="train by `sluice train` or training.refit.fit_chosen, or leave fit.refit out",
+            fix="train by `sluice train` or training.trials.fit_chosen, or leave fit.refit out",
         )
-    find_tracking_uri(config)
+    if config.mlflow is not None:
+        build_client(config)  # One that is missing is refused before a run is made.
     if config.devices.strategy == "multi_worker":
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)

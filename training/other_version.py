@@ -27,8 +27,7 @@ from conf.storage.locations import find_path
 from conf.training.input import FilterConfig
 from conf.training.train import WarmStartConfig
 from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.restore import TrainedModel
-from training.checkpoint.run_reference import RunReference
+from training.checkpoint.restore import RunReference, TrainedModel
 from training.embedding.key_space import holding_whole_tables
 from training.encoders.serving import RawInput, ServingEncoders, build_serving_encoders
 from training.encoders.vocabularies import (
@@ -83,7 +82,7 @@ def move_to_version(
 def require_filter(moved: TrainedModel) -> None:
     """Refuses a run's own `evaluation.filter` where its values mean something else there."""
     reference, config = RunReference.read(moved.run_dir), moved.config
-    manifest = reference.read_manifest(config.input.tolerates)
+    manifest = reference.read_manifest()
     here = read_encoded_version(moved.version_dir, moved.manifest)
     there = read_encoded_version(reference.version_dir, manifest)
     filters = config.evaluation.filter

@@ -43,12 +43,12 @@ from conf.schema import fingerprint
 from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
 from conf.training.train import TrainConfig
-from training.checkpoint.run_reference import RunReference, manifest_sha256, read_run_manifest
+from training.checkpoint.restore import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.strategy import Devices
 from training.distribution.workers import Workers, peak_device_memory_bytes, peak_memory_bytes
 from training.models.model import Model
-from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import TrainingProgress
+from training.monitoring.run_logs import TrainingResult
 from training.reader.training_data import (
     TrainingData,
     pin_mixed,
@@ -424,7 +424,7 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode
         return new or _start_anew(config)
     # On with the versions that the run began with, even if newer ones are current by now.
     reference = RunReference.read(run)
-    versions = [(reference.version_dir, None), *(reference.mixed or ())]
+    versions = [(reference.version_dir, None), *reference.mixed]
     for version_dir in (place for place, _ in versions):
         if not (version_dir / MANIFEST_FILE).is_file():
             progress.message(
@@ -432,8 +432,8 @@ def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode
                 f"({version_dir}): starting a new run"
             )
             return new or _start_anew(config)
-    mixed = [_read_version(config, str(place), sha256) for place, sha256 in reference.mixed or ()]
-    manifest = reference.read_manifest(config.input.tolerates)
+    mixed = [_read_version(config, str(place), sha256) for place, sha256 in reference.mixed]
+    manifest = reference.read_manifest()
     data = TrainingData(reference.version_dir, manifest, run / INPUT_COUNTS_FILE)
     return RunStart(config, data, run, mixed=tuple(mixed))
 

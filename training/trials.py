@@ -1,22 +1,44 @@
 """Trials: runs that are compared by a metric, by a sweep or by `fit.refit`.
 
-Both keep their trials as `trials/<number>/runs/<id>/`, each a run as any other.
+A sweep tries a grid, or what Optuna draws. A refit tries its keys one after the other on runs
+without the rows that `input.validation` holds out; the best trial tells the settings and the
+epoch, and a fresh model is trained with them on all rows and is the run.
+
+<root>/<name>/sweeps or refits/<UTC time>-<hash>/
+    trials.json                  what was asked, the trials that have ended, and the run of a refit
+    best.yaml                    of a sweep: config of the best trial
+    trials/<number>/runs/<id>/   a run as any other
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.artefacts.run import resolve_run
+from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, update_run_card, write_json
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
-from conf.metrics import LOSS_METRIC
+from conf.manifest import MANIFEST_FILE
+from conf.metrics import LOSS_METRIC, is_minimised
+from conf.schema import fingerprint
+from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path
+from conf.training.input import ROWS_OF_TRIALS
 from conf.training.train import TrainConfig
+from conf.training.trials import ChoicesConfig, RefitConfig, SweepConfig
+from conf.yaml_text import dump_yaml
+from training.checkpoint.stored_runs import is_stored
 from training.fit import fit_run
 from training.loop.plan import (
     RETRIEVAL_METRIC,
@@ -27,27 +49,178 @@ from training.loop.plan import (
     keeps_steps_without_loss,
     selection_metric,
 )
-from training.monitoring.epoch_records import EpochRecord
+from training.loop.validation import find_best
 from training.monitoring.progress import TrainingProgress
-from training.run_directory import find_unfinished_run, run_paths
+from training.monitoring.run_logs import EpochRecord, read_history, read_step_validations
+from training.reader.training_data import (
+    TrainingData,
+    pin_mixed,
+    read_current_data,
+    read_current_mixed,
+)
+from training.run_directory import (
+    config_sha256,
+    find_unfinished_run,
+    is_trained_on,
+    locked,
+    make_entry,
+    run_paths,
+)
+
+TRIALS_FILE = "trials.json"
+BEST_FILE = "best.yaml"
+_FIXED = {
+    "root": "says where runs lie",
+    "name": "says where runs lie",
+    "dataset": "is the same for all trials",
+    "evaluation": "decides what trials are compared by",
+    "fit.refit": "is of the run, not of its trials",
+}
+_FAR_BEHIND = 0.9
+"""Share of the best trial's metric after as many epochs below which a trial is ended."""
+_TRIALS_OF_A_MEDIAN = 5
 
 
 class TrialEndedError(SluiceError):
     """A trial was ended early; the next one begins."""
 
 
-TRIAL_ERRORS = (TrialEndedError, TrainingDivergedError, ConfigError, TooFewRowsError)
-"""What ends a trial and not those after it; once code of one's own is corrected, all go on."""
+_TRIAL_ERRORS = (TrialEndedError, TrainingDivergedError, ConfigError, TooFewRowsError)
+"""What ends a trial and not those after it; once user code is corrected, all go on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that has ended.
+
+    Attributes:
+        number: From 0.
+        state: `complete`, `pruned` or `fail`.
+        values: Its value of each key that was tried.
+        detail: Directory of its run, or what ended it.
+        seconds: How long it took, from its last start.
+        value: The metric that it is compared by; None unless it is complete.
+        epoch: Its best epoch, from 1; None likewise.
+        curve: The metric after each epoch; None where user code does not define it.
+    """
+
+    number: int
+    state: str
+    values: dict[str, Any]
+    detail: str
+    seconds: float
+    value: float | None = None
+    epoch: int | None = None
+    curve: list[float | None] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path | None:
+        """Directory of its run; None unless it is complete."""
+        return None if self.value is None else Path(self.detail)
 
 
 @dataclass
-class TrialProgress:
-    """Progress of a trial that a check after each epoch may end.
+class Study:
+    """Trials of one config: what `trials.json` holds.
 
     Attributes:
-        show: Shows how it goes.
-        check: Called when an epoch has been shown; ends the trial by a `TrialEndedError`.
+        directory: Where they are.
+        metric: What they are compared by.
+        trials: Those that have ended, in order.
+        asked: Fingerprint of the config that was asked for, and of what it tries.
+        config: That config.
+        dataset: The dataset version of all trials and of the run.
+        mixed: The versions of the datasets of `input.mix`.
+        run: Directory of the run of a refit, once it has finished.
     """
+
+    directory: Path
+    metric: str
+    trials: list[Trial] = field(default_factory=list)
+    asked: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = ""
+    mixed: list[str] = field(default_factory=list)
+    run: str | None = None
+
+    @classmethod
+    def open(cls, config: TrainConfig, kind: str, asked: str, metric: str) -> Study:
+        """Makes a study of the dataset versions that are current."""
+        directory = make_entry(_find_parent(config, kind), asked)
+        dataset, *mixed = (
+            str(data.version_dir.absolute())
+            for data in (read_current_data(config), *read_current_mixed(config))
+        )
+        study = cls(directory, metric, [], asked, config.resolved(), dataset, mixed)
+        study.write()
+        return study
+
+    @classmethod
+    def find(cls, config: TrainConfig, kind: str, asked: str) -> Study | None:
+        """Returns the newest study that was asked for, if its dataset versions are still there."""
+        files = sorted(_find_parent(config, kind).glob(f"*/{TRIALS_FILE}"), reverse=True)
+        for content, file in ((read_json(file), file) for file in files):
+            if content["asked"] == asked:
+                content.pop("best")
+                content["trials"] = [Trial(**trial) for trial in content["trials"]]
+                study = cls(file.parent, **content)
+                places = (study.dataset, *study.mixed)
+                are_there = all((find_path(place) / MANIFEST_FILE).is_file() for place in places)
+                return study if are_there else None
+        return None
+
+    def write(self) -> None:
+        """Writes `trials.json`, whole or not at all."""
+        content = asdict(self)
+        content.pop("directory")
+        best = None if self.best is None else self.best.number
+        write_json(self.directory / TRIALS_FILE, {"best": best, **content})
+
+    @property
+    def best(self) -> Trial | None:
+        """The first of the best complete trials."""
+        return self.find_best(len(self.trials))
+
+    def find_best(self, count: int) -> Trial | None:
+        """Returns the first of the best complete trials of the first ones."""
+        done = [trial for trial in self.trials[:count] if trial.value is not None]
+        sign = -1.0 if self.is_minimised else 1.0
+        return max(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+    @property
+    def is_minimised(self) -> bool:
+        """Whether a lower metric is better."""
+        return is_minimised(self.metric)
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys that were tried, in the order of the trials' values."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+
+    @property
+    def best_config(self) -> Path | None:
+        """The config of the best trial of a sweep, if there is one."""
+        return None if self.best is None else self.directory / BEST_FILE
+
+    def pin(self, config: TrainConfig) -> TrainConfig:
+        """Returns a config of the dataset versions that the study began with."""
+        pinned = override_config(config, {"dataset": self.dataset}, "of the trials")
+        return pin_mixed(pinned, self.mixed)
+
+
+def _find_parent(config: TrainConfig, kind: str) -> Path:
+    return run_paths(config).base / kind
+
+
+Pace = Callable[[Study, list[float], int], str | None]
+"""Why a trial with these values after its epochs, of so many, is ended; None: it is not."""
+Measure = Callable[[Path, str], tuple[float, int]]
+"""The metric of a run, and its best epoch, from 1."""
+
+
+@dataclass
+class _PacedProgress:
+    """Progress of a trial that may be ended after each epoch, once that has been shown."""
 
     show: TrainingProgress
     check: Callable[[EpochRecord], None]
@@ -61,13 +234,88 @@ class TrialProgress:
         self.check(record)
 
 
-def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
-    """Returns the metric that trials are compared by.
+@dataclass(frozen=True)
+class Trials:
+    """Runs the trials of a study, which start from a config, one after the other."""
 
-    Args:
-        config: What trials start from.
-        asked: The metric that was asked for; None: what chooses the epoch.
-        name: What it is called in the message.
+    study: Study
+    config: TrainConfig
+    measure: Measure
+    pace: Pace
+    progress: TrainingProgress
+
+    def run(self, propose: Callable[[Study], dict[str, Any] | None], most: int) -> Iterator[Trial]:
+        """Runs the trials that are left, of so many at most; yields each when it is noted.
+
+        What the next one tries is a function of those before it; None: all are done.
+        """
+        while (values := propose(self.study)) is not None:
+            trial = self._run_one(values, most)
+            self.study.trials.append(trial)
+            self.study.write()
+            yield trial
+
+    def _run_one(self, values: dict[str, Any], most: int) -> Trial:
+        number, metric, started = len(self.study.trials), self.study.metric, time.monotonic()
+        name = f"trial {number} (at most {most} in all)"
+        self.progress.message(f"{name}: {describe_values(values)}", trial=number, values=values)
+        try:
+            run = self._fit(build_trial(self.config, self.study.directory, number, values))
+            value, epoch = self.measure(run, metric)
+            if math.isnan(value):
+                raise ConfigError(f"{metric} is not defined on the held-out rows")
+            curve = [record.value(metric) for record in read_history(run)]
+        except _TRIAL_ERRORS as error:
+            self.progress.message(f"{name}: {error.what}", trial=number)
+            state = "pruned" if isinstance(error, TrialEndedError) else "fail"
+            return Trial(number, state, values, error.what, time.monotonic() - started)
+        told = f"{name}: {metric} {value:.4f} after epoch {epoch}"
+        self.progress.message(told, trial=number, value=value, epoch=epoch)
+        seconds, points = time.monotonic() - started, [None if math.isnan(v) else v for v in curve]
+        return Trial(number, "complete", values, str(run), seconds, value, epoch, points)
+
+    def _fit(self, trial: TrainConfig) -> Path:
+        """Trains a trial, or goes on with it, or takes what is there; returns its run."""
+        if self.study.metric == LOSS_METRIC and is_scored_by_label(trial) != is_scored_by_label(
+            self.config
+        ):
+            raise ConfigError(
+                "its loss cannot be compared with that of other trials: one is of held-out rows, "
+                "the other of training, as rows that are ranked have none",
+                fix="compare trials of different objectives by a metric of ranking",
+            )
+        current = run_paths(trial).current
+        if current.exists():  # Killed after its last step, before that was noted.
+            return resolve_run(str(current.parent))
+        unfinished = find_unfinished_run(trial)
+        before = [] if unfinished is None else read_history(unfinished)
+        seen = [record.value(self.study.metric) for record in before]
+
+        def check(record: EpochRecord) -> None:
+            seen[record.epoch - 1 :] = [record.value(self.study.metric)]
+            why = self.pace(self.study, seen, trial.fit.epochs or 1)
+            if why is not None:
+                raise TrialEndedError(f"ended after epoch {record.epoch}: {why}")
+
+        progress = _PacedProgress(self.progress, check)
+        return fit_run(trial, progress, resume=unfinished is not None)
+
+
+def build_trial(
+    config: TrainConfig, directory: Path, number: int, values: Mapping[str, Any]
+) -> TrainConfig:
+    """Returns the config of a trial; refused are values that do not go together."""
+    where = {"root": str(directory / "trials"), "name": f"{number:04d}", "fit.refit": None}
+    return override_config(config, {**values, **where}, f"of trial {number}")
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Returns the values of a trial in words."""
+    return ", ".join(f"{key} {value}" for key, value in values.items()) or "as configured"
+
+
+def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
+    """Returns the metric that trials are compared by, else (None) what chooses the epoch.
 
     Raises:
         ConfigError: Trials would not measure it.
@@ -78,7 +326,6 @@ def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
             raise ConfigError(
                 "trials keep the weights of a step, whose validation ranks rows and has no loss",
                 received=f"the metric {LOSS_METRIC} with fit.early_stopping.by=steps",
-                allowed=f"metrics of ranking, such as {RETRIEVAL_METRIC}",
                 fix=f"compare by {RETRIEVAL_METRIC}, or set fit.early_stopping.by=epochs",
             )
         return metric
@@ -87,7 +334,6 @@ def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
         raise ConfigError(
             "trials are compared by a validation metric, and the dataset has no validation split",
             received=metric,
-            allowed=LOSS_METRIC,
             fix="set `metric: loss` in the sweep's file, hold rows of train out by "
             "input.validation, or build the dataset with a validation split",
         )
@@ -95,63 +341,363 @@ def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
     return metric
 
 
-def name_trial(number: int) -> str:
-    """Returns what messages call a trial: by its number from 0, as its folder and its row are."""
-    return f"trial {number}"
+def check_space(config: TrainConfig, space: Mapping[str, Iterable[Any]]) -> None:
+    """Refuses keys and values that no trial may have, before anything is trained.
+
+    Each value is checked alone; values that do not go together end their trial.
+
+    Raises:
+        ConfigError: A key is unknown, or would make trials incomparable; or a value is refused.
+    """
+    held_out = config.input.validation is not None or "input.validation" in space
+    stopping = config.fit.early_stopping
+    by_steps = stopping is not None and stopping.by == "steps"
+    rows = (*(ROWS_OF_TRIALS if held_out else ()), *(("fit.validation",) if by_steps else ()))
+    fixed = {**_FIXED, **dict.fromkeys(rows, "decides which rows trials are measured on")}
+    alone = override_config(config, {"fit.refit": None}, "of the trials")
+    for key, values in space.items():
+        for other, why in fixed.items():
+            if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+                raise ConfigError(f"{other} {why}", received=f"{key} among what is tried")
+        for value in values:
+            override_config(alone, {key: value}, f"of what is tried, {key}")
 
 
-def describe_values(values: Mapping[str, Any]) -> str:
-    """Returns the values of a trial in words."""
-    return ", ".join(f"{key} {value}" for key, value in values.items()) or "as configured"
+def find_sweep_metric(config: TrainConfig, sweep: SweepConfig) -> str:
+    """Returns the metric of a sweep, and checks what it tries.
+
+    Raises:
+        ConfigError: Trials would not measure it, or the space does not fit the config.
+    """
+    check_space(config, {key: found.values for key, found in sweep.space.items()})
+    return find_metric(config, sweep.metric, "the metric of the sweep")
 
 
-def build_trial(
-    config: TrainConfig, directory: Path, number: int, values: Mapping[str, Any]
-) -> TrainConfig:
-    """Returns the config of a trial.
+def run_sweep(
+    config: TrainConfig,
+    sweep: SweepConfig,
+    progress: TrainingProgress,
+    *,
+    resume: bool = False,
+    after: Callable[[Study], None] | None = None,
+) -> Study:
+    """Runs the trials of a sweep that are left and returns all of them.
 
     Args:
         config: What trials start from.
-        directory: Directory of the sweep or the refit.
-        number: From 0.
-        values: Its value of each key that is tried.
+        sweep: What they try.
+        progress: Shows how it goes.
+        resume: Whether to go on with the newest sweep of the same space and config, at the
+            position of the trial that was interrupted.
+        after: Called with all trials when one has ended, and at the end.
 
     Raises:
-        ConfigError: The values do not go together.
+        ModuleNotFoundError: Optuna is not installed.
+        SluiceError: The space does not fit, a signal came, or training failed for a reason that
+            the next trial would meet too.
     """
-    where = {"root": str(directory / "trials"), "name": f"{number:04d}"}
-    return override_config(config, {**values, **where}, f"of {name_trial(number)}")
+    import optuna  # noqa: F401  # refused before anything is made
+
+    metric = find_sweep_metric(config, sweep)
+    # The number of trials is no part of it: with more of them a finished sweep goes on.
+    space = sweep.model_dump(mode="json", exclude={"trials"})
+    asked = fingerprint({"config": config.resolved(), "sweep": space})
+    study = Study.find(config, "sweeps", asked) if resume else None
+    study = study or Study.open(config, "sweeps", asked, metric)
+    pace: Pace = lambda *_: None  # noqa: E731
+    if sweep.prune_after_epochs is not None:
+        pace = partial(tell_below_median, sweep.prune_after_epochs)
+    with locked(study.directory):
+        trials = Trials(study, study.pin(config), _measure_kept, pace, progress)
+        for _ in trials.run(partial(_suggest, sweep), sweep.trial_count):
+            _end_trial(study, config, after)
+        _end_trial(study, config, after)
+    return study
 
 
-def fit_trial(
-    config: TrainConfig, trial: TrainConfig, metric: str, progress: TrainingProgress
+def _end_trial(study: Study, config: TrainConfig, after: Callable[[Study], None] | None) -> None:
+    if study.best is not None:
+        best = override_config(config, study.best.values, f"of trial {study.best.number}")
+        write_text_atomic(study.directory / BEST_FILE, dump_yaml(best.resolved()))
+    if after is not None:
+        after(study)
+
+
+def _suggest(sweep: SweepConfig, study: Study) -> dict[str, Any] | None:
+    """Returns what the next trial of a sweep tries: a function of the seed and of those before."""
+    number = len(study.trials)
+    if number >= sweep.trial_count:
+        return None
+    if sweep.sampler == "grid":
+        return sweep.list_grid()[number]
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = int(np.random.SeedSequence([sweep.seed, number]).generate_state(1)[0])
+    samplers = optuna.samplers
+    kind = samplers.TPESampler if sweep.sampler == "tpe" else samplers.RandomSampler
+    direction = "minimize" if study.is_minimised else "maximize"
+    drawn = optuna.create_study(sampler=kind(seed=seed), direction=direction)
+    space = {key: _build_distribution(found) for key, found in sweep.space.items()}
+    for trial in study.trials:
+        drawn.add_trial(_build_earlier(trial, sweep, space))
+    params = drawn.ask(space).params
+    return {key: _read_value(params[key], found) for key, found in sweep.space.items()}
+
+
+def _build_distribution(found: Any) -> Any:
+    """What Optuna draws from; choices as JSON, as it takes plain values only."""
+    from optuna import distributions
+
+    if isinstance(found, ChoicesConfig):
+        return distributions.CategoricalDistribution([json.dumps(one) for one in found.choices])
+    if found.integer:
+        step = int(found.step or 1)
+        return distributions.IntDistribution(*found.values, log=found.log, step=step)
+    return distributions.FloatDistribution(*found.values, log=found.log, step=found.step)
+
+
+def _build_earlier(trial: Trial, sweep: SweepConfig, space: Mapping[str, Any]) -> Any:
+    """A trial that has ended, as Optuna knows it."""
+    from optuna.trial import TrialState, create_trial
+
+    params = {
+        key: json.dumps(value) if isinstance(sweep.space[key], ChoicesConfig) else value
+        for key, value in trial.values.items()
+    }
+    points = {epoch: value for epoch, value in enumerate(trial.curve) if value is not None}
+    return create_trial(
+        state=TrialState[trial.state.upper()],
+        value=trial.value,
+        params=params,
+        distributions=dict(space),
+        intermediate_values=points,
+    )
+
+
+def _read_value(value: Any, found: Any) -> Any:
+    return json.loads(value) if isinstance(found, ChoicesConfig) else value
+
+
+def _measure_kept(run: Path, metric: str) -> tuple[float, int]:
+    """The metric of the weights that a run has kept, and their epoch."""
+    training = read_json(run / RUN_CARD_FILE)["training"]
+    for record in read_step_validations(run):
+        if record.step == training.get("best_step"):
+            return record.value(metric), record.epoch
+    epoch = training["best_epoch"]
+    return read_history(run)[epoch - 1].value(metric), epoch
+
+
+def tell_below_median(after: int, study: Study, values: list[float], _: int) -> str | None:
+    """Ends a trial whose best value is below the median of five complete ones or more."""
+    epoch, sign = len(values), -1.0 if study.is_minimised else 1.0
+    complete = [trial.curve[:epoch] for trial in study.trials if trial.value is not None]
+    there = [c[-1] for c in complete if len(c) == epoch and c[-1] is not None]
+    if epoch < after or len(complete) < _TRIALS_OF_A_MEDIAN or not there:
+        return None
+    best = max((sign * value for value in values if not math.isnan(value)), default=-math.inf)
+    is_behind = best < statistics.median(sign * value for value in there)
+    return f"{study.metric} is worse than the median of earlier trials" if is_behind else None
+
+
+def tell_far_behind(study: Study, values: list[float], epochs: int) -> str | None:
+    """Ends a trial whose second half is far behind the best trial so far."""
+    epoch, best = len(values), study.best
+    if best is None or study.is_minimised or 2 * epoch < epochs:
+        return None
+    ahead = best.curve[:epoch][-1]  # A shorter trial had its rate down by then.
+    if ahead is None or ahead <= 0.0:  # A share of less than nothing says nothing.
+        return None
+    if not values[-1] < _FAR_BEHIND * ahead:
+        return None
+    share = f"less than {_FAR_BEHIND:.0%} of the best trial's"
+    return f"{study.metric} is {share} at that epoch, or at its last one before"
+
+
+def fit_chosen(
+    config: TrainConfig, progress: TrainingProgress, *, resume: bool = False, once: bool = False
 ) -> Path:
-    """Trains a trial, or goes on with it, or takes what is there; returns its run.
+    """Chooses settings and epoch on held-out rows, and trains on all rows: `fit.refit`.
 
     Args:
-        config: What trials start from.
-        trial: The config of the trial.
-        metric: What trials are compared by.
-        progress: Shows how it goes, and may end the trial.
+        config: The resolved config; it has `fit.refit`.
+        progress: Shows how it goes.
+        resume: Whether to go on where the newest refit of the same config was interrupted, in a
+            trial or in the run, on the dataset versions that it began with.
+        once: Whether to do so, and to train nothing where it has finished on the same version.
+
+    Returns:
+        The directory of the run on all rows, now the current one of its series.
 
     Raises:
-        TrainingInterruptedError: A signal came; the state is saved.
-        SluiceError: One of `TRIAL_ERRORS`, or what the next trial would meet too.
+        SluiceError: The space does not fit, no trial has finished, a signal came, another process
+            is at it, or training failed.
     """
-    _check_comparable(config, trial, metric)
-    current = run_paths(trial).current
-    if current.exists():  # Killed after its last step, before that was noted.
-        return resolve_run(str(current.parent))
-    return fit_run(trial, progress, resume=find_unfinished_run(trial) is not None)
-
-
-def _check_comparable(config: TrainConfig, trial: TrainConfig, metric: str) -> None:
-    """Refuses a trial whose loss is of training where that of others is of held-out rows."""
-    if metric == LOSS_METRIC and is_scored_by_label(trial) != is_scored_by_label(config):
+    refit = config.fit.refit
+    if refit is None:
+        raise ConfigError("nothing is to be chosen", received="fit.refit: null")
+    if is_stored(config):
         raise ConfigError(
-            "its loss cannot be compared with that of other trials: one is of held-out rows, the "
-            "other of training, as rows that are ranked have none",
-            received=f"a loss of {'held-out rows' if is_scored_by_label(trial) else 'training'}",
-            allowed="trials whose loss is of the same rows",
-            fix="compare trials of different objectives by a metric of ranking",
+            "fit.refit works on a file system, local or mounted",
+            received=f"root: {config.root}",
+            fix="set root to one, or leave fit.refit out",
         )
+    plan = describe_plan(config, refit)
+    asked = fingerprint([config_sha256(config), list(refit.space)])  # Their order decides.
+    study = Study.find(config, "refits", asked) if resume or once else None
+    if study is not None and study.run is not None:
+        if once and _is_trained_on_current(Path(study.run), config):
+            progress.message(f"trained already, nothing to do: run {study.run}", run=study.run)
+            return Path(study.run)
+        study = None
+    is_resumed = study is not None
+    study = study or Study.open(config, "refits", asked, plan["metric"])
+    with locked(study.directory):
+        progress.message(
+            f"fit.refit: trials without the held-out rows (at most {plan['trials']}), then the "
+            f"best settings and epoch on all rows: at most {plan['epochs']} epochs in all",
+            **plan,
+        )
+        _choose(study, config, refit, progress)
+        return _fit_best(study, config, progress, is_resumed=is_resumed)
+
+
+def describe_plan(config: TrainConfig, refit: RefitConfig) -> dict[str, Any]:
+    """Returns what a refit costs at most: `trials`, and `epochs` in all, the run's included.
+
+    Raises:
+        ConfigError: The space or the metric does not fit.
+    """
+    metric = find_metric(config, refit.metric, "fit.refit.metric")
+    if metric == LOSS_METRIC and not is_scored_by_label(config):
+        raise ConfigError(
+            "fit.refit compares trials by held-out rows, which are ranked and have no loss",
+            received=f"fit.refit.metric: {metric}",
+            fix=f"set fit.refit.metric={RETRIEVAL_METRIC}, or leave it out",
+        )
+    check_space(config, refit.space)
+    longest = config.fit.epochs or 1
+    total = 0 if refit.space else longest
+    for key, values in refit.space.items():
+        lengths = list(map(int, values)) if key == "fit.epochs" else [longest] * len(values)
+        total, longest = total + sum(lengths), max(longest, *lengths)
+    return {"metric": metric, "trials": refit.most_trials, "epochs": total + longest}
+
+
+def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
+    """Whether a run has been trained on the current version of its dataset."""
+    if not (run / RUN_CARD_FILE).is_file():
+        return False
+    current = read_current_data(config).manifest, read_current_mixed(config)
+    return is_trained_on(read_json(run / RUN_CARD_FILE), *current)
+
+
+def _choose(
+    study: Study, config: TrainConfig, refit: RefitConfig, progress: TrainingProgress
+) -> None:
+    """Runs the trials of a refit."""
+    pinned = study.pin(config)
+    measure = partial(_measure_best, pinned)
+    trials = Trials(study, pinned, measure, tell_far_behind, progress)
+    for _ in trials.run(partial(propose_values, pinned, refit), refit.most_trials):
+        pass
+
+
+def propose_values(config: TrainConfig, refit: RefitConfig, study: Study) -> dict[str, Any] | None:
+    """Returns what the next trial of a refit tries; None: all are done."""
+    listed = _list_values(config, refit, study)
+    return next(islice(listed, len(study.trials), None), None)
+
+
+def _list_values(config: TrainConfig, refit: RefitConfig, study: Study) -> Iterator[dict[str, Any]]:
+    """Yields the values of each trial, which depend on how those before it have ended."""
+    chosen: dict[str, Any] = {}
+    if not refit.space:
+        yield chosen
+    tried: set[str] = set()
+    for key, values in refit.space.items():
+        for value in values:
+            asked = {**chosen, key: value}
+            try:
+                resolved = build_trial(config, study.directory, 0, asked).resolved()
+            except ConfigError:  # Values that do not go together: the trial tells it.
+                resolved = asked
+            if (found := fingerprint(resolved)) not in tried:
+                tried.add(found)
+                yield asked
+        # Trials of later keys are known, too, where a refit goes on.
+        best = study.find_best(len(tried))
+        chosen = chosen if best is None else best.values
+
+
+def _measure_best(config: TrainConfig, run: Path, metric: str) -> tuple[float, int]:
+    """The metric of a trial at its best epoch; at the last one where nothing stops early."""
+    history = read_history(run)
+    epoch = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
+    if config.fit.early_stopping is not None:
+        epoch = find_best(history, metric) + 1
+    return history[epoch - 1].value(metric), epoch
+
+
+def _fit_best(
+    study: Study, config: TrainConfig, progress: TrainingProgress, *, is_resumed: bool
+) -> Path:
+    """Trains the run of a refit, and notes in its card how it was chosen."""
+    best, pinned = study.best, study.pin(config)
+    if best is None or best.epoch is None:
+        raise ConfigError(
+            "no trial of fit.refit has finished",
+            received="; ".join(trial.detail for trial in study.trials),
+            fix="try other values in fit.refit.space, or choose by a metric that the held-out rows "
+            "have (fit.early_stopping.metric)",
+        )
+    planned = build_run_config(pinned, best.values, best.epoch, read_current_data(pinned))
+    shown = f"on all rows: {describe_values(best.values)}, {best.epoch} epochs"
+    progress.message(shown, values=best.values, epoch=best.epoch)
+    if best.epoch == best.values.get("fit.epochs", pinned.fit.epochs):
+        progress.message(
+            "the best trial was best in its last epoch: more epochs may be better (fit.epochs)"
+        )
+    run = fit_run(planned, progress, once=is_resumed)
+    held_out = pinned.input.validation
+    trials = [_describe_trial(trial) for trial in study.trials]
+    card = {
+        "directory": str(study.directory),
+        "held_out": None if held_out is None else held_out.model_dump(mode="json"),
+        "metric": study.metric,
+        "trials": trials,
+        "chosen": _describe_trial(best),
+    }
+    update_run_card(run, refit=card)
+    study.run = str(run)
+    study.write()
+    return run
+
+
+def _describe_trial(trial: Trial) -> dict[str, Any]:
+    return {"values": trial.values, "value": trial.value, "epoch": trial.epoch}
+
+
+def build_run_config(
+    config: TrainConfig, values: dict[str, Any], epoch: int, data: TrainingData
+) -> TrainConfig:
+    """Returns the config of the run on all rows.
+
+    Its rate follows the trial's schedule up to the chosen epoch, over the steps of all rows.
+
+    Args:
+        config: The config that was asked for.
+        values: Those of the best trial.
+        epoch: Its best epoch, from 1.
+        data: The dataset version.
+    """
+    alone = {"fit.refit": None, "fit.early_stopping": None, "fit.validation": None}
+    every_row = {**values, **alone, "input.validation": None}
+    planned = override_config(config, every_row, "of fit.refit")
+    epochs, schedule = planned.fit.epochs or epoch, planned.optimizer.schedule
+    changes: dict[str, Any] = {"fit.epochs": epoch}
+    if epoch < epochs and getattr(schedule, "steps", 1) is None:
+        steps = epochs * data.steps_per_epoch(planned.input)
+        changes["optimizer.schedule"] = {**schedule.model_dump(mode="json"), "steps": steps}
+    return override_config(planned, changes, "of fit.refit")

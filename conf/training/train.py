@@ -18,7 +18,7 @@ from conf.metrics import OWN_PREFIX, build_stopping_pattern, register_metric
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.models import DSSMConfig, ModelConfig
 from conf.training.optimizer import OptimizerConfig
-from conf.training.refit import RefitConfig
+from conf.training.trials import RefitConfig
 
 StrategyKind = Literal["auto", "none", "mirrored", "multi_worker"]
 PARAMETER_SERVER_FIX = (
@@ -301,13 +301,7 @@ class MlflowConfig(StrictFinite):
     """An MLflow tracking server that gets the run's params, metrics and artefacts as it trains."""
 
     tracking_uri: str | None = Field(
-        None, description="Address of the server; None: MLFLOW_TRACKING_URI."
-    )
-    experiment: str | None = Field(
-        None,
-        min_length=1,
-        max_length=500,
-        description="Made where it is not there; None: MLFLOW_EXPERIMENT_NAME, else `name`.",
+        None, description="Address of the server; None: what MLflow's own settings name."
     )
 
 

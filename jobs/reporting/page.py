@@ -31,7 +31,7 @@ from jobs.support.formatting import (
 )
 
 if TYPE_CHECKING:
-    from training.sweep import SweepResult, TrialRecord
+    from training.trials import Study, Trial
 
 T = TypeVar("T")
 
@@ -188,27 +188,27 @@ def _run_subtitle(data: RunData) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def write_sweep_page(result: SweepResult) -> Path:
+def write_sweep_page(result: Study) -> Path:
     """Writes `report.html` beside the trials; an earlier one is replaced whole or not at all."""
     file = result.directory / REPORT_FILE
     write_text_atomic(file, render_sweep(result))
     return file
 
 
-def render_sweep(result: SweepResult) -> str:
+def render_sweep(result: Study) -> str:
     """Returns the page as HTML; it links to the reports that exist by now."""
     complete = sum(trial.value is not None for trial in result.trials)
     tiles = (
         ("trials", len(result.trials), "count"),
         ("complete", complete, "count"),
-        ("of training", sum(trial.seconds or 0.0 for trial in result.trials), "seconds"),
+        ("of training", sum(trial.seconds for trial in result.trials), "seconds"),
     )
     subtitle = f"sweep {result.directory.name}"
     head = PageHead("Sweep", subtitle, _sweep_verdict(result, complete), tiles)
     return render_html(head, render_sections({"trials": view_trials}, result))
 
 
-def view_trials(result: SweepResult) -> dict[str, Any]:
+def view_trials(result: Study) -> dict[str, Any]:
     """Returns the trials: values, metric, time, and why those ended that are not complete."""
     if not result.trials:
         raise MissingPartError("No trial has begun.")
@@ -226,7 +226,7 @@ def view_trials(result: SweepResult) -> dict[str, Any]:
     }
 
 
-def _find_report(trial: TrialRecord, directory: Path) -> str | None:
+def _find_report(trial: Trial, directory: Path) -> str | None:
     """Returns the URL of a trial's report, relative to the sweep, so that it may be moved."""
     if trial.run is None or not (trial.run / REPORT_FILE).exists():
         return None
@@ -234,7 +234,7 @@ def _find_report(trial: TrialRecord, directory: Path) -> str | None:
     return quote(report.relative_to(directory.resolve()).as_posix())
 
 
-def _sweep_verdict(result: SweepResult, complete: int) -> Verdict:
+def _sweep_verdict(result: Study, complete: int) -> Verdict:
     if result.best is None or result.best.value is None:
         return Verdict("unknown", "No trial is complete.")
     values = [f"{key} {format_value(value)}" for key, value in result.best.values.items()]

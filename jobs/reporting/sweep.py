@@ -7,25 +7,25 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from conf.artefacts.run import REPORT_FILE
-from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
+from conf.training.trials import SweepConfig
 from jobs.support.terminal import LogFormat, quiet_tensorflow
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from training.sweep import SweepResult
+    from training.trials import Study
 
 
 def sweep_configs(
     config: TrainConfig, sweep: SweepConfig, *, resume: bool, report: bool, log_format: LogFormat
-) -> SweepResult:
+) -> Study:
     """Runs a sweep as `run_sweep` does, prints its trials, and returns them.
 
     With `report`, each trial has a report, and a page leads to them.
     """
     with quiet_tensorflow():
-        from training.sweep import run_sweep
+        from training.trials import run_sweep
     from training.monitoring.progress import build_progress
 
     after = report_trials if report else None
@@ -35,7 +35,7 @@ def sweep_configs(
     return result
 
 
-def report_trials(result: SweepResult) -> None:
+def report_trials(result: Study) -> None:
     """Writes the reports that trials lack, and the page that leads to them."""
     from jobs.reporting.page import write_sweep_page
     from jobs.reporting.report import try_report
@@ -46,7 +46,7 @@ def report_trials(result: SweepResult) -> None:
     write_sweep_page(result)
 
 
-def _print_sweep(result: SweepResult, log_format: LogFormat) -> None:
+def _print_sweep(result: Study, log_format: LogFormat) -> None:
     page, best = result.directory / REPORT_FILE, result.best
     if log_format is LogFormat.JSON:
         report = {"report": page} if page.exists() else {}
@@ -62,7 +62,7 @@ def _print_sweep(result: SweepResult, log_format: LogFormat) -> None:
     print("no trial has finished" if best is None else f"best:  {result.best_config}")
 
 
-def build_trials_table(result: SweepResult) -> Table:
+def build_trials_table(result: Study) -> Table:
     """Returns the trials as a table, the best one in bold."""
     from rich.table import Table
     from rich.text import Text
@@ -73,7 +73,7 @@ def build_trials_table(result: SweepResult) -> Table:
     for trial in result.trials:
         values = [format_value(trial.values.get(key)) for key in result.keys]
         value = "" if trial.value is None else f"{trial.value:.4f}"
-        seconds = "" if trial.seconds is None else f"{trial.seconds:.0f} s"
+        seconds = f"{trial.seconds:.0f} s"
         # As text: a value may look like markup.
         cells = map(Text, (str(trial.number), *values, value, seconds, trial.state))
         table.add_row(*cells, style="bold" if trial == result.best else None)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID
 
 from conf.dates import DateRange
 from conf.deadline import call_within
@@ -29,34 +28,17 @@ from conf.errors import (
     was_interrupted,
 )
 
-if TYPE_CHECKING:
-    from openlineage.client import OpenLineageClient
-    from openlineage.client.event_v2 import Job, Run, RunEvent
-
 _log = logging.getLogger("sluice.jobs.lineage")
 _SETTINGS = ("OPENLINEAGE_CONFIG", "OPENLINEAGE_URL", "OPENLINEAGE__TRANSPORT")
-_FILE = "openlineage.yml"
 _SECONDS = 10.0
 """For an event, whatever the client's own time-outs and further tries are."""
-_PARENT = "OPENLINEAGE_PARENT_ID"
-_VERSION_FOLDERS = ("versions", "runs")
 # Of two names of one store, the one that the standard has.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres"}
 
 
 @dataclass(frozen=True)
 class LineageDataset:
-    """What a run read or wrote.
-
-    Attributes:
-        namespace: Where it is: `file`, `s3://bucket`, `postgres://host:5432`.
-        name: Its name there.
-        version: Its version; None: it has none.
-        rows: Rows read or written, where they are known.
-        size_bytes: Their size.
-        files: In how many files they are.
-        columns: Type by column; empty: not known.
-    """
+    """What a run read or wrote: the standard's name of it, and what is known of it."""
 
     namespace: str
     name: str
@@ -80,20 +62,16 @@ class LineageDataset:
     @classmethod
     def version_at(cls, place: str | Path, **facts: Any) -> LineageDataset:
         """What has versions, by the place of one (`…/versions/<id>`, `…/runs/<id>`) or of all."""
-        base, _, kind = str(place).rpartition("/")[0].rpartition("/")
-        if kind not in _VERSION_FOLDERS:
+        above, _, name = str(place).rpartition("/")
+        base, _, kind = above.rpartition("/")
+        if kind not in ("versions", "runs"):
             return cls.at(place, **facts)
-        return cls.at(base, version=str(place).rpartition("/")[2], **facts)
+        return cls.at(base, version=name, **facts)
 
 
 @dataclass
 class LineageRun:
-    """What a command says of its run while it goes on.
-
-    Attributes:
-        inputs: What it read.
-        outputs: What it wrote.
-    """
+    """What a command says of its run while it goes on."""
 
     inputs: Sequence[LineageDataset] = ()
     outputs: Sequence[LineageDataset] = ()
@@ -111,146 +89,100 @@ def emit_lineage(job: str, dates: DateRange | None = None) -> Iterator[LineageRu
         What the block says of its inputs and outputs once it knows them.
     """
     told = LineageRun()
-    emitter = _build_emitter(job, dates)
-    if emitter is None:
-        yield told
-        return
-    emitter.emit("START", told)
+    emit = _open_client(job, dates) if is_switched_on() else lambda *_: None
+    emit("START", told)
     try:
         yield told
     except BaseException as error:
         stopped = isinstance(error, TrainingInterruptedError) or was_interrupted(error)
-        emitter.emit("ABORT" if stopped else "FAIL", told, error)
+        emit("ABORT" if stopped else "FAIL", told, error)
         raise
-    emitter.emit("COMPLETE", told)
+    emit("COMPLETE", told)
 
 
 def is_switched_on() -> bool:
     """Whether the client's settings name a transport."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
-    files = (Path.cwd() / _FILE, Path("~/.openlineage").expanduser() / _FILE)
+    files = (Path("openlineage.yml"), Path("~/.openlineage/openlineage.yml").expanduser())
     named = any(name.startswith(_SETTINGS) and value for name, value in os.environ.items())
     return named or any(file.is_file() for file in files)
 
 
-def _build_emitter(job: str, dates: DateRange | None) -> _Emitter | None:
-    if not is_switched_on():
-        return None
+def _open_client(job: str, dates: DateRange | None) -> Callable[..., None]:
+    """Returns what sends an event of a run; one that cannot be sent is a warning."""
     try:
         from openlineage.client import OpenLineageClient, set_producer
         from openlineage.client.uuid import generate_new_uuid
-    except ModuleNotFoundError:
-        hint = install_hint("lineage")
-        _log.warning("OpenLineage has settings, but its client is not installed: %s", hint)
-        return None
-    set_producer(f"pkg:generic/{DISTRIBUTION}@{read_code_version()}")
-    try:
-        return _Emitter(OpenLineageClient(), job, str(generate_new_uuid()), dates)
+
+        set_producer(f"pkg:generic/{DISTRIBUTION}@{read_code_version()}")
+        client, run_id = OpenLineageClient(), str(generate_new_uuid())
     except Exception as error:  # Settings are the user's, and transports anybody's.
-        _log.warning("no lineage events: OpenLineage's settings are refused: %s", error)
-        return None
+        is_missing = isinstance(error, ModuleNotFoundError)
+        hint = install_hint("lineage") if is_missing else "its settings are refused"
+        _log.warning("no lineage events: %s (%s)", error, hint)
+        return lambda *_: None
 
-
-class _Emitter:
-    def __init__(
-        self, client: OpenLineageClient, job: str, run_id: str, dates: DateRange | None
-    ) -> None:
-        self._client, self._job, self._run_id, self._dates = client, job, run_id, dates
-        self._namespace = os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
-
-    def emit(self, state: str, told: LineageRun, error: BaseException | None = None) -> None:
-        """Sends an event; one that cannot be sent is a warning."""
+    def emit(state: str, told: LineageRun, error: BaseException | None = None) -> None:
         try:
-            event = self._build_event(state, told, error)
-            call_within(_SECONDS, lambda: self._client.emit(event))
+            event = _build_event((state, job, run_id), told, _describe_run(dates, error))
+            call_within(_SECONDS, lambda: client.emit(event))
         except Exception as failure:  # Transports raise what they like.
-            _log.warning("the lineage event %s of %s was not sent: %s", state, self._job, failure)
+            _log.warning("the lineage event %s of %s was not sent: %s", state, job, failure)
 
-    def _build_event(self, state: str, told: LineageRun, error: BaseException | None) -> RunEvent:
-        from openlineage.client.event_v2 import RunEvent, RunState
-
-        return RunEvent(
-            eventType=RunState[state],
-            eventTime=datetime.now(UTC).isoformat(),
-            run=self._describe_run(error),
-            job=self._describe_job(),
-            inputs=[_describe(dataset, is_input=True) for dataset in told.inputs],
-            outputs=[_describe(dataset, is_input=False) for dataset in told.outputs],
-        )
-
-    def _describe_job(self) -> Job:
-        from openlineage.client.event_v2 import Job
-        from openlineage.client.facet_v2 import job_type_job
-
-        kind = job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "JOB")
-        return Job(self._namespace, self._job, {"jobType": kind})
-
-    def _describe_run(self, error: BaseException | None) -> Run:
-        from openlineage.client.event_v2 import Run
-        from openlineage.client.facet_v2 import (
-            error_message_run,
-            nominal_time_run,
-            processing_engine_run,
-        )
-
-        facets: dict[str, Any] = {
-            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
-                read_code_version(), "Sluice"
-            )
-        }
-        if self._dates is not None:
-            start, end = self._dates.first, self._dates.last + timedelta(days=1)
-            times = (f"{day}T00:00:00Z" for day in (start, end))
-            facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(*times)
-        if error is not None:
-            said = error.render() if isinstance(error, SluiceError) else repr(error)
-            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(said, "PYTHON")
-        parent = _find_parent()
-        return Run(self._run_id, facets | ({} if parent is None else {"parent": parent}))
+    return emit
 
 
-def _find_parent() -> Any:
-    """The run of a scheduler that started this one: `namespace/job/run id`."""
-    from openlineage.client.facet_v2 import parent_run
+def _describe_run(dates: DateRange | None, error: BaseException | None) -> dict[str, Any]:
+    from openlineage.client import facet_v2
 
-    given = os.environ.get(_PARENT)
-    if not given:
-        return None
-    try:
-        namespace, job, run_id = given.rsplit("/", 2)
-        UUID(run_id)
-    except ValueError:
-        _log.warning("%s is not `namespace/job/run id`: %s", _PARENT, given)
-        return None
-    return parent_run.ParentRunFacet(parent_run.Run(run_id), parent_run.Job(namespace, job))
+    facets: dict[str, Any] = {}
+    if dates is not None:
+        days = (dates.first, dates.last + timedelta(days=1))
+        times = (f"{day}T00:00:00Z" for day in days)
+        facets["nominalTime"] = facet_v2.nominal_time_run.NominalTimeRunFacet(*times)
+    if error is not None:
+        said = error.render() if isinstance(error, SluiceError) else repr(error)
+        facets["errorMessage"] = facet_v2.error_message_run.ErrorMessageRunFacet(said, "PYTHON")
+    if parent := os.environ.get("OPENLINEAGE_PARENT_ID"):  # Of a scheduler that started this one.
+        namespace, name, run_id = parent.rsplit("/", 2)
+        kinds = facet_v2.parent_run
+        facets["parent"] = kinds.ParentRunFacet(kinds.Run(run_id), kinds.Job(namespace, name))
+    return facets
 
 
-def _describe(dataset: LineageDataset, *, is_input: bool) -> Any:
-    from openlineage.client.event_v2 import InputDataset, OutputDataset
-    from openlineage.client.facet_v2 import (
-        dataset_version_dataset,
-        input_statistics_input_dataset,
-        output_statistics_output_dataset,
-        schema_dataset,
+def _build_event(about: tuple[str, str, str], told: LineageRun, facets: dict[str, Any]) -> Any:
+    from openlineage.client import event_v2, facet_v2
+
+    state, job, run_id = about
+    kind = {"jobType": facet_v2.job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "JOB")}
+    return event_v2.RunEvent(
+        eventType=event_v2.RunState[state],
+        eventTime=datetime.now(UTC).isoformat(),
+        run=event_v2.Run(run_id, facets),
+        job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", job, kind),
+        inputs=[_describe(found, "input", event_v2.InputDataset) for found in told.inputs],
+        outputs=[_describe(found, "output", event_v2.OutputDataset) for found in told.outputs],
     )
 
-    named: dict[str, Any] = {"namespace": dataset.namespace, "name": dataset.name}
+
+def _describe(dataset: LineageDataset, side: str, kind: Any) -> Any:
+    from openlineage.client import facet_v2
+
     facets: dict[str, Any] = {}
     if dataset.version is not None:
-        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(dataset.version)
+        version = facet_v2.dataset_version_dataset.DatasetVersionDatasetFacet(dataset.version)
+        facets["version"] = version
     if dataset.columns:
-        fields = [
-            schema_dataset.SchemaDatasetFacetFields(name, kind)
-            for name, kind in dataset.columns.items()
-        ]
-        facets["schema"] = schema_dataset.SchemaDatasetFacet(fields)
-    counts = (dataset.rows, dataset.size_bytes, dataset.files)
-    has_counts = any(count is not None for count in counts)
-    if is_input:
-        read = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(*counts)
-        of_read: dict[str, Any] = {"inputStatistics": read} if has_counts else {}
-        return InputDataset(**named, facets=facets, inputFacets=of_read)
-    written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(*counts)
-    of_written: dict[str, Any] = {"outputStatistics": written} if has_counts else {}
-    return OutputDataset(**named, facets=facets, outputFacets=of_written)
+        column = facet_v2.schema_dataset.SchemaDatasetFacetFields
+        fields = [column(*found) for found in dataset.columns.items()]
+        facets["schema"] = facet_v2.schema_dataset.SchemaDatasetFacet(fields)
+    counts, of_side = (dataset.rows, dataset.size_bytes, dataset.files), {}
+    if any(count is not None for count in counts):
+        statistics = {
+            "input": facet_v2.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
+            "output": facet_v2.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+        }
+        of_side[f"{side}Statistics"] = statistics[side](*counts)
+    about = {"namespace": dataset.namespace, "name": dataset.name, "facets": facets}
+    return kind(**about, **{f"{side}Facets": of_side})

@@ -42,9 +42,9 @@ EXTRAS = {
     "faiss": "serve",
     "orjson": "serve",
     "optuna": "sweep",
-    "sqlalchemy": "sweep",
     "hdfs_native": "stores",
     "obstore": "stores",
+    "mlflow": "mlflow",
     "openlineage": "lineage",
 }
 

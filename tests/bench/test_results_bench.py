@@ -45,7 +45,7 @@ from tests.bench.results.records import (
 )
 from tests.docs_site.preset_pages import read_presets
 from tests.etl.built_versions import publish
-from training.checkpoint.run_reference import manifest_sha256
+from training.checkpoint.restore import manifest_sha256
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import read_current_data
 from training.run_directory import (

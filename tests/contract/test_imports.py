@@ -35,6 +35,7 @@ IMPORT_NAMES = {
     "tensorflow-serving-api": "tensorflow_serving",
     "pyyaml": "yaml",
     "keras-rs": "keras_rs",
+    "mlflow-skinny": "mlflow",
     "openlineage-python": "openlineage",
 }
 # Used beside Sluice, or by the name that uvicorn knows: nothing imports them.
@@ -193,10 +194,11 @@ def third_party(packages: tuple[str, ...]) -> set[str]:
 
 BASE = declared(PROJECT["dependencies"])
 EXTRA = {name: declared(given) for name, given in PROJECT["optional-dependencies"].items()}
+WITH_COMMANDS = ("etl", "training", "sweep", "serve", "lineage", "mlflow", "stores")
 SIDES = {
     "conf": EXTRA["stores"],
     "etl": EXTRA["etl"] | EXTRA["stores"],
-    "training": EXTRA["training"] | EXTRA["sweep"] | EXTRA["serve"],
+    "training": EXTRA["training"] | EXTRA["sweep"] | EXTRA["mlflow"] | EXTRA["serve"],
 }
 
 
@@ -211,7 +213,10 @@ def test_the_jobs_import_nothing_undeclared():
 
 def test_all_that_is_declared_is_imported():
     used = BASE.union(
-        *(EXTRA[name] for name in ("etl", "training", "sweep", "serve", "lineage", "stores", "jre"))
+        *(
+            EXTRA[name]
+            for name in ("etl", "training", "sweep", "serve", "lineage", "mlflow", "stores", "jre")
+        )
     )
     assert used - third_party(PACKAGES) == TOOLS
     benches = {top(m) for path in modules("tests/bench") for m in imports_of(path)}
@@ -220,7 +225,7 @@ def test_all_that_is_declared_is_imported():
 
 def test_the_command_line_knows_which_extra_brings_a_package():
     named = {name: {p for p, extra in EXTRAS.items() if extra == name} for name in EXTRA}
-    for extra in ("etl", "training", "sweep", "serve", "lineage", "stores"):
+    for extra in WITH_COMMANDS:
         assert named[extra] == EXTRA[extra] - TOOLS, extra
 
 

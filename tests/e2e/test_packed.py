@@ -13,7 +13,7 @@ from conf.artefacts.run import read_json, resolve_run
 from etl.build import build_dataset
 from jobs.cli import main
 from tests.etl.logs import build_config, write_logs
-from training.monitoring.epoch_records import read_history
+from training.monitoring.run_logs import read_history
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from conf.artefacts.run import RunPaths, update_run_card
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
-from training.checkpoint.run_reference import manifest_sha256
+from training.checkpoint.restore import manifest_sha256
 from training.loop.optimizers import Optimizers
 from training.models.registry import build_model
 

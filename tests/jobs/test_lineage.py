@@ -155,7 +155,7 @@ def test_what_cannot_be_sent_is_a_warning(
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "no-such-transport")
     with emit_lineage("build.demo"):
         pass
-    assert "settings are refused" in caplog.text
+    assert "its settings are refused" in caplog.text
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     with emit_lineage("build.demo"):
         pass

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.reporting.sweep import build_trials_table
-from training.sweep import SweepResult, TrialRecord
+from training.trials import Study, Trial
 
 SETTINGS = ["name=s", "model.name=mf", "model.embedding_dim=4", "input.batch_size=128"]
 
@@ -113,11 +113,11 @@ def test_the_table_shows_values_as_they_are() -> None:
     from rich.console import Console
 
     trials = (
-        TrialRecord(0, "complete", {"a": "[red]"}, 0.25, 3.0, "run"),
-        TrialRecord(1, "fail", {"a": 0.000123456}, None, None, "diverged"),
+        Trial(0, "complete", {"a": "[red]"}, "run", 3.0, 0.25, 1),
+        Trial(1, "fail", {"a": 0.000123456}, "diverged", 0.0),
     )
     console = Console(record=True, width=100)
-    console.print(build_trials_table(SweepResult(Path("x"), "mrr", trials, trials[0])))
+    console.print(build_trials_table(Study(Path("x"), "mrr", list(trials))))
     text = console.export_text()
     for part in ("[red]", "0.0001235", "0.2500", "mrr", "fail"):
         assert part in text

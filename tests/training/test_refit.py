@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,21 +10,26 @@ import pytest
 from conf.artefacts.run import read_json, resolve_run
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
 from conf.load import override_config
-from conf.metrics import register_metric
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
 from tests.training import killed_run
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training import refit
 from training.fit import fit_run
 from training.loop.optimizers import build_learning_rate
-from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
+from training.monitoring.run_logs import EpochRecord, read_history
 from training.reader.training_data import read_current_data
-from training.refit import Trial, build_run_config, check_pace, describe_plan, fit_chosen
 from training.run_directory import locked
-from training.trials import TrialEndedError, TrialProgress
+from training.trials import (
+    Study,
+    Trial,
+    build_run_config,
+    describe_plan,
+    fit_chosen,
+    propose_values,
+    tell_far_behind,
+)
 
 PAIRS = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
 
@@ -80,7 +84,7 @@ def test_the_run_is_one_from_scratch_on_all_rows_for_as_many_epochs_as_were_best
 ) -> None:
     run = fit_chosen(config, NoProgress())
     card = read_json(run / "run_card.json")
-    state = read_json(Path(card["refit"]["directory"]) / "refit.json")
+    state = read_json(Path(card["refit"]["directory"]) / "trials.json")
     (trial,) = state["trials"]
     history = read_history(Path(trial["detail"]))
     values = [record.validation["ndcg@10"] for record in history]
@@ -149,7 +153,7 @@ def test_trials_and_run_mix_in_one_version(config: TrainConfig, tmp_path: Path) 
     run = fit_chosen(
         override_config(config, {"input.mix": mix, "fit.epochs": 1}, "of the test"), NoProgress()
     )
-    (state,) = run.parent.parent.glob("refits/*/refit.json")
+    (state,) = run.parent.parent.glob("refits/*/trials.json")
     assert read_json(state)["mixed"] == [str(other.absolute())]
     trained = [run, *map(Path, (trial["detail"] for trial in read_json(state)["trials"]))]
     assert len(trained) == 2
@@ -167,18 +171,6 @@ def test_the_cost_is_told_beforehand(config: TrainConfig) -> None:
     config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
     # Two trials of 3 epochs, one of 7, one more, and the run.
     assert describe_plan(config, config.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
-
-
-def test_a_best_epoch_that_is_the_last_is_told(config: TrainConfig) -> None:
-    told: list[str] = []
-
-    class Tells(NoProgress):
-        def message(self, text: str, **fields: object) -> None:
-            told.append(text)
-
-    one = override_config(config, {"fit.epochs": 1, "name": "one"}, "of the test")
-    fit_chosen(one, Tells())
-    assert sum("more epochs may be better" in text for text in told) == 1
 
 
 def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> None:
@@ -252,8 +244,8 @@ def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfi
     assert fit_chosen(config, NoProgress(), once=True) == first
     (directory,) = (Path(config.root) / "r" / "refits").iterdir()
     # Killed after the run was published and before that was noted.
-    state = {**read_json(directory / "refit.json"), "run": None}
-    (directory / "refit.json").write_text(json.dumps(state))
+    state = {**read_json(directory / "trials.json"), "run": None}
+    (directory / "trials.json").write_text(json.dumps(state))
     with locked(directory), pytest.raises(UpstreamNotReadyError):
         fit_chosen(config, NoProgress(), resume=True)
     other = fit_run(override_config(config, {"fit.refit": None}, "of the test"), NoProgress())
@@ -292,65 +284,39 @@ def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> N
 
 
 @pytest.mark.parametrize("best", ["0.3", "0.2", "0.1"])
-def test_three_keys_are_tried_in_the_same_order_after_a_kill_at_any_trial(
-    best: str, config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+def test_keys_are_tried_in_the_same_order_however_many_trials_are_known(
+    best: str, config: TrainConfig
 ) -> None:
     rate, dim, temperature = "optimizer.learning_rate", "model.embedding_dim", "model.temperature"
     space = {temperature: [0.1, 0.2], dim: [8, 2], rate: [0.3, 0.1, 0.2]}
-    left = [99]
-
-    def try_one(self: object, number: int, values: dict) -> Trial:
-        left[0] -= 1
-        if not left[0]:
-            raise TrainingInterruptedError("SIGTERM")
-        value = values[temperature] + 0.01 * values.get(dim, 4) + (str(values.get(rate)) == best)
-        return Trial(values, value, 1, [value], "")
-
-    monkeypatch.setattr(refit._Refit, "_try", try_one)
-    monkeypatch.setattr(refit._Refit, "_fit_best", lambda self: list(self._state.trials))
     config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    whole = fit_chosen(override_config(config, {"name": "whole"}, "of the test"), NoProgress())
-    assert [tuple(trial.values.values()) for trial in whole] == [
+    study = Study(Path("x"), "ndcg@10")
+    while (values := propose_values(config, config.fit.refit, study)) is not None:
+        value = values[temperature] + 0.01 * values.get(dim, 4) + (str(values.get(rate)) == best)
+        study.trials.append(Trial(len(study.trials), "complete", values, "", 1.0, value, 1))
+    tried = [trial.values for trial in study.trials]
+    assert [tuple(values.values()) for values in tried] == [
         (0.1,), (0.2,), (0.2, 8), (0.2, 2), (0.2, 8, 0.3), (0.2, 8, 0.1), (0.2, 8, 0.2),
     ]  # fmt: skip
-    for killed in range(1, 8):
-        own = override_config(config, {"name": f"killed_{killed}"}, "of the test")
-        left[0] = killed
-        with pytest.raises(TrainingInterruptedError):
-            fit_chosen(own, NoProgress())
-        left[0] = 99
-        assert fit_chosen(own, NoProgress(), resume=True) == whole
-
-
-def test_a_trial_is_not_ended_by_a_share_of_a_negative_metric() -> None:
-    record = EpochRecord(2, 9.0, 1.0, 1, 1.0, 0.0, {"own_r2": -0.47})
-    for curve in ([-0.5, -0.5], [None, None]):
-        best = Trial({}, curve[-1], 2, curve, "x")
-        register_metric("own_r2", "higher")
-        check_pace(record, "own_r2", 2, best)
+    for number, values in enumerate(tried):
+        known = Study(Path("x"), "ndcg@10", study.trials[:number])
+        assert propose_values(config, config.fit.refit, known) == values
 
 
 def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
-    best = Trial({}, 0.4, 4, [0.1, 0.2, 0.3, 0.4], "x")
-    shown: list[int] = []
+    def end(curve: list, values: list[float], epochs: int = 4, metric: str = "ndcg@10") -> bool:
+        best = Trial(0, "complete", {}, "x", 1.0, curve[-1] or 0.1, len(curve), curve)
+        return tell_far_behind(Study(Path("x"), metric, [best]), values, epochs) is not None
 
-    class Shows(NoProgress):
-        def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-            shown.append(record.epoch)
-
-    def end(epoch: int, value: float, epochs: int = 4) -> None:
-        check = partial(check_pace, metric="ndcg@10", epochs=epochs, best=best)
-        record = EpochRecord(epoch, 9.0, 1.0, 1, 1.0, 0.0, {"ndcg@10": value})
-        TrialProgress(Shows(), check).epoch(record, False, "ndcg@10")
-
-    end(1, 0.0)
-    end(2, 0.181)
-    with pytest.raises(TrialEndedError, match="epoch 3"):
-        end(3, 0.269)
-    assert shown == [1, 2, 3]  # The epoch that ends the trial too.
-    end(3, 0.0, epochs=8)  # The best one lasted half as long.
-    with pytest.raises(TrialEndedError, match="at its last one before"):
-        end(5, 0.359, epochs=8)
+    curve = [0.1, 0.2, 0.3, 0.4]
+    assert not end(curve, [0.0])
+    assert not end(curve, [0.0, 0.181])
+    assert end(curve, [0.0, 0.0, 0.269])
+    assert not end(curve, [0.0] * 3, epochs=8)  # The best one lasted half as long.
+    assert end(curve, [0.0] * 4 + [0.359], epochs=8)
+    assert not end(curve, [9.0] * 4, metric="loss")
+    for unknown in ([-0.5, -0.5], [None, None]):  # No share of these says anything.
+        assert not end(unknown, [-0.47, -0.47], epochs=2)
 
 
 @pytest.mark.parametrize(
@@ -361,28 +327,18 @@ def test_a_trial_far_behind_is_ended_in_its_second_half() -> None:
         ({"fit.early_stopping": None}, "nothing to choose"),
         ({"model": {"kind": "ranking", "calibration": "isotonic"}}, "do not train"),
         ({"devices.strategy": "multi_worker"}, "several runs"),
-        ({"fit.refit": {"space": {"dataset": ["x"]}}}, "cannot be tried"),
-        ({"fit.refit": {"space": {"input.validation.share": [0.1]}}}, "cannot be tried"),
-        ({"fit.refit": {"space": {"input.take": [10, None]}}}, "cannot be tried"),
-        ({"fit.refit": {"space": {"input": [{"batch_size": 64}]}}}, r"its input\.validation"),
+        ({"fit.refit": {"space": {"dataset": ["x"]}}}, "same for all"),
+        ({"fit.refit": {"space": {"input.validation.share": [0.1]}}}, "decides which rows"),
+        ({"fit.refit": {"space": {"input": [{"batch_size": 64}]}}}, "decides which rows"),
         ({"fit.refit": {"space": {"optimizer.learning_rat": [1]}}}, "learning_rate"),
         ({"fit.refit": {"metric": "ndcg@7"}}, r"fit\.refit\.metric is not evaluated"),
         ({"fit.refit": {"metric": "loss"}}, "ranked and have no loss"),
         ({"root": "s3://bucket/runs"}, "file system"),
-        ({"input.validation": {**PAIRS, "share": 1e-9}}, "holds out no rows"),
-        # Each user has one event without a history.
-        ({"input.filter": [{"feature": "history", "value": 0}]}, "no other pair"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_trained(
     changes: dict, message: str, config: TrainConfig
 ) -> None:
-    with pytest.raises(Exception, match=message) as caught:
+    with pytest.raises(ConfigError, match=message):
         fit_chosen(override_config(config, changes, "of the test"), NoProgress())
-    assert caught.value.exit_code in (2, 3)
     assert not (Path(config.root) / "r" / "runs").exists()
-
-
-def test_one_run_alone_does_not_pass_refit_over(config: TrainConfig) -> None:
-    with pytest.raises(ConfigError, match="several runs"):
-        fit_run(config, NoProgress())

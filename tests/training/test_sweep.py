@@ -3,26 +3,28 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from conf.artefacts.run import read_json, resolve_run
 from conf.errors import ConfigError, OwnCodeError, TrainingInterruptedError
 from conf.load import override_config
-from conf.training.sweep import SweepConfig
 from conf.training.train import TrainConfig
+from conf.training.trials import SweepConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import trials
 from training.loop.plan import selection_metric
 from training.loop.validation import find_best
-from training.monitoring.epoch_records import EpochRecord, read_history
 from training.monitoring.progress import NoProgress
-from training.sweep import (
-    SweepResult,
+from training.monitoring.run_logs import EpochRecord, read_history
+from training.trials import (
+    Study,
+    Trial,
+    check_space,
     find_sweep_metric,
-    read_values,
     run_sweep,
-    suggest_values,
+    tell_below_median,
 )
 
 
@@ -46,55 +48,6 @@ def config(dataset: Path, tmp_path: Path) -> TrainConfig:
     )
 
 
-class FixedTrial:
-    """Takes the first choice, and the low end; keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.params: dict[str, object] = {}
-
-    def suggest_categorical(self, key: str, choices: list[str]) -> str:
-        self.params[key] = choices[0]
-        return choices[0]
-
-    def suggest_int(self, key: str, low: int, high: int, *, step: int, log: bool) -> int:
-        assert isinstance(low, int)
-        self.params[key] = low
-        return low
-
-    def suggest_float(self, key: str, low: float, high: float, *, step: object, log: bool) -> float:
-        self.params[key] = low
-        return low
-
-
-SWEEP = SweepConfig.model_validate(
-    {
-        "trials": 5,
-        "space": {
-            "a": [[64, 32], None],
-            "b": {"low": 1, "high": 9, "integer": True},
-            "c": {"low": 0.1, "high": 0.2},
-        },
-    }
-)
-
-
-def test_values_of_any_kind_come_back_as_they_were_written() -> None:
-    trial = FixedTrial()
-    values = suggest_values(trial, SWEEP)
-    assert values == {"a": [64, 32], "b": 1, "c": 0.1}
-    assert read_values(trial.params, SWEEP) == values
-
-
-def test_a_grid_lists_every_point_once() -> None:
-    grid = SweepConfig.model_validate(
-        {"sampler": "grid", "space": {"a": [1, "x"], "b": [True, None, [2]]}}
-    )
-    points = [read_values(point, grid) for point in grid.list_grid()]
-    assert len(points) == 6
-    assert points[0] == {"a": 1, "b": True}
-    assert points[-1] == {"a": "x", "b": [2]}
-
-
 @pytest.mark.parametrize(
     ("metric", "best"), [("loss", 1), ("buy/rmse", 1), ("auc", 2), ("ndcg@10", 2)]
 )
@@ -105,7 +58,7 @@ def test_losses_and_errors_are_better_the_lower_they_are(metric: str, best: int)
     ]
     assert records[0].value(metric) == 0.5
     assert find_best(records, metric) == best
-    assert SweepResult(Path("x"), metric, (), None).is_minimised == (best == 1)
+    assert Study(Path("x"), metric).is_minimised == (best == 1)
 
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")
@@ -216,38 +169,18 @@ def test_code_of_ones_own_that_fails_ends_the_sweep_which_goes_on_once_it_is_cor
 
 
 def test_a_trial_that_cannot_be_trained_fails_alone(config: TrainConfig) -> None:
-    space = {"optimizer.learning_rate": [1e38, 0.01]}
-    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
-    assert [trial.state for trial in result.trials] == ["fail", "complete"]
-    assert "diverged" in result.trials[0].detail
-    assert result.best.number == 1
-
-
-def test_values_that_do_not_go_together_name_their_trial_as_progress_does(
-    config: TrainConfig,
-) -> None:
-    told: list[str] = []
-
-    class Tells(NoProgress):
-        def message(self, text: str, **fields: object) -> None:
-            told.append(text)
-
     negatives = {"source": "uniform", "count": 64}
     config = override_config(config, {"model.objective.negatives": negatives}, "of the test")
-    space = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
-    wanted = sweep_config({"sampler": "grid", "space": space})
-    (trial,) = run_sweep(config, wanted, Tells()).trials
-    assert trial.state == "fail"
-    assert told[0].startswith("trial 0 (1 in all): model.objective.negatives.count 16, model.")
-    assert told[1] == f"trial 0: {trial.detail}"
-    assert "of trial 0 has 1 error" in trial.detail
-
-
-def test_a_batch_that_the_split_does_not_fill_fails_its_trial_alone(config: TrainConfig) -> None:
-    space = {"input.batch_size": [100_000, 128]}
-    result = run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
-    assert [trial.state for trial in result.trials] == ["fail", "complete"]
-    assert "smaller than one batch" in result.trials[0].detail
+    for key, values, why in (
+        ("optimizer.learning_rate", [1e38, 0.01], "diverged"),
+        ("input.batch_size", [100_000, 128], "smaller than one batch"),
+        ("model.objective.negatives", [{**negatives, "hardest": 65}, negatives], "of trial 0"),
+    ):
+        wanted = sweep_config({"sampler": "grid", "space": {key: values}})
+        result = run_sweep(config, wanted, NoProgress())
+        assert [trial.state for trial in result.trials] == ["fail", "complete"]
+        assert why in result.trials[0].detail
+        assert result.best.number == 1
 
 
 def test_a_trial_that_does_not_measure_the_metric_fails_alone(config: TrainConfig) -> None:
@@ -283,22 +216,10 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
         assert result.metric == metric
         assert result.best.value == record.validation[metric]
     for space in ({"input": [{"batch_size": 64}]}, {"input.validation.share": [0.1]}):
-        with pytest.raises(ConfigError, match="decides which rows trials are measured on"):
+        with pytest.raises(ConfigError, match="decides which rows"):
             run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
     with pytest.raises(ConfigError, match="not evaluated"):
         find_sweep_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
-
-
-@pytest.mark.exhaustive
-def test_trials_far_behind_are_pruned(config: TrainConfig, monkeypatch) -> None:
-    # Good ones first: five trials are needed before a median counts.
-    rates = [0.05, 0.051, 0.052, 0.053, 0.054, 1e-9]
-    wanted = sweep_config(
-        {"sampler": "grid", "space": {"optimizer.learning_rate": rates}, "prune_after_epochs": 1}
-    )
-    result = run_sweep(config, wanted, NoProgress())
-    assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
-    assert "pruned after epoch 1" in result.trials[-1].detail
 
 
 @pytest.mark.parametrize(
@@ -327,3 +248,54 @@ def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
     by_loss = override_config(by_steps, {"fit.early_stopping.metric": "loss"}, "of the test")
     with pytest.raises(ConfigError, match="have no loss"):
         selection_metric(by_loss)
+
+
+def test_trials_far_behind_are_pruned(config: TrainConfig) -> None:
+    # Good ones first: five trials are needed before a median counts.
+    rates = [0.05, 0.051, 0.052, 0.053, 0.054, 1e-9]
+    wanted = sweep_config(
+        {"sampler": "grid", "space": {"optimizer.learning_rate": rates}, "prune_after_epochs": 1}
+    )
+    result = run_sweep(config, wanted, NoProgress())
+    assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
+    assert "ended after epoch 1" in result.trials[-1].detail
+
+
+def test_the_median_is_that_of_an_optuna_study() -> None:
+    import optuna
+    from optuna.trial import TrialState
+
+    rng = np.random.default_rng(0)
+    for direction, metric in (("maximize", "mrr"), ("minimize", "loss")):
+        pruner = optuna.pruners.MedianPruner(n_warmup_steps=1)
+        study = optuna.create_study(direction=direction, pruner=pruner)
+        trials = []
+        for number in range(40):
+            curve, trial, told = rng.random(4).tolist(), study.ask(), []
+            for epoch, value in enumerate(curve):
+                trial.report(value, epoch)
+                own = tell_below_median(2, Study(Path("x"), metric, trials), curve[: epoch + 1], 4)
+                told.append(own is not None)
+                assert told[-1] == trial.should_prune()
+                if told[-1]:
+                    study.tell(trial, state=TrialState.PRUNED)
+                    trials.append(Trial(number, "pruned", {}, "", 1.0))
+                    break
+            else:
+                study.tell(trial, curve[-1])
+                trials.append(Trial(number, "complete", {}, "", 1.0, curve[-1], 4, curve))
+        assert {trial.state for trial in trials} == {"pruned", "complete"}
+
+
+def test_keys_that_make_trials_incomparable_are_refused(config: TrainConfig) -> None:
+    check_space(config, {"input.take": [10, 20], "fit.validation.batches": [1, 20]})
+    held_out = {"input.validation": {"hash_of": "user_id", "share": 0.1}}
+    by_steps = {"fit.validation": {"every_steps": 5}, "fit.early_stopping": {"by": "steps"}}
+    for changes, key in (
+        (held_out, "input.take"),
+        (by_steps, "fit.validation.batches"),
+        ({}, "name"),
+        ({}, "evaluation.mask_seen"),
+    ):
+        with pytest.raises(ConfigError, match=r"decides|says"):
+            check_space(override_config(config, changes, "of the test"), {key: [1]})

@@ -18,8 +18,7 @@ from training.apply.export import Export, Items
 from training.apply.ranker import Ranker
 from training.apply.results import ResultWriter, check_format
 from training.apply.rows import DatasetRows, choose_items, choose_split, read_file, read_users
-from training.checkpoint.restore import find_checkpoint, load_run
-from training.checkpoint.run_reference import RunReference
+from training.checkpoint.restore import RunReference, find_checkpoint, load_run
 from training.export.saved_model import write_export
 from training.export.stored_models import describe
 from training.reader.training_data import TrainingData
@@ -53,8 +52,7 @@ def find_export(run_dir: Path, checkpoint: Literal["best", "last"]) -> Path:
 def read_data(run_dir: Path) -> TrainingData:
     """Returns the dataset version that a run was trained on."""
     reference = RunReference.read(run_dir)
-    manifest = reference.read_manifest(reference.config.input.tolerates)
-    return TrainingData(reference.version_dir, manifest)
+    return TrainingData(reference.version_dir, reference.read_manifest())
 
 
 def predict_rows(

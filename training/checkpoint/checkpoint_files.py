@@ -1,7 +1,7 @@
 """Checkpoint files: tensors, resume state and checksums, written beside and moved into place.
 
 <directory>/state.index, state.data-…    tensors by name, for `tf.train.load_checkpoint`
-            rows-00000-of-00002.…        tensors of the rows that a worker owns, where they do
+            rows-00000-of-00002.…        rows that worker 0 of 2 owns, of each matrix that is shared
             checkpoint.json              resume state; size and SHA-256 of each file
 
 A checkpoint is written beside its siblings and moved among them by one rename: whatever is
@@ -20,17 +20,76 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from conf.artefacts.run import CHECKPOINT_FILE
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.json_text import parse_json
 from conf.schema import fingerprint
 from conf.storage.atomic_output import sync_directory, write_text_atomic
-from training.checkpoint.checkpoint_tensors import STATE_PREFIX, write_tensors
-from training.checkpoint.resume_state import Position, ResumeState, parse_resume_state
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.worker_rows import RowOwners
 
-FORMAT_VERSION = 1
+STATE_PREFIX = "state"
+_ROWS_PREFIX = "rows-{:05d}-of-{:05d}"
+_WRITTEN_SUFFIX = ".written"
+_ROWS_INDEX = re.compile(r"rows-([0-9]{5})-of-([0-9]{5})\.index")
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """The batch that training reads next.
+
+    Attributes:
+        epoch: Zero-based epoch; so many epochs are finished.
+        batch: Zero-based batch of that epoch; so many of its batches are trained. The number of
+            steps per epoch stands for an epoch that is trained and not yet validated.
+    """
+
+    epoch: int
+    batch: int
+
+    def step(self, steps_per_epoch: int) -> int:
+        """Returns the number of steps before this position, over all epochs."""
+        return self.epoch * steps_per_epoch + self.batch
+
+
+@dataclass(frozen=True)
+class EpochSums:
+    """Sums over the steps of an epoch that are done: losses, and seconds of waiting and in all."""
+
+    loss: float = 0.0
+    wait_s: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ResumeState:
+    """What a bit-exact resume needs besides the variables.
+
+    Every draw of training is a function of the run's seed and of a counter: the epoch for the
+    order of records, the optimizers' step, which is one of the variables, for dropout and
+    negatives. Seed and counters are the whole state of random numbers.
+    """
+
+    position: Position
+    sums: EpochSums
+    seed: int
+
+    def after(self, steps: int, loss: float, wait_s: float, seconds: float) -> ResumeState:
+        """Returns the state some steps further in the same epoch, given their sums."""
+        position = Position(self.position.epoch, self.position.batch + steps)
+        sums = EpochSums(
+            self.sums.loss + loss, self.sums.wait_s + wait_s, self.sums.seconds + seconds
+        )
+        return ResumeState(position, sums, self.seed)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> ResumeState:
+        """Returns what `asdict` made a mapping of."""
+        position, sums = Position(**content["position"]), EpochSums(**content["sums"])
+        return cls(position, sums, content["seed"])
 
 
 @dataclass(frozen=True)
@@ -52,73 +111,101 @@ class CheckpointLayout:
     frozen: tuple[str, ...] = ()
 
     @property
-    def trained_tables(self) -> dict[str, str]:
-        """The tables that the optimizer has slots of, as `tables`."""
-        return {name: found for name, found in self.tables.items() if name not in self.frozen}
+    def trained_tables(self) -> list[str]:
+        """The tables that the optimizer has slots of, in its order."""
+        return [name for name in self.tables if name not in self.frozen]
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """The content of `checkpoint.json`.
-
-    Attributes:
-        resume_state: Where the run was.
-        layout: Which tensor is which.
-    """
+    """What a checkpoint says of itself: where the run was, and which tensor is which."""
 
     resume_state: ResumeState
     layout: CheckpointLayout
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> CheckpointMetadata:
+        """Returns what `asdict` made a mapping of."""
+        found = content["layout"]
+        lists = {name: tuple(found[name]) for name in ("dense", "frozen")}
+        layout = CheckpointLayout(**{**found, **lists})
+        return cls(ResumeState.parse(content["resume_state"]), layout)
+
+
+def name_part(owners: RowOwners) -> str:
+    """Returns the name of the files of a worker's rows, without suffix."""
+    return _ROWS_PREFIX.format(owners.index, owners.count)
+
+
+def write_part(
+    directory: Path,
+    owners: RowOwners,
+    own: Mapping[str, tf.Tensor],
+    common: Mapping[str, tf.Tensor],
+) -> None:
+    """Writes what one worker has of a checkpoint, and a marker that says that it is there.
+
+    Args:
+        directory: Where all workers write; it is made.
+        owners: The worker.
+        own: Rows that it owns, by matrix.
+        common: What all have alike, on the chief; else nothing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    part = name_part(owners)
+    files: dict[str, Any] = {}
+    for prefix, tensors in ((part, own), (STATE_PREFIX, common)):
+        if tensors:
+            written = _write_tensors(directory, prefix, tensors)
+            files |= {file.name: _describe_file(file) for file in written}
+    write_text_atomic(directory / f"{part}{_WRITTEN_SUFFIX}", json.dumps(files))
+
+
+def _write_tensors(directory: Path, prefix: str, tensors: Mapping[str, tf.Tensor]) -> list[Path]:
+    """Writes tensors through to the disk, as files of a prefix."""
+    names = list(tensors)
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(directory / prefix),
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=[tensors[name] for name in names],
+        )
+    files = sorted(directory.glob(f"{prefix}.*"))
+    for file in files:
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    return files
+
+
+def seal_checkpoint(directory: Path, workers: int, metadata: CheckpointMetadata) -> None:
+    """Makes a checkpoint of what workers have written, each by `write_part`.
+
+    Raises:
+        ConfigError: What a worker has written is not there.
+    """
+    files: dict[str, Any] = {}
+    for index in range(workers):
+        written = directory / f"{name_part(RowOwners(index, workers))}{_WRITTEN_SUFFIX}"
+        if not written.is_file():
+            raise ConfigError(
+                "a worker has written its rows where the chief does not see them",
+                received=f"no {written}",
+                fix="set root to a directory on storage that all workers have under one path",
+            )
+        files |= json.loads(written.read_text(encoding="utf-8"))
+        written.unlink()
+    content: dict[str, Any] = {"files": dict(sorted(files.items())), **asdict(metadata)}
+    content["fingerprint"] = fingerprint(content)
+    write_text_atomic(directory / CHECKPOINT_FILE, json.dumps(content, indent=1))
 
 
 def write_checkpoint(
     directory: Path, tensors: Mapping[str, tf.Tensor], metadata: CheckpointMetadata
 ) -> None:
-    """Writes a checkpoint into a directory that it makes, through to the disk.
-
-    Raises:
-        OSError: The disk is full, or there is no permission.
-        tf.errors.OpError: The same, met by TensorFlow.
-    """
-    directory.mkdir(parents=True)
-    seal_checkpoint(directory, write_files(directory, STATE_PREFIX, tensors), metadata)
-
-
-def write_files(
-    directory: Path, prefix: str, tensors: Mapping[str, tf.Tensor]
-) -> dict[str, dict[str, Any]]:
-    """Writes tensors of a checkpoint; returns size and SHA-256 of each file by its name.
-
-    Args:
-        directory: An existing directory.
-        prefix: Name of the files without suffix.
-        tensors: By name.
-    """
-    return {file.name: _describe_file(file) for file in write_tensors(directory, prefix, tensors)}
-
-
-def seal_checkpoint(
-    directory: Path, files: Mapping[str, Mapping[str, Any]], metadata: CheckpointMetadata
-) -> None:
-    """Writes what makes files a checkpoint.
-
-    Args:
-        directory: Where they are.
-        files: What `write_files` has returned of all of them.
-        metadata: What the checkpoint says of itself.
-    """
-    content = {
-        "format_version": FORMAT_VERSION,
-        "files": dict(sorted(files.items())),
-        "standing": asdict(metadata.resume_state),
-        "layout": {
-            "tables": list(metadata.layout.tables.items()),
-            "dense": list(metadata.layout.dense),
-            "keys": dict(metadata.layout.keys),
-            "frozen": list(metadata.layout.frozen),
-        },
-    }
-    content["fingerprint"] = fingerprint(content)
-    write_text_atomic(directory / CHECKPOINT_FILE, json.dumps(content, indent=1))
+    """Writes a checkpoint of one process through to the disk."""
+    write_part(directory, RowOwners(0, 1), {}, tensors)
+    seal_checkpoint(directory, 1, metadata)
 
 
 def read_checkpoint(directory: Path) -> CheckpointMetadata:
@@ -127,37 +214,24 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
     Raises:
         InputDataError: A file is missing, cut short or changed.
     """
+    seal = directory / CHECKPOINT_FILE
     try:
-        content = parse_json((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))
+        content = parse_json(seal.read_text(encoding="utf-8"))
         expected = content.pop("fingerprint")
-        metadata = _parse_metadata(content)
-        files = dict(content["files"])
+        metadata, files = CheckpointMetadata.parse(content), dict(content["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise build_damaged_error(directory / CHECKPOINT_FILE, repr(error)) from error
+        raise _build_damaged_error(seal, repr(error)) from error
     if fingerprint(content) != expected:
-        raise build_damaged_error(directory / CHECKPOINT_FILE, "it is not what was written")
+        raise _build_damaged_error(seal, "it is not what was written")
     for name, wanted in files.items():
+        file = directory / Path(name).name
         try:
-            described = _describe_file(directory / Path(name).name)
+            found = _describe_file(file)
         except OSError as error:
-            raise build_damaged_error(directory / name, error.strerror or repr(error)) from error
-        if described != wanted:
-            raise build_damaged_error(
-                directory / name,
-                f"{described['bytes']} bytes, SHA-256 {described['sha256'][:12]}",
-                f"{wanted['bytes']} bytes, SHA-256 {wanted['sha256'][:12]}",
-            )
+            raise _build_damaged_error(file, error.strerror or repr(error)) from error
+        if found != wanted:
+            raise _build_damaged_error(file, _render_file(found), _render_file(wanted))
     return metadata
-
-
-def build_damaged_error(file: Path, received: str, allowed: str | None = None) -> InputDataError:
-    """Returns the error that names a damaged file of a checkpoint."""
-    return InputDataError(
-        "a checkpoint is damaged",
-        received=f"{file}: {received}",
-        allowed=allowed,
-        fix="restore the file, use another checkpoint, or train again without --resume",
-    )
 
 
 def _describe_file(file: Path) -> dict[str, Any]:
@@ -166,32 +240,93 @@ def _describe_file(file: Path) -> dict[str, Any]:
         return {"bytes": handle.tell(), "sha256": digest}
 
 
-def _parse_metadata(content: Mapping[str, Any]) -> CheckpointMetadata:
-    if content["format_version"] != FORMAT_VERSION:
-        raise ValueError(f"format version {content['format_version']}, not {FORMAT_VERSION}")
-    layout = content["layout"]
-    return CheckpointMetadata(
-        parse_resume_state(content["standing"]),
-        CheckpointLayout(
-            dict(layout["tables"]),
-            tuple(layout["dense"]),
-            dict(layout.get("keys", {})),
-            tuple(layout.get("frozen", ())),
-        ),
+def _render_file(described: Mapping[str, Any]) -> str:
+    return f"{described['bytes']} bytes, SHA-256 {described['sha256'][:12]}"
+
+
+def _build_damaged_error(file: Path, received: str, allowed: str | None = None) -> InputDataError:
+    return InputDataError(
+        "a checkpoint is damaged",
+        received=f"{file}: {received}",
+        allowed=allowed,
+        fix="restore the file, use another checkpoint, or train again without --resume",
     )
 
 
-def link_checkpoint(source: Path, target: Path) -> None:
-    """Makes a second checkpoint of the same files, which take no more space where links work."""
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        try:
-            os.link(file, target / file.name)
-        except OSError:  # A file system without hard links.
-            (target / file.name).write_bytes(file.read_bytes())
-            with (target / file.name).open("rb") as handle:
-                os.fsync(handle.fileno())
-    sync_directory(target)
+def count_parts(directory: Path) -> int:
+    """Returns how many workers' rows are in files of their own; 0: none are.
+
+    The seal says so: what else lies in the directory is not of the checkpoint.
+    """
+    try:
+        files = json.loads((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError):  # Not sealed: whoever reads it says what is missing.
+        return 0
+    counts = [int(match[2]) for name in files if (match := _ROWS_INDEX.fullmatch(name))]
+    return max(counts, default=0)
+
+
+class CheckpointTensors:
+    """Reads the tensors of a checkpoint by name, those in parts as a whole.
+
+    Its methods are those of `tf.train.load_checkpoint`'s reader, its argument the same prefix.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        directory = prefix.parent
+        self._state = tf.train.load_checkpoint(str(prefix))
+        count = count_parts(directory)
+        self._owners = [RowOwners(index, count) for index in range(count)]
+        self._parts = [
+            tf.train.load_checkpoint(str(directory / name_part(owner))) for owner in self._owners
+        ]
+        shapes = [part.get_variable_to_shape_map() for part in self._parts]
+        self._shapes: dict[str, list[int]] = {}
+        for name, (_, *row) in (shapes[0] if shapes else {}).items():
+            own = sum(found[name][0] - FIRST_ROW for found in shapes)
+            self._shapes[name] = [FIRST_ROW + own, *row]
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """Returns the shape of each tensor."""
+        return {**self._state.get_variable_to_shape_map(), **self._shapes}
+
+    def get_variable_to_dtype_map(self) -> dict[str, tf.DType]:
+        """Returns the type of each tensor."""
+        of_rows = self._parts[0].get_variable_to_dtype_map() if self._parts else {}
+        return {**self._state.get_variable_to_dtype_map(), **of_rows}
+
+    def get_tensor(self, name: str) -> np.ndarray:
+        """Returns a tensor."""
+        if name not in self._shapes:
+            return self._state.get_tensor(name)
+        return self.read_rows(name, RowOwners(0, 1))
+
+    def read_rows(self, name: str, owners: RowOwners) -> np.ndarray:
+        """Returns the rows of a matrix that a worker owns, however many workers have written it.
+
+        Args:
+            name: Its name.
+            owners: The worker, of those that are now.
+
+        Returns:
+            `[rows, dim]`, in the order of `RowOwners.list_rows`.
+        """
+        if name not in self._shapes:
+            whole = self._state.get_tensor(name)
+            return whole[owners.list_rows(len(whole))]
+        if owners in self._owners:
+            return self._parts[owners.index].get_tensor(name)
+        rows, *row = self._shapes[name]
+        wanted = owners.list_rows(rows)
+        dtype = self._parts[0].get_variable_to_dtype_map()[name].as_numpy_dtype
+        found = np.empty((len(wanted), *row), dtype)
+        for owner, reader in zip(self._owners, self._parts, strict=True):
+            part = reader.get_tensor(name)
+            found[:FIRST_ROW] = part[:FIRST_ROW]
+            is_there = owner.find_owners(wanted) == owner.index
+            is_there[:FIRST_ROW] = False
+            found[is_there] = part[owner.to_local(wanted[is_there])]
+        return found
 
 
 ENTRY_PATTERN = re.compile(r"([0-9]{5,})-([0-9]{9,})(?:\.([0-9]+))?")
@@ -200,7 +335,7 @@ LEFTOVER_PREFIX = "."
 
 @dataclass(frozen=True, order=True)
 class CheckpointEntry:
-    """One checkpoint.
+    """One checkpoint of a directory.
 
     Attributes:
         position: The batch that its run reads next.
@@ -222,17 +357,15 @@ def list_checkpoints(directory: Path) -> list[CheckpointEntry]:
     for path in directory.iterdir():
         match = ENTRY_PATTERN.fullmatch(path.name)
         if match and path.is_dir():
-            epoch, batch, attempt = match.groups(default="0")
-            checkpoints.append(
-                CheckpointEntry(Position(int(epoch), int(batch)), int(attempt), path)
-            )
+            epoch, batch, attempt = map(int, match.groups(default="0"))
+            checkpoints.append(CheckpointEntry(Position(epoch, batch), attempt, path))
     return sorted(checkpoints)
 
 
 def publish_checkpoint(written: Path, directory: Path, position: Position) -> Path:
     """Moves a written checkpoint into a directory of checkpoints and returns its path.
 
-    One of the same position stays until `prune`: there is no moment without either.
+    One of the same position stays until `prune_checkpoints`: there is no moment without either.
     """
     directory.mkdir(parents=True, exist_ok=True)
     attempts = [
@@ -245,14 +378,21 @@ def publish_checkpoint(written: Path, directory: Path, position: Position) -> Pa
     return target
 
 
-def prune_checkpoints(directory: Path, keep: int, unreadable: Collection[Path] = ()) -> None:
-    """Removes all but the newest checkpoints.
+def link_checkpoint(source: Path, target: Path) -> None:
+    """Makes a second checkpoint of the same files, which take no more space where links work."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        try:
+            os.link(file, target / file.name)
+        except OSError:  # A file system without hard links.
+            (target / file.name).write_bytes(file.read_bytes())
+            with (target / file.name).open("rb") as handle:
+                os.fsync(handle.fileno())
+    sync_directory(target)
 
-    Args:
-        directory: The directory.
-        keep: How many to keep.
-        unreadable: Checkpoints to remove in any case.
-    """
+
+def prune_checkpoints(directory: Path, keep: int, unreadable: Collection[Path] = ()) -> None:
+    """Removes all but the newest checkpoints, and those that cannot be read."""
     entries = list_checkpoints(directory)
     newest = {entry.position: entry for entry in entries if entry.path not in unreadable}
     kept = {newest[position].path for position in sorted(newest)[-keep:]}

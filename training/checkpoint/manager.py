@@ -1,4 +1,10 @@
-"""Checkpoint manager: saves and restores one run's state, writing while training goes on."""
+"""Checkpoint manager: saves and restores one run's state, writing while training goes on.
+
+Where workers own rows of a matrix, each writes its own, and the chief the rest and the seal; all
+agree between two calls of steps that all have written, or that one has failed. Before the seal
+there is no checkpoint: a process that is killed at any moment leaves the one before, and files
+that the next start removes.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +13,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from conf.artefacts.run import BEST_DIR, CHECKPOINTS_DIR, LAST_DIR
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError, InternalError, TrainingDivergedError
 from conf.training.train import CheckpointConfig
 from training.checkpoint.checkpoint_files import (
-    CheckpointLayout,
+    STATE_PREFIX,
     CheckpointMetadata,
+    Position,
+    ResumeState,
     link_checkpoint,
     list_checkpoints,
     prune_checkpoints,
@@ -26,15 +34,7 @@ from training.checkpoint.checkpoint_files import (
     read_checkpoint,
     remove_leftovers,
     seal_checkpoint,
-    write_checkpoint,
-)
-from training.checkpoint.checkpoint_parts import DISK_ERROR, CheckpointParts
-from training.checkpoint.checkpoint_tensors import STATE_PREFIX
-from training.checkpoint.resume_state import (
-    Position,
-    ResumeState,
-    build_divergence_error,
-    parse_resume_state,
+    write_part,
 )
 from training.checkpoint.saved_tensors import (
     MODEL,
@@ -43,69 +43,48 @@ from training.checkpoint.saved_tensors import (
     collect_state,
     copy_state,
     copy_variables,
+    describe_layout,
     find_non_finite,
+    restore_rows,
     restore_state,
     share_state,
 )
 from training.distribution.workers import Workers, disk_errors
+from training.embedding.worker_rows import RowOwners
 from training.models.model import Model
 
-
-class BackgroundWriter:
-    """Runs writes one after the other; what one raises is raised by the next call.
-
-    Args:
-        asynchronous: Whether writes run in a thread while the caller goes on.
-    """
-
-    def __init__(self, asynchronous: bool) -> None:
-        self._executor = (
-            ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
-        )
-        self._pending: Future[None] | None = None
-
-    def submit(self, write: Callable[[], None]) -> None:
-        """Starts a write, after the one before has ended.
-
-        Raises:
-            Exception: What the one before raised, or this one where it runs in the caller.
-        """
-        self.wait()
-        if self._executor is None:
-            write()
-        else:
-            self._pending = self._executor.submit(write)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no write is under way."""
-        return self._pending is None or self._pending.done()
-
-    def check(self) -> None:
-        """Raises what a write that has ended raised; does not wait."""
-        if self.is_done:
-            self.wait()
-
-    def wait(self) -> None:
-        """Waits for the write under way, and raises what it raised."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        """Waits for the write under way and ends the thread; raises nothing."""
-        self._pending = None
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
-
-
 WRITING_DIR = ".writing"
+_DISK_ERROR = (
+    "cannot write a checkpoint; the one before is untouched",
+    "free some space (or check the permissions), then go on with --resume",
+)
 
 _log = logging.getLogger("sluice.training.checkpoint")
 
 
+def build_divergence_error(
+    received: str, position: Position, *, has_temperature: bool = False, advice: str = ""
+) -> TrainingDivergedError:
+    """Returns the error that ends a run whose numbers are no longer finite.
+
+    Args:
+        received: The number that is not finite.
+        position: The batch that it was found after.
+        has_temperature: Whether the model divides its scores by one.
+        advice: What helps where it is not a lower rate.
+    """
+    further = ", or raise model.temperature" if has_temperature else ""
+    lower = f"lower optimizer.learning_rate, set optimizer.clip_norm{further}"
+    return TrainingDivergedError(
+        f"training diverged in epoch {position.epoch + 1}, at step {position.batch + 1}",
+        received=received,
+        allowed="finite numbers",
+        fix=f"{advice or lower}; the checkpoints of earlier steps are untouched",
+    )
+
+
 class CheckpointManager:
-    """The checkpoints of one run, which one process alone writes and reads.
+    """The checkpoints of one run, which one process alone, or its workers together, write and read.
 
     Args:
         run: Directory of the run.
@@ -129,10 +108,10 @@ class CheckpointManager:
         self._last, self._best = self._directory / LAST_DIR, self._directory / BEST_DIR
         self.state = collect_state(**{MODEL: model, OPTIMIZERS: optimizers})
         self.layout = describe_layout(self.state, model)
-        self._writer = BackgroundWriter(self._config.asynchronous)
-        self._parts = CheckpointParts(self._directory / WRITING_DIR, self._workers)
-        # What the chief does once all processes have written their rows; None: nothing is written.
-        self._pending: Callable[[], None] | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._write: Future[None] | None = None
+        # What the chief does once all workers have written their rows.
+        self._seal: Callable[[], None] | None = None
         self._unreadable: list[Path] = []
         self._saved: Position | None = None
 
@@ -150,161 +129,181 @@ class CheckpointManager:
     def restore_last(self, warn: Callable[[str], None] = _log.warning) -> ResumeState | None:
         """Restores the newest readable checkpoint and returns where the run stood, if any.
 
-        Args:
-            warn: Receives a message for each damaged checkpoint that is passed over.
-
         Raises:
-            InputDataError: No checkpoint fits the model and can be read.
+            InputDataError: No checkpoint fits the model and can be read; `warn` was told of each.
         """
-        if self.state.sharded:
-            self._parts.require_shared(self._directory.parent)
+        is_shared = bool(self.state.sharded)
+        if is_shared:
+            self._require_seen()
         restored = self._workers.share(lambda: self._restore_last(warn))
         if restored is None:
             return None
         share_state(self.state, self._workers)
-        if self.state.sharded:
-            self._parts.restore(self.state, Path(restored["path"]))
-        resume_state = parse_resume_state(restored["state"])
+        if is_shared:
+            self._restore_rows(Path(restored["path"]))
+        resume_state = ResumeState.parse(restored["state"])
         self._saved = resume_state.position
         return resume_state
+
+    def _require_seen(self) -> None:
+        """Refuses a run that some worker does not see, as each writes its rows there."""
+        run = self._directory.parent
+        if self._workers.any(not run.is_dir()):
+            other = "another worker" if run.is_dir() else f"worker {self._workers.index}"
+            raise ConfigError(
+                "rows that the workers share are written by each of them: all must see the run",
+                received=f"{run}: not seen by {other}",
+                fix="set root to a directory on storage that all workers have under one path",
+            )
 
     def _restore_last(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         remove_leftovers(self._directory)
         restored, self._unreadable = restore_newest(self._last, self.state, warn)
         if restored is None:
             return None
-        state = restored.metadata.resume_state
-        return {"state": asdict(state), "path": str(restored.path)}
+        path, metadata = restored
+        return {"state": asdict(metadata.resume_state), "path": str(path)}
+
+    def _restore_rows(self, checkpoint: Path) -> None:
+        """Sets the rows of each worker but the chief, which has its own, to a checkpoint's."""
+        failure: InputDataError | None = None
+        if not self._workers.is_chief:
+            try:
+                restore_rows(self.state, checkpoint / STATE_PREFIX)
+            except InputDataError as error:
+                failure = error
+        if self._workers.any(failure is not None):
+            raise failure or InputDataError(
+                "another worker cannot read its rows of a checkpoint",
+                received=checkpoint,
+                fix="see what that worker says; all must see the run under one path",
+            )
 
     def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
         """Copies the state and writes it, after the write before has ended.
-
-        Args:
-            resume_state: Where the run is.
-            best: Whether it is the best epoch so far.
 
         Raises:
             InternalError: This write or the one before failed.
             TrainingDivergedError: A saved number is not finite; nothing was written.
         """
-        metadata = CheckpointMetadata(resume_state, self.layout)
-        if self.state.sharded:
-            self._save_parts(metadata, best)
-            return
-        if not self._workers.is_chief:
-            self._saved = resume_state.position
-            return
-        self._writer.wait()  # Two copies of the state are never held at once.
-        tensors = copy_state(self.state)
+        self.wait()  # Two copies of the state are never held at once.
         self._saved = resume_state.position
-        self._writer.submit(lambda: self._write(tensors, metadata, best))
+        is_chief, sharded = self._workers.is_chief, self.state.sharded
+        if not is_chief and not sharded:
+            return
+        own = copy_variables(sharded)
+        copied = copy_state(self.state) if is_chief else {}
+        common = {name: tensor for name, tensor in copied.items() if name not in own}
+        metadata = CheckpointMetadata(resume_state, self.layout)
 
-    def _save_parts(self, metadata: CheckpointMetadata, best: bool) -> None:
-        """Has each process write its rows, and the chief the rest; `_seal_parts` ends it."""
-        self.wait()
-        tensors = copy_state(self.state) if self._workers.is_chief else {}
-        own = copy_variables(self.state.sharded)
-        common = {name: tensor for name, tensor in tensors.items() if name not in own}
-        self._saved = metadata.resume_state.position
-        self._pending = lambda: self._seal(metadata, best)
-        self._writer.submit(lambda: self._parts.write(own, common, metadata.resume_state.position))
+        def write() -> None:
+            self._write_part(own, common, resume_state.position)
+            if not sharded:
+                self._publish(metadata, best)
+
+        self._seal = (lambda: self._publish(metadata, best)) if sharded else None
+        self._write = self._executor.submit(write)
         if not self._config.asynchronous:
             self.wait()
 
     def check(self) -> None:
         """Raises what a write in the background raised, if it has ended.
 
-        Where each process writes rows, all call it together.
+        Where each worker writes rows, all call it together.
         """
-        if self._pending is None:
-            self._writer.check()
-        elif self._workers.all(self._writer.is_done):
+        is_done = self._write is None or self._write.done()
+        if is_done if self._seal is None else self._workers.all(is_done):
             self.wait()
 
     def wait(self) -> None:
         """Waits until all that was saved is on the disk, and raises what the write raised.
 
-        Where each process writes rows, all call it together.
+        Where each worker writes rows, all call it together.
         """
-        if self._pending is None:
-            self._writer.wait()
-            return
-        seal, self._pending = self._pending, None
-        self._parts.wait(self._writer.wait, self._saved)
-        self._workers.share(seal)
+        seal, self._seal = self._seal, None
+        if seal is None:
+            self._wait_here()
+        else:
+            self._wait_for_all()
+            self._workers.share(seal)
 
     def close(self) -> None:
         """Lets the write under way end; raises nothing."""
-        self._writer.close()
+        self._executor.shutdown(wait=True)
 
-    def _write(
-        self, tensors: Mapping[str, tf.Tensor], metadata: CheckpointMetadata, best: bool
+    def _wait_here(self) -> None:
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
+
+    def _wait_for_all(self) -> None:
+        """Waits until all workers have written; all fail where one has failed."""
+        failure: Exception | None = None
+        try:
+            self._wait_here()
+        except (TrainingDivergedError, InternalError) as error:
+            failure = error
+        has_diverged = self._workers.any(isinstance(failure, TrainingDivergedError))
+        has_failed = self._workers.any(failure is not None)
+        if failure is not None:
+            raise failure
+        if has_diverged and self._saved is not None:
+            raise build_divergence_error("a row of another worker is not finite", self._saved)
+        if has_failed:
+            raise InternalError(
+                _DISK_ERROR[0],
+                received=f"worker {self._workers.index}: another worker could not write its rows",
+                fix=f"see what that worker says; {_DISK_ERROR[1]}",
+            )
+
+    def _write_part(
+        self, own: Mapping[str, tf.Tensor], common: Mapping[str, tf.Tensor], position: Position
     ) -> None:
-        position = metadata.resume_state.position
-        name = find_non_finite(tensors.items())
+        name = find_non_finite([*own.items(), *common.items()])
         if name is not None:
             raise build_divergence_error(f"{name} is not finite", position)
+        owners = RowOwners(self._workers.index, self._workers.count) if own else RowOwners(0, 1)
         with self._writing() as writing:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self._directory)
-            write_checkpoint(writing, tensors, metadata)
-            self._publish(writing, position, best)
+            if not own:  # No other worker writes there.
+                remove_leftovers(self._directory)
+            write_part(writing, owners, own, common)
 
-    def _seal(self, metadata: CheckpointMetadata, best: bool) -> None:
-        """Makes a checkpoint of what all processes have written."""
+    def _publish(self, metadata: CheckpointMetadata, best: bool) -> None:
+        """Makes a checkpoint of what has been written, and moves it among the others."""
+        position = metadata.resume_state.position
         with self._writing() as writing:
-            seal_checkpoint(writing, self._parts.collect(), metadata)
-            self._publish(writing, metadata.resume_state.position, best)
-            remove_leftovers(self._directory)
+            seal_checkpoint(writing, self._workers.count if self.state.sharded else 1, metadata)
+            if best:
+                linked = writing.with_suffix(".best")
+                link_checkpoint(writing, linked)
+                publish_checkpoint(linked, self._best, position)
+                prune_checkpoints(self._best, self._config.keep_best)
+            # The last one comes last: it is what says that an epoch is done.
+            publish_checkpoint(writing, self._last, position)
+            prune_checkpoints(self._last, self._config.keep_last, self._unreadable)
+        self._unreadable = []
 
     @contextmanager
     def _writing(self) -> Iterator[Path]:
         """Yields where a checkpoint is written; removed where that fails."""
         writing = self._directory / WRITING_DIR
-        with disk_errors(*DISK_ERROR):
+        with disk_errors(*_DISK_ERROR):
             try:
                 yield writing
             except BaseException:
-                shutil.rmtree(writing, ignore_errors=True)  # A full disk needs the room.
+                if not self.state.sharded:  # Where others do not write, a full disk gets its room.
+                    shutil.rmtree(writing, ignore_errors=True)
                 raise
-        self._unreadable = []
-
-    def _publish(self, writing: Path, position: Position, best: bool) -> None:
-        if best:
-            linked = writing.with_suffix(".best")
-            link_checkpoint(writing, linked)
-            publish_checkpoint(linked, self._best, position)
-            prune_checkpoints(self._best, self._config.keep_best)
-        # The last one comes last: it is what says that an epoch is done.
-        publish_checkpoint(writing, self._last, position)
-        prune_checkpoints(self._last, self._config.keep_last, self._unreadable)
-
-
-@dataclass(frozen=True)
-class RestoredCheckpoint:
-    """A checkpoint that a state was set to.
-
-    Attributes:
-        path: Its directory.
-        metadata: What it says of itself.
-    """
-
-    path: Path
-    metadata: CheckpointMetadata
 
 
 def restore_newest(
     directory: Path, state: TrainingState, warn: Callable[[str], None] = _log.warning
-) -> tuple[RestoredCheckpoint | None, list[Path]]:
-    """Sets the state to the newest checkpoint that can be read.
-
-    Args:
-        directory: The checkpoints.
-        state: The variables to set.
-        warn: Receives a message for each damaged checkpoint that is passed over.
+) -> tuple[tuple[Path, CheckpointMetadata] | None, list[Path]]:
+    """Sets the state to the newest checkpoint of a directory that can be read.
 
     Returns:
-        The checkpoint, or None where there is none; and the checkpoints that were passed over.
+        The checkpoint and what it says of itself, or None where there is none; and those that were
+        passed over, each of which `warn` was told of.
 
     Raises:
         InputDataError: There are checkpoints, and none fits the model and can be read.
@@ -320,19 +319,7 @@ def restore_newest(
             first = first or error
             warn(f"passing over checkpoint {entry.path}: {error.received}")
         else:
-            return RestoredCheckpoint(entry.path, metadata), refused
+            return (entry.path, metadata), refused
     if first is not None:
         raise first
     return None, []
-
-
-def describe_layout(state: TrainingState, model: Model) -> CheckpointLayout:
-    """Returns which tensor holds which of a model's weights."""
-    tables = {name: model.tables[name].rows for name in sorted(model.tables)}
-    keys = {name: state.name_of_keys(rows) for name, rows in tables.items()}
-    return CheckpointLayout(
-        {name: state.name_of(rows) for name, rows in tables.items()},
-        tuple(state.name_of(variable) for variable in model.dense_variables),
-        {name: found for name, found in keys.items() if found is not None},
-        tuple(name for name in tables if name not in model.trained_tables),
-    )

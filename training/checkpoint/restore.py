@@ -2,38 +2,122 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from conf.artefacts.dataset import ToleratesShard, read_manifest
 from conf.artefacts.run import (
     BEST_DIR,
+    CALIBRATION_FILE,
     CHECKPOINT_FILE,
     CHECKPOINTS_DIR,
     LAST_DIR,
     RUN_CARD_FILE,
+    read_json,
 )
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.local_paths import local_path
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
-from conf.storage.locations import is_remote
+from conf.schema import FeatureSpec, fingerprint
+from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
-from training.checkpoint.calibrations import read_calibrations, requires_fit
 from training.checkpoint.checkpoint_files import (
+    STATE_PREFIX,
+    Position,
     list_checkpoints,
     read_checkpoint,
 )
-from training.checkpoint.checkpoint_tensors import STATE_PREFIX
 from training.checkpoint.manager import restore_newest
-from training.checkpoint.resume_state import Position
-from training.checkpoint.run_reference import RunReference
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
 from training.checkpoint.stored_runs import find_run
 from training.embedding.key_space import holding_whole_tables
+from training.models.calibration import Calibration, requires_fit
 from training.models.model import Model
 from training.models.ranking import NetworkRankingModel
 from training.models.registry import build_model, undo_balance
+from training.reader.feature_columns import check_specs
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """Returns the fingerprint of a manifest: schema, shards, vocabularies, all that it states."""
+    return fingerprint(manifest.to_json())
+
+
+@dataclass(frozen=True)
+class RunReference:
+    """The config and the dataset version that a run's card names.
+
+    Attributes:
+        run_dir: Directory of the run.
+        config: Its config.
+        version_dir: Directory of the dataset version.
+        manifest_sha256: Fingerprint of the manifest that the run read.
+        specs: Features that its model was built for.
+        mixed: Directory and fingerprint of each version of `input.mix`.
+    """
+
+    run_dir: Path
+    config: TrainConfig
+    version_dir: ReadablePath
+    manifest_sha256: str
+    specs: tuple[FeatureSpec, ...]
+    mixed: tuple[tuple[ReadablePath, str], ...]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> RunReference:
+        """Reads the card of a run.
+
+        Raises:
+            InputDataError: It is damaged, or names no config or dataset version.
+        """
+        card = read_json(run_dir / RUN_CARD_FILE)
+        try:
+            (version_dir, sha256), *mixed = (
+                (find_path(found["path"]), str(found["manifest_sha256"]))
+                for found in (card["dataset"], *card.get("mixed", ()))
+            )
+            specs = map(FeatureSpec.from_json, card.get("model", {}).get("specs", ()))
+            config = TrainConfig.model_validate(card.get("config"))
+            return cls(run_dir, config, version_dir, sha256, tuple(specs), tuple(mixed))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputDataError(
+                f"{run_dir / RUN_CARD_FILE} is not complete",
+                received=repr(error),
+                fix="restore the file, or train again without --resume",
+            ) from error
+
+    def read_manifest(self, tolerates: ToleratesShard | None = None) -> Manifest:
+        """Reads the version's manifest; the config says which shards may lack, or an argument."""
+        tolerates = tolerates or self.config.input.tolerates
+        return read_run_manifest(self.version_dir, self.manifest_sha256, self.specs, tolerates)
+
+
+def read_run_manifest(
+    version_dir: ReadablePath,
+    expected_sha256: str,
+    specs: Sequence[FeatureSpec] = (),
+    tolerates: ToleratesShard | None = None,
+) -> Manifest:
+    """Reads the manifest of the dataset version that a run was trained on.
+
+    Raises:
+        InputDataError: It is gone, or is not the one that the run read; names the feature that
+            the model does not fit, if there is one.
+    """
+    manifest = read_manifest(version_dir, tolerates)
+    found = manifest_sha256(manifest)
+    if found != expected_sha256:
+        check_specs(manifest, specs)
+        raise InputDataError(
+            "the dataset version is not the one that this run was trained on",
+            received=f"{version_dir}: manifest {found[:12]}",
+            allowed=f"manifest {expected_sha256[:12]}",
+            fix="restore that version, or train again on the new one",
+        )
+    return manifest
 
 
 @dataclass(frozen=True)
@@ -73,6 +157,15 @@ class TrainedModel:
     version_dir: ReadablePath
     checkpoint: SavedPoint | None = None
 
+    @classmethod
+    def build(cls, run_dir: Path) -> TrainedModel:
+        """Builds the model of a run, without its weights, with whole tables."""
+        reference = RunReference.read(run_dir)
+        config, manifest = reference.config, reference.read_manifest()
+        with holding_whole_tables():
+            model = build_model(config.model, manifest, config.seed)
+        return cls(run_dir, model, config, manifest, reference.version_dir)
+
 
 def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> SavedPoint:
     """Returns which checkpoint of a run is its best or last one.
@@ -108,23 +201,56 @@ def load_run(
             calibration is damaged.
     """
     run_dir = find_run(run)
-    reference = RunReference.read(run_dir)
-    config = reference.config
-    manifest = reference.read_manifest(config.input.tolerates)
+    trained = TrainedModel.build(run_dir)
     find_checkpoint(run_dir, which)
-    with holding_whole_tables():
-        model = build_model(config.model, manifest, config.seed)
-    state = collect_state(**{MODEL: model})
-    restored, _ = restore_newest(run_dir / CHECKPOINTS_DIR / which, state)
+    model, config = trained.model, trained.config
+    restored, _ = restore_newest(run_dir / CHECKPOINTS_DIR / which, collect_state(**{MODEL: model}))
     if restored is None:
         raise TypeError("a checkpoint that was listed is gone")
-    position = restored.metadata.resume_state.position
-    undo_balance(model, config.input, manifest)
+    position = restored[1].resume_state.position
+    undo_balance(model, config.input, trained.manifest)
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
         fitted = read_calibrations(run_dir, position)
         model.calibrate({**model.calibrations, **fitted})
-    point = SavedPoint(which, position)
-    return TrainedModel(run_dir, model, config, manifest, reference.version_dir, point)
+    return replace(trained, checkpoint=SavedPoint(which, position))
+
+
+def load_checkpoint(directory: Path) -> TrainedModel:
+    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations.
+
+    Raises:
+        InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
+    """
+    trained = TrainedModel.build(find_run_of(directory))
+    read_checkpoint(directory)
+    restore_state(collect_state(**{MODEL: trained.model}), directory / STATE_PREFIX)
+    return trained
+
+
+def read_calibrations(run: Path, position: Position) -> dict[str, Calibration]:
+    """Returns the calibration of each task that was fitted to a checkpoint of a run.
+
+    Raises:
+        UpstreamNotReadyError: Training has not come to its end, which is when it is fitted.
+        InputDataError: The file is damaged, or is of other checkpoints.
+    """
+    file = run / CALIBRATION_FILE
+    if not file.is_file():
+        raise UpstreamNotReadyError(
+            "this run has no calibration yet: it is fitted when training has ended",
+            received=file,
+            fix="let the training finish, by --resume if it was interrupted",
+        )
+    content = read_json(file)
+    if content.pop("fingerprint", None) == fingerprint(content):
+        for found in content["checkpoints"]:
+            if (found["epoch"], found["batch"]) == (position.epoch, position.batch):
+                return {name: Calibration.of(task) for name, task in found["tasks"].items()}
+    raise InputDataError(
+        f"{file} does not fit the checkpoint, or is damaged",
+        received=f"nothing of epoch {position.epoch}, batch {position.batch}",
+        fix="restore the file, or train again",
+    )
 
 
 def resolve_checkpoint(path: str) -> Path:
@@ -165,20 +291,3 @@ def find_run_of(checkpoint: Path) -> Path:
             fix="copy the run's whole directory",
         )
     return above[2]
-
-
-def load_checkpoint(directory: Path) -> TrainedModel:
-    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations.
-
-    Raises:
-        InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
-    """
-    run_dir = find_run_of(directory)
-    reference = RunReference.read(run_dir)
-    config = reference.config
-    manifest = reference.read_manifest(config.input.tolerates)
-    read_checkpoint(directory)
-    with holding_whole_tables():
-        model = build_model(config.model, manifest, config.seed)
-    restore_state(collect_state(**{MODEL: model}), directory / STATE_PREFIX)
-    return TrainedModel(run_dir, model, config, manifest, reference.version_dir)

@@ -17,15 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from training.checkpoint.checkpoint_tensors import CheckpointTensors
+from training.checkpoint.checkpoint_files import CheckpointLayout, CheckpointTensors
 from training.distribution.workers import Workers, describe_error
-from training.embedding.dynamic_table import (
-    GrowingRows,
-    ShardedRows,
-    TableRows,
-    find_step_variable,
-)
-from training.embedding.key_index import FIRST_ROW, SAVED_KEYS
+from training.embedding.dynamic_table import GrowingRows, ShardedRows, TableRows, find_step_variable
+from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_space import SAVED_KEYS
+from training.models.model import Model
 
 MODEL = "model"
 OPTIMIZERS = "optimizers"
@@ -51,22 +48,13 @@ class Saveable(Protocol):
         ...
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why `restore_tensors` would refuse tensors; none: it would not.
-
-        Args:
-            found: Type and shape of each tensor, by name.
-        """
+        """Returns why `restore_tensors` would refuse tensors of these types and shapes."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The state that is saved, by name.
-
-    Attributes:
-        variables: Variables; one that grows is as long as its table has rows.
-        saveables: Objects that bring their own tensors.
-    """
+    """The state that is saved, by name; a matrix that grows is as long as its table has rows."""
 
     variables: dict[str, TableRows]
     saveables: dict[str, Saveable]
@@ -77,15 +65,8 @@ class TrainingState:
         return {n: v for n, v in self.variables.items() if isinstance(v, ShardedRows)}
 
     def name_of(self, variable: TableRows) -> str:
-        """Returns the name that a variable is saved under.
-
-        Raises:
-            KeyError: It is not part of the state.
-        """
-        for name, other in self.variables.items():
-            if other is variable:
-                return name
-        raise KeyError(variable.name)
+        """Returns the name that a variable is saved under."""
+        return next(name for name, other in self.variables.items() if other is variable)
 
     def name_of_keys(self, rows: TableRows) -> str | None:
         """Returns the name that the keys of a matrix that grows are saved under, else None."""
@@ -96,11 +77,10 @@ class TrainingState:
 
 
 def collect_state(**roots: Any) -> TrainingState:
-    """Finds every variable and every `Saveable` that the given objects hold.
+    """Finds every variable and every `Saveable` that trackable objects hold.
 
-    Args:
-        roots: Trackable objects by the first part of the names. What several of them hold is
-            named after the first: the model comes before its optimizers.
+    Names begin with the name of an object. What several of them hold is named after the first: the
+    model comes before its optimizers.
     """
     state = TrainingState({}, {})
     seen: set[int] = set()
@@ -158,11 +138,7 @@ def find_non_finite(tensors: Iterable[tuple[str, tf.Tensor]]) -> str | None:
 
 
 def restore_state(state: TrainingState, prefix: Path) -> None:
-    """Sets the state to what a checkpoint holds; what is more in it is left alone.
-
-    Args:
-        state: The variables to set; all of them, or none.
-        prefix: The checkpoint's path without suffix.
+    """Sets all of the state, or none of it, to what a checkpoint holds; more in it is left alone.
 
     Raises:
         InputDataError: The files cannot be read, or a variable is missing or of another shape.
@@ -181,13 +157,16 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
             _assign(variable, reader, name)
         shapes = reader.get_variable_to_shape_map()
         for name, saveable in state.saveables.items():
-            start = f"{name}/"
-            keys = [key for key in shapes if key.startswith(start)]
-            saveable.restore_tensors(
-                {key.removeprefix(start): reader.get_tensor(key) for key in keys}
-            )
+            own = _list_own(name, shapes)
+            saveable.restore_tensors({key: reader.get_tensor(full) for key, full in own.items()})
     except (tf.errors.OpError, ValueError) as error:
         raise _build_refusal(prefix, describe_error(error)) from error
+
+
+def _list_own(name: str, shapes: Mapping[str, Any]) -> dict[str, str]:
+    """Full names of the tensors of a saveable, by its own names."""
+    start = f"{name}/"
+    return {full.removeprefix(start): full for full in shapes if full.startswith(start)}
 
 
 def _assign(variable: TableRows, reader: CheckpointTensors, name: str) -> None:
@@ -198,15 +177,7 @@ def _assign(variable: TableRows, reader: CheckpointTensors, name: str) -> None:
 
 
 def restore_rows(state: TrainingState, prefix: Path) -> None:
-    """Sets the rows that this worker owns to what a checkpoint holds; the chief has checked it.
-
-    Args:
-        state: The state.
-        prefix: The checkpoint's path without suffix.
-
-    Raises:
-        InputDataError: The files cannot be read.
-    """
+    """Sets the rows that this worker owns to what a checkpoint holds; the chief has checked it."""
     try:
         reader = CheckpointTensors(prefix)
         for name, matrix in state.sharded.items():
@@ -244,11 +215,9 @@ def _describe_problems(state: TrainingState, reader: Any) -> list[str]:
         if saved != wanted:
             problems.append(f"{name} is {saved[1]} {saved[0]}, not {wanted[1]} {wanted[0]}")
     for name, saveable in state.saveables.items():
-        start = f"{name}/"
         own = {
-            key.removeprefix(start): (dtypes[key].name, list(shapes[key]))
-            for key in shapes
-            if key.startswith(start)
+            key: (dtypes[full].name, list(shapes[full]))
+            for key, full in _list_own(name, shapes).items()
         }
         problems += [f"{name}: {problem}" for problem in saveable.find_problems(own)]
     return problems
@@ -263,6 +232,18 @@ def _saved_shape(
     if keys is None:
         return shape
     return [FIRST_ROW + shapes[keys][0] if keys in shapes else None, *shape[1:]]
+
+
+def describe_layout(state: TrainingState, model: Model) -> CheckpointLayout:
+    """Returns which tensor holds which of a model's weights."""
+    tables = {name: model.tables[name].rows for name in sorted(model.tables)}
+    keys = {name: state.name_of_keys(rows) for name, rows in tables.items()}
+    return CheckpointLayout(
+        {name: state.name_of(rows) for name, rows in tables.items()},
+        tuple(state.name_of(variable) for variable in model.dense_variables),
+        {name: found for name, found in keys.items() if found is not None},
+        tuple(name for name in tables if name not in model.trained_tables),
+    )
 
 
 def _build_refusal(prefix: Path, received: str) -> InputDataError:

@@ -6,6 +6,7 @@ to the store once it is whole, so that another machine can go on where this one 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -18,6 +19,7 @@ from conf.artefacts.entries import resolve_entry
 from conf.artefacts.run import (
     CHECKPOINT_FILE,
     CHECKPOINTS_DIR,
+    HISTORY_FILE,
     LAST_DIR,
     RUN,
     RUN_CARD_FILE,
@@ -28,9 +30,9 @@ from conf.errors import SluiceError
 from conf.publication.lease import hold_lease, read_holder
 from conf.publication.pointer import set_pointer
 from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
+from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
-from training.monitoring.epoch_records import read_history, write_history
 
 _POLL_S = 1.0
 
@@ -38,15 +40,11 @@ _log = logging.getLogger("sluice.training.stored_runs")
 
 
 def find_run(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of the run that a path names; one in a store is downloaded.
-
-    Args:
-        path: A series (its last finished run) or one run's directory, local or in a store.
+    """Returns the directory of a run, or of a series' last finished one; downloads stored ones.
 
     Raises:
         UpstreamNotReadyError: No run has finished there.
         InputDataError: `CURRENT` names a run that does not exist.
-        ConfigError: The store cannot be reached or refuses.
     """
     if not is_remote(os.fspath(path)):
         return resolve_run(os.fspath(path))
@@ -66,28 +64,22 @@ def is_stored(config: TrainConfig) -> bool:
 
 
 def bring_back(run: Path) -> None:
-    """Brings what a job has changed of a run to the store, where the run lies in one.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
-    """
+    """Brings what a job has changed of a run to the store, where the run lies in one."""
     if (copy := find_working_copy(run)) is not None:
         copy.push()
 
 
 class StoredSeries:
-    """The runs of a config in a store: what is between them and their copies here.
-
-    Args:
-        config: The resolved config; its `root` lies in a store.
-    """
+    """The runs of a config in a store: what is between them and their copies here."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._copy = WorkingCopy.at(f"{config.root.rstrip('/')}/{config.name}")
 
     def bring_newest(self, config_sha256: str) -> None:
         """Brings the newest run of a config here, with its checkpoints."""
-        for run_id in sorted(self._list_runs(), reverse=True):
+        with self._copy.reaching():
+            runs = self._copy.remote.child(RUNS_DIR).list_folders()
+        for run_id in sorted(runs, reverse=True):
             copy = self._open_run(run_id)
             copy.pull(lambda key: key == RUN_CARD_FILE)
             card = copy.local / RUN_CARD_FILE
@@ -99,10 +91,6 @@ class StoredSeries:
                     _cut_history(copy.local)
                 return
 
-    def _list_runs(self) -> set[str]:
-        with self._copy.reaching():
-            return self._copy.remote.child(RUNS_DIR).list_folders()
-
     def _open_run(self, run_id: str) -> WorkingCopy:
         return self._copy.child(RUNS_DIR).child(run_id)
 
@@ -112,7 +100,6 @@ class StoredSeries:
 
         Raises:
             UpstreamNotReadyError: Another process trains it, or has taken it over.
-            ConfigError: The store cannot be reached or refuses; the run is whole here.
         """
         copy = self._open_run(run.name)
         copy.begin()
@@ -137,7 +124,7 @@ def _following_checkpoints(run: Path, bring: Callable[[], None]) -> Iterator[Non
     ended = threading.Event()
 
     def follow() -> None:
-        seen: list[str] = []
+        seen: list[Path] = []
         while not ended.wait(_POLL_S):
             now = _list_checkpoints(run)
             if now != seen:
@@ -170,7 +157,7 @@ def _remove_unfinished(run: Path) -> None:
 
     The next push removes them from the store, too.
     """
-    for folder in map(Path, _list_checkpoints(run)):
+    for folder in _list_checkpoints(run):
         if not (folder / CHECKPOINT_FILE).is_file():
             _log.warning("%s did not get to the store whole: it is left out", folder.name)
             shutil.rmtree(folder)
@@ -181,13 +168,13 @@ def _cut_history(run: Path) -> None:
 
     Training goes on while files are brought, so the history may be epochs ahead of what came last.
     """
-    newest = [
-        Path(path).name for path in _list_checkpoints(run) if Path(path).parent.name == LAST_DIR
-    ]
+    newest = [path.name for path in _list_checkpoints(run) if path.parent.name == LAST_DIR]
     epochs = int(max(newest).partition("-")[0]) if newest else 0
-    if len(history := read_history(run)) > epochs:
-        write_history(run, history[:epochs])
+    file = run / HISTORY_FILE
+    history = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    if len(history) > epochs:
+        write_text_atomic(file, json.dumps(history[:epochs], indent=1) + "\n")
 
 
-def _list_checkpoints(run: Path) -> list[str]:
-    return sorted(str(path) for path in (run / CHECKPOINTS_DIR).glob("*/[0-9]*"))
+def _list_checkpoints(run: Path) -> list[Path]:
+    return sorted((run / CHECKPOINTS_DIR).glob("*/[0-9]*"))

@@ -23,8 +23,8 @@ from conf.errors import (
     TrainingInterruptedError,
 )
 from conf.training.train import TrainConfig
-from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume_state import Position, ResumeState, build_divergence_error
+from training.checkpoint.checkpoint_files import Position, ResumeState
+from training.checkpoint.manager import CheckpointManager, build_divergence_error
 from training.checkpoint.saved_tensors import find_non_finite
 from training.distribution.strategy import RunSteps, distribute_batches
 from training.distribution.workers import NullWriter, Workers, describe_error

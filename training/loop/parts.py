@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.training.train import StepRange, TrainConfig
-from training.checkpoint.calibrations import requires_fit
 from training.distribution.strategy import (
     RunSteps,
     build_strategy,
@@ -24,6 +23,7 @@ from training.loop.optimizers import Optimizers
 from training.loop.plan import StepPlan, TrainPlan
 from training.loop.step import StepOptions, TrainStep
 from training.loop.validation import Validate, build_step_validate, check_validation
+from training.models.calibration import requires_fit
 from training.models.model import Model
 from training.models.registry import build_model, list_model_notes, undo_balance
 from training.models.sequence import require_held_out

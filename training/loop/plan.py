@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
@@ -25,9 +25,11 @@ from conf.training.models import (
 from conf.training.objectives import BinaryConfig
 from conf.training.tables import DynamicTableConfig, StaticTableConfig
 from conf.training.train import FitConfig, TrainConfig
-from training.checkpoint.resume_state import Position
 from training.objectives.softmax_memory import count_softmax_bytes
 from training.reader.training_data import TrainingData, read_current_data
+
+if TYPE_CHECKING:
+    from training.checkpoint.checkpoint_files import Position
 
 TASK_METRICS = {
     "binary": list_families("binary", may_stop=True),

@@ -13,8 +13,8 @@ from conf.artefacts.run import LOGS_DIR, WARM_START_FILE, write_json
 from conf.errors import InputDataError, SluiceError
 from conf.metrics import LOSS_METRIC
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.distribution.workers import NullWriter, Workers, disk_errors
 from training.embedding.worker_rows import ServedRows
 from training.loop.epochs import EpochRunner, RunContext, StopNowError, StopRequest
@@ -28,20 +28,18 @@ from training.loop.validation import (
     should_stop,
 )
 from training.loop.warm_start import WarmStartReport, WarmTarget, start_from
-from training.monitoring.epoch_records import (
-    EpochRecord,
-    StepValidation,
-    TrainingResult,
-    read_resumed_history,
-    write_history,
-)
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import (
     EpochLog,
+    EpochRecord,
     StepLog,
     StepProfiler,
+    StepValidation,
     StepValidationLog,
+    TrainingResult,
+    read_resumed_history,
     read_step_validations,
+    write_history,
 )
 from training.reader.training_data import TrainingData
 

@@ -22,7 +22,7 @@ from conf.splits import TRAIN
 from conf.training.input import FilterConfig, describe_conditions
 from conf.training.models import RankingConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
-from training.checkpoint.resume_state import ResumeState
+from training.checkpoint.checkpoint_files import ResumeState
 from training.distribution.workers import NullWriter
 from training.encoders.vocabularies import find_named_ids
 from training.evaluation.evaluate import FullRanking, evaluate_full
@@ -41,8 +41,7 @@ from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
-from training.monitoring.epoch_records import EpochRecord, StepValidation
-from training.monitoring.run_logs import EpochLog, StepValidationLog
+from training.monitoring.run_logs import EpochLog, EpochRecord, StepValidation, StepValidationLog
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 

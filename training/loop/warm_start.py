@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -19,13 +19,13 @@ from conf.artefacts.run import CHECKPOINT_FILE
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
+    STATE_PREFIX,
     CheckpointLayout,
+    CheckpointTensors,
     read_checkpoint,
 )
-from training.checkpoint.checkpoint_tensors import STATE_PREFIX, CheckpointTensors
 from training.checkpoint.manager import describe_layout
-from training.checkpoint.restore import find_run_of, resolve_checkpoint
-from training.checkpoint.run_reference import RunReference
+from training.checkpoint.restore import RunReference, find_run_of, resolve_checkpoint
 from training.checkpoint.saved_tensors import (
     MODEL,
     OPTIMIZERS,
@@ -56,13 +56,13 @@ from training.models.carried_tables import (
 from training.models.model import Model
 from training.reader.training_data import TrainingData
 
-ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
+_ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 _ROW_STATE = f"{OPTIMIZERS}/sparse/"
 
 
 @dataclass(frozen=True)
 class SlotMap:
-    """A tensor of the new optimizers and the earlier one that it continues.
+    """A tensor of the new optimizers, and the earlier one that it continues.
 
     Attributes:
         name: Its name.
@@ -80,51 +80,30 @@ def map_slots(
     old: tuple[Mapping[str, Sequence[int]], CheckpointLayout],
     fresh: dict[str, str],
 ) -> list[SlotMap]:
-    """Pairs the tensors of two optimizers.
+    """Pairs the tensors of two optimizers; `fresh` gets those without an earlier one, and why.
 
     Optimizers hold their slots in lists: one tensor per table or per dense weight, in the order
     of the layout. Whole numbers of shape `[]` are counters of steps.
-
-    Args:
-        new: The new state and its layout.
-        old: The earlier tensors' shapes and their layout.
-        fresh: Receives the tensors that no earlier one belongs to, with the reason.
     """
     (state, layout), (old_shapes, old_layout) = new, old
     slots = {name: v for name, v in state.variables.items() if name.startswith(f"{OPTIMIZERS}/")}
     shapes = {name: variable.shape.as_list() for name, variable in slots.items()}
-    tables = list(layout.trained_tables)
     dense_shapes = [state.variables[name].shape.as_list() for name in layout.dense]
     maps: list[SlotMap] = []
     for prefix, names in _group_slots(shapes).items():
-        found = [shapes[name] for name in names]
         if prefix.startswith(_ROW_STATE):
-            for name in names:
-                table = tables[int(name.rpartition("/")[2])]
-                _pair_slots(
-                    maps,
-                    fresh,
-                    name,
-                    table,
-                    _position_in_list(table, old_layout.trained_tables),
-                    old_shapes,
-                )
-        elif prefix and found == dense_shapes:
-            for name, weight in zip(names, layout.dense, strict=True):
-                _pair_slots(
-                    maps, fresh, name, None, _position_in_list(weight, old_layout.dense), old_shapes
-                )
+            lists = (layout.trained_tables, old_layout.trained_tables)
+            maps += _pair_slots(names, lists, old_shapes, fresh, is_of_rows=True)
+        elif prefix and [shapes[name] for name in names] == dense_shapes:
+            maps += _pair_slots(names, (layout.dense, old_layout.dense), old_shapes, fresh)
         else:
             maps += [
                 SlotMap(name, name, None)
                 for name in names
                 if slots[name].dtype.is_integer and not shapes[name] and name in old_shapes
             ]
-            fresh |= {
-                name: "it is not known which weight this tensor of the optimizers is of"
-                for name in names
-                if shapes[name]
-            }
+            unknown = "it is not known which weight this tensor of the optimizers is of"
+            fresh |= {name: unknown for name in names if shapes[name]}
     return maps
 
 
@@ -132,31 +111,31 @@ def _group_slots(shapes: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
     """Names by the list that they are of, in its order; those of no list under ""."""
     groups: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in shapes:
-        match = ITEM_OF_LIST.fullmatch(name)
+        match = _ITEM_OF_LIST.fullmatch(name)
         groups[match[1] if match else ""].append((int(match[2]) if match else 0, name))
     return {prefix: [name for _, name in sorted(items)] for prefix, items in groups.items()}
 
 
-def _position_in_list(name: str, names: Mapping[str, str] | Sequence[str]) -> int | None:
-    ordered = list(names)
-    return ordered.index(name) if name in ordered else None
-
-
 def _pair_slots(
-    maps: list[SlotMap],
-    fresh: dict[str, str],
-    name: str,
-    table: str | None,
-    position: int | None,
+    names: Sequence[str],
+    lists: tuple[Sequence[str], Sequence[str]],
     old_shapes: Mapping[str, Sequence[int]],
-) -> None:
-    if position is None:
-        return  # The weight itself is fresh, and said to be.
-    source = f"{name.rpartition('/')[0]}/{position}"
-    if source in old_shapes:
-        maps.append(SlotMap(name, source, table))
-    else:
-        fresh[name] = f"the earlier optimizers have no {source}"
+    fresh: dict[str, str],
+    *,
+    is_of_rows: bool = False,
+) -> Iterator[SlotMap]:
+    """Pairs the items of one list with those of the same weights in the earlier list."""
+    weights, earlier = lists
+    for name in names:
+        prefix, _, number = name.rpartition("/")
+        weight = weights[int(number)]
+        if weight not in earlier:
+            continue  # The weight itself is fresh, and said to be.
+        source = f"{prefix}/{earlier.index(weight)}"
+        if source in old_shapes:
+            yield SlotMap(name, source, weight if is_of_rows else None)
+        else:
+            fresh[name] = f"the earlier optimizers have no {source}"
 
 
 @dataclass(frozen=True)
@@ -176,11 +155,7 @@ class WarmTarget:
     encoded: EncodedVersion | None = None
 
     def read_version(self) -> EncodedVersion:
-        """Returns the version and its encoders.
-
-        Raises:
-            InputDataError: They are missing or damaged.
-        """
+        """Returns the version and its encoders."""
         return self.encoded or read_encoded_version(self.data.version_dir, self.data.manifest)
 
 
@@ -209,23 +184,18 @@ class WarmStartReport:
 
     def render(self) -> str:
         """Returns the report in words."""
-        tables = ", ".join(
+        counts = (
             f"{name} {found['transferred']:,} of {found['rows']:,} rows"
             for name, found in self.rows.items()
         )
-        fresh = "".join(f"; fresh: {name} ({why})" for name, why in self.fresh.items())
-        moments = f"; {len(self.moments)} tensors of the optimizers" if self.moments else ""
-        refitted = (
-            f"; fitted anew since then, so their weights meet other values: "
-            f"{', '.join(self.refitted)}"
-            if self.refitted
-            else ""
-        )
-        return (
-            f"warm start from {', '.join(filter(None, (self.source, *self.files.values())))}: "
-            f"{tables}; "
-            f"{len(self.dense)} dense weights{moments}{fresh}{refitted}"
-        )
+        parts = [", ".join(counts), f"{len(self.dense)} dense weights"]
+        parts += [f"{len(self.moments)} tensors of the optimizers"] if self.moments else []
+        parts += [f"fresh: {name} ({why})" for name, why in self.fresh.items()]
+        if self.refitted:
+            shown = ", ".join(self.refitted)
+            parts.append(f"fitted anew since then, so their weights meet other values: {shown}")
+        sources = ", ".join(filter(None, (self.source, *self.files.values())))
+        return f"warm start from {sources}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -249,16 +219,7 @@ class _EarlierRun:
 
 
 def start_from(config: TrainConfig, target: WarmTarget, workers: Workers) -> WarmStartReport:
-    """Sets the new model of all processes of a run, as `transfer_weights` does.
-
-    Args:
-        config: The resolved config, with `fit.warm_start`.
-        target: The new model.
-        workers: The processes.
-
-    Raises:
-        SluiceError: As for `transfer_weights`, on all processes.
-    """
+    """Sets the new model of all processes of a run, as `transfer_weights` does."""
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
     if state.sharded:  # Each process takes the rows that it owns.
         report = _transfer_each(config, target, workers)
@@ -288,12 +249,10 @@ def _transfer_each(config: TrainConfig, target: WarmTarget, workers: Workers) ->
             received=str(config.fit.warm_start and config.fit.warm_start.path),
             fix="see that worker's message; each of them reads the path",
         )
-    is_other = workers.share(lambda: found) != found
-    if workers.any(is_other):
+    if workers.any(workers.share(lambda: found) != found):
         raise InputDataError(
             "fit.warm_start.path is another checkpoint on another worker",
             received=report.source,
-            allowed="one that is the same for all: each worker takes the rows that it owns from it",
             fix="name one run (SERIES/runs/ID) on storage that all workers share",
         )
     return report
@@ -312,7 +271,6 @@ def transfer_weights(
     Raises:
         ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.
         InputDataError: The checkpoint, its dataset version or a file is damaged or gone.
-        UpstreamNotReadyError: There is no such run or checkpoint.
     """
     warm = config.fit.warm_start
     if warm is None:
@@ -351,7 +309,6 @@ def _transfer_run(
         raise ConfigError(
             "weights of the earlier run do not fit the new model",
             received="; ".join(f"{name}: {why}" for name, why in fresh.items()),
-            allowed="weights of the same shapes, tables of any vocabulary",
             fix="set fit.warm_start.mismatched=fresh to let these start anew, or train the "
             "shapes of the earlier run",
         )
@@ -366,6 +323,7 @@ def _transfer_run(
         state.variables[name].assign(source.read(name))
     moments = [slot.name for slot in slots if _set_slot(state, source, slot, rows)]
     _hold_weights(target, layout, (rows, dense), moments)
+    features = (target.model.inputs, target.model.embedded_features)
     return WarmStartReport(
         source=str(source.directory),
         rows={
@@ -375,14 +333,7 @@ def _transfer_run(
         dense=tuple(dense),
         fresh=fresh,
         moments=tuple(moments),
-        refitted=tuple(
-            list_fitted_anew(
-                target.model.inputs,
-                target.model.embedded_features,
-                version,
-                source.version,
-            )
-        ),
+        refitted=tuple(list_fitted_anew(*features, version, source.version)),
     )
 
 
@@ -396,7 +347,6 @@ def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
             received=f"fit.warm_start.moments = transfer, "
             f"optimizer.schedule = {optimizer.schedule.kind}, "
             f"optimizer.warmup_steps = {optimizer.warmup_steps}",
-            allowed="optimizer.schedule = constant without a warm-up, or moments = reset",
             fix="set fit.warm_start.moments=reset",
         )
 
@@ -407,8 +357,7 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     layout = read_checkpoint(directory).layout
     reference = RunReference.read(find_run_of(directory))
     try:
-        manifest = reference.read_manifest(tolerates)
-        version = read_encoded_version(reference.version_dir, manifest)
+        version = read_encoded_version(reference.version_dir, reference.read_manifest(tolerates))
     except InputDataError as error:
         raise InputDataError(
             "the run to start from was trained on a dataset version that cannot be read: without "
@@ -507,13 +456,9 @@ def _hold_weights(
         if name in rows and f"{_ROW_STATE}slots/linear/{number}" not in moments:
             known = np.flatnonzero(rows[name] != NO_ROW)
             target.optimizers.hold_rows(name, target.model.tables[name], known)
-    target.optimizers.hold_weights(
-        [
-            number
-            for number, name in enumerate(layout.dense)
-            if name in dense and f"{OPTIMIZERS}/dense/_linears/{number}" not in moments
-        ]
-    )
+    linears = f"{OPTIMIZERS}/dense/_linears/"
+    kept = [n for n, name in enumerate(layout.dense) if name in dense]
+    target.optimizers.hold_weights([n for n in kept if f"{linears}{n}" not in moments])
 
 
 def _set_rows(variable: TableRows, before: np.ndarray, rows: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
-from training.models.calibration import Calibration, find_keep_rate
+from training.models.calibration import Calibration, find_keep_rate, undo_keep_rate
 from training.models.embedded_inputs import (
     BIAS_SUFFIX,
     MASK_SUFFIX,
@@ -175,7 +175,7 @@ class NetworkRankingModel(RankingModel):
         binary = [task for task in self.tasks if task.is_binary]
         rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
         known = {name: rate for name, rate in rates.items() if rate is not None}
-        self.calibrate({name: Calibration.of_keep_rate(rate) for name, rate in known.items()})
+        self.calibrate({name: undo_keep_rate(rate) for name, rate in known.items()})
         others = [task.name for task in binary if task.name not in known]
         if balance is None or not others:
             return []

@@ -1,23 +1,23 @@
-"""Progress of training: a bar on a terminal, lines now and then otherwise, JSON for schedulers.
-
-Free of TensorFlow: made before it starts.
-"""
+"""Progress of training: a bar on a terminal, lines now and then otherwise, JSON for schedulers."""
 
 from __future__ import annotations
 
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from conf.errors import render_event
-from training.monitoring.epoch_records import EpochRecord
+
+if TYPE_CHECKING:  # Progress is made before TensorFlow starts.
+    from training.monitoring.run_logs import EpochRecord
 
 LogFormat = Literal["text", "json"]
 SHOWN_METRICS = ("hit_rate@10", "ndcg@10", "mrr")
+SECONDS_PER_LINE = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TrainingProgress(Protocol):
     """Receives what happens during training."""
 
     def message(self, text: str, **fields: Any) -> None:
-        """Something that the user should know."""
+        """Something that the user should know; the fields are for machines."""
 
     def step(self, status: StepStatus) -> None:
         """Some steps are done; called often."""
@@ -85,10 +85,11 @@ class NoProgress:
 
 
 def build_progress(
-    log_format: LogFormat, every_seconds: float = 10.0, stream: TextIO | None = None
+    log_format: LogFormat, every_seconds: float | None = None, stream: TextIO | None = None
 ) -> TrainingProgress:
     """Returns the progress for an output stream (None: standard error)."""
     stream = stream or sys.stderr
+    every_seconds = SECONDS_PER_LINE if every_seconds is None else every_seconds
     if log_format == "json":
         return JsonProgress(stream, every_seconds)
     if stream.isatty():
@@ -96,84 +97,57 @@ def build_progress(
     return LineProgress(stream, every_seconds)
 
 
-class JsonProgress:
-    """One JSON object per line.
-
-    Args:
-        stream: Where lines go.
-        every_seconds: Seconds between two lines about steps.
-    """
+class LineProgress(NoProgress):
+    """Plain lines, for log files and pipes; those about steps every so many seconds."""
 
     def __init__(self, stream: TextIO, every_seconds: float) -> None:
-        self._stream = stream
-        self._clock = _Interval(every_seconds)
+        self._stream, self._every_seconds, self._last = stream, every_seconds, time.monotonic()
 
     def message(self, text: str, **fields: Any) -> None:
-        """Writes a message with its fields."""
-        self._write(render_event("message", {"message": text, **fields}))
-
-    def step(self, status: StepStatus) -> None:
-        """Writes the status, if the last one is old enough."""
-        if self._clock.is_due():
-            name, value = status.metric or (None, None)
-            metric = None if name is None else {"name": name, "value": value}
-            self._write(render_event("steps", {**asdict(status), "metric": metric}))
-
-    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Writes the epoch's record."""
-        self._write(render_event("epoch", {**asdict(record), "best": best}))
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-    def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
-
-
-class LineProgress:
-    """Plain lines: for log files and pipes.
-
-    Args:
-        stream: Where lines go.
-        every_seconds: Seconds between two lines about steps.
-    """
-
-    def __init__(self, stream: TextIO, every_seconds: float) -> None:
-        self._stream = stream
-        self._clock = _Interval(every_seconds)
-
-    def message(self, text: str, **fields: Any) -> None:
-        """Writes a message; its fields are for machines."""
+        """Writes a message."""
         print(text, file=self._stream, flush=True)
 
     def step(self, status: StepStatus) -> None:
         """Writes the status, if the last one is old enough."""
-        if self._clock.is_due():
-            print(render_status(status), file=self._stream, flush=True)
+        now = time.monotonic()
+        if now - self._last >= self._every_seconds:
+            self._last = now
+            self._show(status)
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Writes the epoch's summary."""
         print(render_epoch(record, best, metric), file=self._stream, flush=True)
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def _show(self, status: StepStatus) -> None:
+        print(render_status(status), file=self._stream, flush=True)
+
+
+class JsonProgress(LineProgress):
+    """One JSON object per line."""
+
+    def message(self, text: str, **fields: Any) -> None:
+        """Writes a message with its fields."""
+        self._write("message", {"message": text, **fields})
+
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
+        """Writes the epoch's record."""
+        self._write("epoch", {**asdict(record), "best": best})
+
+    def _show(self, status: StepStatus) -> None:
+        metric = status.metric and dict(zip(("name", "value"), status.metric, strict=True))
+        self._write("steps", {**asdict(status), "metric": metric})
+
+    def _write(self, event: str, fields: dict[str, Any]) -> None:
+        print(render_event(event, fields), file=self._stream, flush=True)
 
 
 class TerminalProgress:
-    """A line about the current epoch, with a bar where there is room, the finished ones above it.
-
-    Args:
-        stream: The terminal.
-    """
+    """A line about the current epoch, a bar where there is room, the finished ones above it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            console=self._console,
-            transient=True,
-        )
+        text = TextColumn("{task.description}", markup=False)
+        self._bar = Progress(text, BarColumn(), console=self._console, transient=True)
         self._task = self._bar.add_task("training", total=None)
         self._bar.start()
 
@@ -183,12 +157,9 @@ class TerminalProgress:
 
     def step(self, status: StepStatus) -> None:
         """Renews the line and moves the bar."""
-        self._bar.update(
-            self._task,
-            total=status.steps,
-            completed=status.step,
-            description=render_status(status, self._console.width),
-        )
+        line = render_status(status, self._console.width)
+        done = {"total": status.steps, "completed": status.step}
+        self._bar.update(self._task, description=line, **done)
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Prints the epoch's summary above the bar."""
@@ -219,13 +190,7 @@ def render_status(status: StepStatus, width: int | None = None) -> str:
 
 
 def render_epoch(record: EpochRecord, best: bool, metric: str | None) -> str:
-    """Returns one epoch's summary as text.
-
-    Args:
-        record: The epoch.
-        best: Whether it is the best so far.
-        metric: What says so, which is shown before the others; None: nothing.
-    """
+    """Returns one epoch's summary as text; the metric that chooses comes before the others."""
     shown = [name for name in SHOWN_METRICS if name in record.validation]
     names = shown or sorted(record.validation)[: len(SHOWN_METRICS)]
     if metric is not None and metric in record.validation:
@@ -243,18 +208,3 @@ def render_duration(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-class _Interval:
-    """Tells when enough time has passed since it last said so."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._last = time.monotonic()
-
-    def is_due(self) -> bool:
-        now = time.monotonic()
-        if now - self._last < self._seconds:
-            return False
-        self._last = now
-        return True

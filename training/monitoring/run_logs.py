@@ -1,30 +1,185 @@
-"""Logs of a run: lines by step, TensorBoard's scalars, profiles of steps."""
+"""Records and logs of a run: its epochs, steps and validations, TensorBoard, a profile.
+
+history.json        one entry per epoch
+metrics.jsonl       one line per compiled call of steps
+validations.jsonl   one line per validation between the ends of epochs
+logs/               TensorBoard's files
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from conf.artefacts.run import STEPS_FILE, VALIDATIONS_FILE
+from conf.artefacts.run import HISTORY_FILE, STEPS_FILE, VALIDATIONS_FILE
+from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.metrics import LOSS_METRIC, OWN_PREFIX, find_family
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import StepRange
 from training.distribution.strategy import RunSteps, StepsResult
 from training.distribution.workers import disk_errors
-from training.monitoring.epoch_records import EpochRecord, StepValidation
 from training.monitoring.progress import TrainingProgress
 
 
 @dataclass(frozen=True)
+class EpochRecord:
+    """One epoch.
+
+    Attributes:
+        epoch: One-based.
+        loss: Mean training loss over the epoch's rows.
+        seconds: Wall time of the training steps, validation apart.
+        examples: Rows trained on.
+        examples_per_s: Rows per second of training.
+        input_wait_share: Share of the time that steps waited for their batch, in [0, 1].
+        validation: Validation metrics by name; empty where nothing is validated on.
+        left_out: What the input left out of the epoch, by kind: `bad_records`, `shards`,
+            `filtered_rows`; empty where it left nothing out.
+        tables: What has happened to the keys of dynamic tables in the epoch, by table: `keys` with
+            a row at its end and `bytes` of memory; with rules also `waiting` keys, keys
+            `admitted` and `evicted`, lookups `rejected` and (of a full table) `refused`; of two
+            tiers rows that were on the device (`device_hits`), those `swapped` in, and
+            `device_bytes`.
+    """
+
+    epoch: int
+    loss: float
+    seconds: float
+    examples: int
+    examples_per_s: float
+    input_wait_share: float
+    validation: Mapping[str, float]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def value(self, name: str) -> float:
+        """Returns a metric as it was measured.
+
+        The loss is that of the held-out rows where they give one, else that of training.
+
+        Raises:
+            ConfigError: The epoch has no such metric.
+        """
+        return _find_value(name, {LOSS_METRIC: self.loss, **self.validation})
+
+
+@dataclass(frozen=True)
+class StepValidation:
+    """What a validation after so many steps of a run found, in a one-based epoch."""
+
+    step: int
+    epoch: int
+    validation: Mapping[str, float]
+
+    def value(self, name: str) -> float:
+        """Returns a metric as it was measured."""
+        return _find_value(name, self.validation)
+
+
+def _find_value(name: str, found: Mapping[str, float]) -> float:
+    """The metric; NaN where one of user code, whose name was checked before, is not defined."""
+    if find_family(name).startswith(OWN_PREFIX):
+        return found.get(name, math.nan)
+    if name not in found:
+        names = sorted(found)
+        advice = did_you_mean(name, names) + "; cut-offs are set by evaluation.ks"
+        if find_family(name) in ("auc", "gauc"):
+            advice = (
+                "the held-out labels are of one class (for gauc: those of each user), so that no "
+                "pair can be ordered; set fit.early_stopping.metric=log_loss"
+            )
+        raise ConfigError(
+            "fit.early_stopping.metric is not among the validation metrics",
+            received=name,
+            allowed=", ".join(names),
+            fix=advice,
+        )
+    return found[name]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        best_epoch: One-based epoch whose weights, or in which the weights, are kept as the best.
+        epochs: Epochs that ran, those before a resume included.
+        steps: Batches trained on in all, those that overflowed a loss scale included.
+        stopped_early: Whether early stopping ended the run.
+        left_out: What the input left out of the last epoch; see `EpochRecord`.
+        best_step: Steps after which these were validated, where validations of steps choose them.
+        selected_by: Metric that chose the epoch or the step; None: the last epoch is kept.
+    """
+
+    best_epoch: int
+    epochs: int
+    steps: int
+    stopped_early: bool
+    left_out: Mapping[str, int]
+    best_step: int | None = None
+    selected_by: str | None = None
+
+
+def write_history(run: Path, history: Sequence[EpochRecord]) -> None:
+    """Writes `history.json` atomically."""
+    entries = [asdict(record) for record in history]
+    write_text_atomic(run / HISTORY_FILE, json.dumps(entries, indent=1) + "\n")
+
+
+def read_history(run: Path) -> list[EpochRecord]:
+    """Reads `history.json`; a run that has not ended an epoch has an empty one.
+
+    Raises:
+        InputDataError: The file is damaged.
+    """
+    file = run / HISTORY_FILE
+    if not file.exists():
+        return []
+    try:
+        return [EpochRecord(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+        raise InputDataError(f"{file} is damaged", received=repr(error)) from error
+
+
+def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRecord]:
+    """Reads the entries of the epochs that a resumed run goes on from.
+
+    An epoch's entry is written before its checkpoint, so one entry more than there are
+    checkpoints is what a kill in between leaves.
+
+    Args:
+        run: Directory of the run.
+        finished: Epochs that the restored checkpoint has behind it.
+        newest: Epoch of the newest checkpoint, which is later where damaged ones were passed over.
+
+    Raises:
+        InputDataError: The file is damaged, or does not belong to the checkpoints.
+    """
+    records = read_history(run)
+    epochs = [record.epoch for record in records]
+    if epochs != list(range(1, len(epochs) + 1)) or not finished <= len(epochs) <= newest + 1:
+        raise InputDataError(
+            "the history of this run does not fit its checkpoints",
+            received=f"{run / HISTORY_FILE} with {len(epochs)} epochs, "
+            f"a checkpoint of epoch {newest}",
+            allowed=f"epochs 1 to {newest}, or one more",
+            fix="restore the missing files, or train again without --resume",
+        )
+    return records[:finished]
+
+
+@dataclass(frozen=True)
 class StepRecord:
-    """Loss and speed of some steps.
+    """Loss and speed of the last steps of a run.
 
     Attributes:
         step: Steps of the run so far.
@@ -44,73 +199,60 @@ class StepRecord:
 Record = TypeVar("Record", StepRecord, StepValidation)
 
 
+def _writing(place: Path) -> AbstractContextManager[None]:
+    return disk_errors(
+        f"cannot write {place}; the checkpoints are untouched",
+        "free some space (or check the permissions), then go on with --resume",
+    )
+
+
 class RecordLog(Generic[Record]):
     """Appends records to a file of a run, one JSON object per line.
 
-    Args:
-        file: The file.
-        kind: Class of the records.
-        finished_steps: Steps that the run goes on after: later lines are of a run that was
-            killed, whose steps are done again.
-
-    Raises:
-        InternalError: The file cannot be written.
+    Lines after the steps that the run goes on from are of a run that was killed, whose steps are
+    done again: they are cut off.
     """
 
     def __init__(self, file: Path, kind: type[Record], finished_steps: int) -> None:
         self._file = file
-        with self._errors():
-            _truncate(file, kind, finished_steps)
+        with _writing(file):
+            if file.exists():
+                kept = [one for one in _read_records(file, kind) if one.step <= finished_steps]
+                write_text_atomic(file, "".join(map(_render_line, kept)))
             self._handle: TextIO = file.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
         """Appends a line, which a kill of the process does not lose."""
-        with self._errors():
+        with _writing(self._file):
             self._handle.write(_render_line(record))
             self._handle.flush()
 
     def sync(self) -> None:
         """Brings all lines through to the disk."""
-        with self._errors():
+        with _writing(self._file):
             os.fsync(self._handle.fileno())
 
     def close(self) -> None:
         """Ends the file."""
-        with self._errors():
+        with _writing(self._file):
             self._handle.close()
-
-    def _errors(self) -> AbstractContextManager[None]:
-        return disk_errors(
-            f"cannot write {self._file}; the checkpoints are untouched",
-            "free some space (or check the permissions), then go on with --resume",
-        )
 
 
 class StepLog(RecordLog[StepRecord]):
-    """Appends to a run's `metrics.jsonl`; see `RecordLog`.
-
-    Args:
-        run: Directory of the run.
-        finished_steps: Steps that the run goes on after.
-    """
+    """Appends to a run's `metrics.jsonl`."""
 
     def __init__(self, run: Path, finished_steps: int) -> None:
         super().__init__(run / STEPS_FILE, StepRecord, finished_steps)
 
 
 class StepValidationLog(RecordLog[StepValidation]):
-    """Appends to a run's `validations.jsonl`, each line through to the disk; see `RecordLog`.
-
-    Args:
-        run: Directory of the run.
-        finished_steps: Steps that the run goes on after.
-    """
+    """Appends to a run's `validations.jsonl`; no later checkpoint is without a line."""
 
     def __init__(self, run: Path, finished_steps: int) -> None:
         super().__init__(run / VALIDATIONS_FILE, StepValidation, finished_steps)
 
     def write(self, record: StepValidation) -> None:
-        """Appends a line that no later checkpoint is without."""
+        """Appends a line, through to the disk."""
         super().write(record)
         self.sync()
 
@@ -141,76 +283,38 @@ def _render_line(record: StepRecord | StepValidation) -> str:
     return json.dumps(asdict(record)) + "\n"
 
 
-def _truncate(file: Path, kind: type[Record], finished_steps: int) -> None:
-    if not file.exists():
-        return
-    kept = [record for record in _read_records(file, kind) if record.step <= finished_steps]
-    write_text_atomic(file, "".join(map(_render_line, kept)))
-
-
 class EpochLog:
-    """Writes one point per epoch and metric.
-
-    Args:
-        directory: Directory of the event files.
-    """
+    """Writes TensorBoard's scalars into a directory: one point per epoch and metric."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        with self._errors():
+        with _writing(directory):
             self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, record: EpochRecord, step: int) -> None:
-        """Writes an epoch, through to the disk.
-
-        Args:
-            record: The epoch.
-            step: Updates so far.
-
-        Raises:
-            InternalError: The event file cannot be written.
-        """
-        with self._errors():
-            with self._writer.as_default(step=step):
-                tf.summary.scalar("train/loss", record.loss)
-                tf.summary.scalar("train/examples_per_s", record.examples_per_s)
-                tf.summary.scalar("train/input_wait_share", record.input_wait_share)
-                for name, value in record.validation.items():
-                    tf.summary.scalar(f"validation/{name}", value)
-                for table, counts in record.tables.items():
-                    for name, count in counts.items():
-                        tf.summary.scalar(f"tables/{table}/{name}", count)
+        """Writes an epoch, which ends after so many steps of the run, through to the disk."""
+        scalars = {
+            "train/loss": record.loss,
+            "train/examples_per_s": record.examples_per_s,
+            "train/input_wait_share": record.input_wait_share,
+        }
+        scalars |= {f"validation/{name}": value for name, value in record.validation.items()}
+        for table, counts in record.tables.items():
+            scalars |= {f"tables/{table}/{name}": count for name, count in counts.items()}
+        self.write_scalars(step, scalars)
+        with _writing(self._directory):
             self._writer.flush()
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes numbers of a step.
-
-        Args:
-            step: Steps of the run so far.
-            values: By tag.
-
-        Raises:
-            InternalError: The event file cannot be written.
-        """
-        with self._errors(), self._writer.as_default(step=step):
+        """Writes numbers of a step of the run, by tag."""
+        with _writing(self._directory), self._writer.as_default(step=step):
             for tag, value in values.items():
                 tf.summary.scalar(tag, value)
 
     def close(self) -> None:
         """Ends the event file."""
-        with self._errors():
+        with _writing(self._directory):
             self._writer.close()
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        with disk_errors(
-            f"cannot write the TensorBoard log {self._directory}; the checkpoints are untouched",
-            "free some space (or check the permissions), then go on with --resume",
-        ):
-            yield
-
-
-PROFILE_PLUGIN = "tensorboard-plugin-profile"
 
 
 class StepProfiler:
@@ -218,11 +322,6 @@ class StepProfiler:
 
     Compiled calls that reach over an end of the range are cut in two there, so it is exact; steps
     give the same losses and weights either way.
-
-    Args:
-        run_steps: Runs steps in one compiled call.
-        wanted: Steps to profile.
-        progress: Receives a message about the profile.
     """
 
     def __init__(self, run_steps: RunSteps, wanted: StepRange, progress: TrainingProgress) -> None:
@@ -232,12 +331,7 @@ class StepProfiler:
         self._started_at: int | None = None
 
     def begin(self, logs: Path, step: int) -> closing[StepProfiler]:
-        """Says where the run stands and where to write; leaving the context ends the profile.
-
-        Args:
-            logs: Directory of TensorBoard's files.
-            step: Steps of the run so far.
-        """
+        """Says where to write, and after which step the run is; leaving the context ends it."""
         self._logs, self._step = logs, step
         return closing(self)
 
@@ -256,8 +350,6 @@ class StepProfiler:
             if not np.isfinite(losses[-1]):
                 break
         self._start_or_stop()
-        if len(results) == 1:
-            return results[0]
         return StepsResult(
             tf.concat([result.losses for result in results], axis=0),
             tf.add_n([result.wait_s for result in results]),
@@ -268,10 +360,8 @@ class StepProfiler:
         if self._started_at is not None:
             self._stop()
         elif self._logs is not None:
-            self._progress.message(
-                f"nothing was profiled: this process has run no step of "
-                f"{self._wanted.start}:{self._wanted.end}"
-            )
+            wanted = f"{self._wanted.start}:{self._wanted.end}"
+            self._progress.message(f"nothing was profiled: no step of {wanted} was run here")
 
     def _start_or_stop(self) -> None:
         if self._started_at is None and self._wanted.start <= self._step < self._wanted.end:
@@ -286,6 +376,6 @@ class StepProfiler:
         self._started_at = self._logs = None
         self._progress.message(
             f"profiled steps {(first or 0) + 1} to {self._step}: tensorboard --logdir {logs} "
-            f"(tab Profile, by the plugin {PROFILE_PLUGIN})",
+            "(tab Profile, by the plugin tensorboard-plugin-profile)",
             profile=str(logs),
         )

@@ -14,7 +14,7 @@ from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
 from tests.bench.results.records import RefusedError, digest_splits
-from training.checkpoint.run_reference import manifest_sha256
+from training.checkpoint.restore import manifest_sha256
 from training.reader.training_data import TrainingData, read_current_data, read_current_mixed
 from training.run_directory import config_sha256, find_finished_run, find_unfinished_run, run_paths
 

@@ -13,7 +13,7 @@ from jobs.reporting.page import RUN_SECTIONS, render_page, render_sweep, run_tit
 from jobs.reporting.run_data import RunData, read_run
 from tests.jobs.reporting.fixtures import FakeConfig, write_dataset, write_run
 from tests.jobs.reporting.pages import Page
-from training.sweep import SweepResult, TrialRecord
+from training.trials import Study, Trial
 
 
 @pytest.fixture(scope="module")
@@ -177,16 +177,15 @@ def test_every_value_of_the_card_may_have_the_wrong_type(finished, drawn_once):
             Page(render_page(replace(finished, card={**finished.card, key: value})))
 
 
-def build_result(directory: Path, metric: str = "ndcg@10") -> SweepResult:
+def build_result(directory: Path, metric: str = "ndcg@10") -> Study:
     trials = []
     for number, value in enumerate((0.25, 0.5, None)):
         run = directory / "trials" / f"{number:04d}" / "runs" / "a b"
         run.mkdir(parents=True)
         (run / "report.html").write_text("a report")
         state, detail = ("complete", str(run)) if value else ("fail", "<script>diverged</script>")
-        trials.append(TrialRecord(number, state, {"a": "[64]", "b": 1e-5}, value, 3.0, detail))
-    best = trials[1] if metric == "ndcg@10" else trials[0]
-    return SweepResult(directory, metric, tuple(trials), best)
+        trials.append(Trial(number, state, {"a": "[64]", "b": 1e-5}, detail, 3.0, value, 1))
+    return Study(directory, metric, trials)
 
 
 @pytest.mark.parametrize(("metric", "order"), [("ndcg@10", ["1", "0", "2"]), ("loss", list("012"))])
@@ -208,8 +207,8 @@ def test_what_ended_a_trial_is_told_and_escaped(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_a_mapping_is_shown_as_it_is(tmp_path: Path) -> None:
-    trial = TrialRecord(0, "fail", {"a": {"value": 7, "href": "x"}}, None, None, "diverged")
-    text = "".join(Page(render_sweep(SweepResult(tmp_path, "mrr", (trial,), None))).text)
+    trial = Trial(0, "fail", {"a": {"value": 7, "href": "x"}}, "diverged", 0.0)
+    text = "".join(Page(render_sweep(Study(tmp_path, "mrr", [trial]))).text)
     assert "{'value': 7, 'href': 'x'}" in text
 
 
@@ -220,6 +219,6 @@ def test_a_report_that_is_not_there_is_not_led_to(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_trials_says_so(tmp_path: Path) -> None:
-    text = " ".join(Page(render_sweep(SweepResult(tmp_path, "mrr", (), None))).text)
+    text = " ".join(Page(render_sweep(Study(tmp_path, "mrr"))).text)
     assert "No trial is complete." in text
     assert "No trial has begun." in text

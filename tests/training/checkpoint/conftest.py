@@ -14,8 +14,8 @@ from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
 from training.checkpoint.manager import CheckpointManager
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.checkpoint.saved_tensors import copy_state
 from training.loop.optimizers import Optimizers
 from training.models.registry import build_model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,18 @@ import tensorflow as tf
 from conf.errors import ConfigError, InputDataError, InternalError, TrainingDivergedError
 from tests.training.checkpoint.conftest import state_at
 from training.checkpoint.checkpoint_files import (
+    STATE_PREFIX,
     CheckpointLayout,
     CheckpointMetadata,
+    CheckpointTensors,
+    count_parts,
     read_checkpoint,
     seal_checkpoint,
     write_checkpoint,
+    write_part,
 )
-from training.checkpoint.checkpoint_parts import CheckpointParts
-from training.checkpoint.checkpoint_tensors import STATE_PREFIX, CheckpointTensors, count_parts
-from training.checkpoint.resume_state import Position
+from training.checkpoint.manager import CheckpointManager
+from training.checkpoint.saved_tensors import TrainingState
 from training.distribution.workers import Workers
 from training.embedding.key_index import FIRST_ROW
 from training.embedding.worker_rows import RowOwners
@@ -29,7 +33,7 @@ ROWS, DIM = 13, 3
 NAME = "model/tables/items/rows"
 WHOLE = np.random.default_rng(3).normal(size=(ROWS, DIM)).astype(np.float32)
 WHOLE[:FIRST_ROW] = 0.0
-POSITION = Position(0, 4)
+METADATA = CheckpointMetadata(state_at(0, 4), CheckpointLayout({"items": NAME}, ()))
 
 
 class Alone(Workers):
@@ -46,16 +50,14 @@ class Alone(Workers):
 
 def write(directory: Path, count: int, whole: np.ndarray = WHOLE) -> Path:
     """A checkpoint of so many workers; 1: of a process that holds all rows."""
-    metadata = CheckpointMetadata(state_at(0, 4), CheckpointLayout({"items": NAME}, ()))
     common = {"model/w": tf.constant([1.0, 2.0])}
     if count == 1:
-        write_checkpoint(directory, {**common, NAME: tf.constant(whole)}, metadata)
+        write_checkpoint(directory, {**common, NAME: tf.constant(whole)}, METADATA)
         return directory
-    parts = [CheckpointParts(directory, Alone(index, count)) for index in range(count)]
-    for index, part in enumerate(parts):
-        own = RowOwners(index, count).list_rows(len(whole))
-        part.write({NAME: tf.constant(whole[own])}, {} if index else common, POSITION)
-    seal_checkpoint(directory, parts[0].collect(), metadata)
+    for owners in (RowOwners(index, count) for index in range(count)):
+        own = {NAME: tf.constant(whole[owners.list_rows(len(whole))])}
+        write_part(directory, owners, own, {} if owners.index else common)
+    seal_checkpoint(directory, count, METADATA)
     return directory
 
 
@@ -112,33 +114,51 @@ def test_a_part_of_another_number_of_workers_takes_no_ones_place(tmp_path: Path)
 
 
 def test_files_that_the_chief_does_not_see_make_no_checkpoint(tmp_path: Path) -> None:
-    directory = tmp_path / "c"
-    chief = CheckpointParts(directory, Alone(0, 2))
-    chief.write({NAME: tf.constant(WHOLE)}, {"w": tf.constant(1.0)}, POSITION)
+    write_part(tmp_path, RowOwners(0, 2), {NAME: tf.constant(WHOLE)}, {"w": tf.constant(1.0)})
     with pytest.raises(ConfigError, match="does not see them") as refused:
-        chief.collect()
+        seal_checkpoint(tmp_path, 2, METADATA)
     assert "rows-00001-of-00002" in str(refused.value.received)
-    with pytest.raises(ConfigError, match="all must see the run"):
-        chief.require_shared(tmp_path / "no such run")
 
 
-def test_a_number_that_is_not_finite_writes_nothing_and_ends_all(tmp_path: Path) -> None:
-    directory = tmp_path / "c"
+Manage = Callable[..., CheckpointManager]
+
+
+@pytest.fixture
+def manage(begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Manage:
+    """Builds the manager of one of two workers, which own these rows of a matrix."""
+
+    def build(index: int, rows: np.ndarray, others: bool = False, run: Path = tmp_path):
+        sharded = {NAME: tf.Variable(rows)}
+        monkeypatch.setattr(TrainingState, "sharded", property(lambda _: sharded))
+        training, workers = begin(), Alone(index, 2, others)
+        return CheckpointManager(run, training.model, training.optimizers, None, workers)
+
+    return build
+
+
+def test_a_number_that_is_not_finite_writes_nothing_and_ends_all(
+    manage: Manage, tmp_path: Path
+) -> None:
     bad = WHOLE.copy()
     bad[5, 1] = np.nan
-    own, other = (CheckpointParts(directory, Alone(i, 2, others=i == 0)) for i in (1, 0))
-    with pytest.raises(TrainingDivergedError, match="diverged") as refused:
-        own.write({NAME: tf.constant(bad)}, {}, POSITION)
-    assert NAME in str(refused.value.received)
-    assert not directory.exists()
-    with pytest.raises(TrainingDivergedError, match="diverged") as told:
-        other.wait(lambda: None, POSITION)
-    assert "another worker" in str(told.value.received)
+    for index, rows, told in ((1, bad, NAME), (0, WHOLE, "another worker")):
+        manager = manage(index, rows, others=not index)
+        manager.save(state_at(0, 4))
+        with pytest.raises(TrainingDivergedError, match="diverged") as refused:
+            manager.wait()
+        assert told in str(refused.value.received)
+        assert not list(tmp_path.rglob("rows-00001*"))
 
 
-def test_what_one_worker_cannot_write_ends_all(tmp_path: Path) -> None:
-    (tmp_path / "c").write_text("a file, where the directory should be")
-    part = CheckpointParts(tmp_path / "c", Alone(1, 2))
+def test_what_one_worker_cannot_write_ends_all(manage: Manage, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file, where the directory should be")
+    manager = manage(1, WHOLE)
+    manager.save(state_at(0, 4))
     with pytest.raises(InternalError, match="the one before is untouched") as refused:
-        part.wait(lambda: part.write({NAME: tf.constant(WHOLE)}, {}, POSITION), POSITION)
+        manager.wait()
     assert "--resume" in str(refused.value.fix)
+
+
+def test_a_run_that_a_worker_does_not_see_is_refused(manage: Manage, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="all must see the run"):
+        manage(1, WHOLE, run=tmp_path / "no such run").restore_last()

@@ -14,58 +14,7 @@ from conf.training.train import CheckpointConfig
 from tests.machine import PAGE_BYTES, fill, mount_small_disk
 from tests.training.checkpoint.conftest import assert_same, state_at
 from training.checkpoint import manager as module
-from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.manager import BackgroundWriter
-from training.checkpoint.resume_state import EpochSums, Position
-
-
-def fail() -> None:
-    raise ValueError("lost")
-
-
-def test_in_a_thread_the_caller_goes_on_and_writes_are_in_order() -> None:
-    writer, go_on, done = BackgroundWriter(True), threading.Event(), []
-
-    def first() -> None:
-        go_on.wait(120)
-        done.append(1)
-
-    writer.submit(first)
-    writer.check()
-    assert done == []
-    go_on.set()
-    writer.submit(lambda: done.append(2))
-    writer.wait()
-    assert done == [1, 2]
-    writer.close()
-
-
-def test_in_the_caller_it_is_done_at_once() -> None:
-    writer = BackgroundWriter(False)
-    names: list[str] = []
-    writer.submit(lambda: names.append(threading.current_thread().name))
-    assert names == [threading.current_thread().name]
-    with pytest.raises(ValueError, match="lost"):
-        writer.submit(fail)
-
-
-@pytest.mark.parametrize("call", ["wait", "check", "submit"])
-def test_a_failure_is_raised_by_the_next_call_and_once(call: str) -> None:
-    writer = BackgroundWriter(True)
-    writer.submit(fail)
-    assert writer._pending is not None
-    writer._pending.exception()  # ended
-    with pytest.raises(ValueError, match="lost"):
-        getattr(writer, call)(*([fail] if call == "submit" else []))
-    writer.wait()
-    writer.close()
-
-
-def test_closing_raises_nothing() -> None:
-    writer = BackgroundWriter(True)
-    writer.submit(fail)
-    writer.close()
-
+from training.checkpoint.checkpoint_files import EpochSums, Position, list_checkpoints
 
 BOTH = pytest.mark.parametrize("asynchronous", [True, False])
 
@@ -90,9 +39,9 @@ def test_the_whole_state_comes_back(begin, asynchronous: bool) -> None:
 
 def test_what_is_written_is_the_state_at_the_call(begin, monkeypatch) -> None:
     """Training goes on while the thread writes; both kinds of updates must not show."""
-    write, go_on = module.write_checkpoint, threading.Event()
+    write, go_on = module.write_part, threading.Event()
     monkeypatch.setattr(
-        module, "write_checkpoint", lambda *arguments: go_on.wait(120) and write(*arguments)
+        module, "write_part", lambda *arguments: go_on.wait(120) and write(*arguments)
     )
     training = begin()
     training.step()
@@ -116,7 +65,7 @@ def test_an_error_of_the_thread_surfaces(begin, monkeypatch) -> None:
         raise OSError(28, "No space left on device")
 
     training = begin()
-    monkeypatch.setattr(module, "write_checkpoint", full)
+    monkeypatch.setattr(module, "write_part", full)
     training.checkpoints.save(state_at(0, 1))
     with pytest.raises(InternalError, match="cannot write a checkpoint"):
         training.checkpoints.wait()

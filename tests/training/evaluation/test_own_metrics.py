@@ -37,9 +37,9 @@ from training.fit import fit_run
 from training.input.batches import build_eval_dataset
 from training.loop.parts import build
 from training.loop.plan import read_plan
-from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
-from training.refit import fit_chosen
+from training.monitoring.run_logs import read_history
+from training.trials import fit_chosen
 
 SOURCE = """
 import os

@@ -23,7 +23,7 @@ from tests.training.dynamic_runs import (
 )
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, hash_key, write_tiny_dataset
-from training.checkpoint.resume_state import Position
+from training.checkpoint.checkpoint_files import Position
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import KeySpace
 from training.loop.trainer import Trainer
@@ -103,7 +103,7 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
     for entry in sorted((tmp_path / "checkpoints" / "last").iterdir()):
         reader = tf.train.load_checkpoint(str(entry / "state"))
         keys = reader.get_tensor("model/tables/items/keys/by_row")
-        position = json.loads((entry / "checkpoint.json").read_text())["standing"]["position"]
+        position = json.loads((entry / "checkpoint.json").read_text())["resume_state"]["position"]
         done = position["batch"] or len(counts)
         assert keys.tolist() == met[: counts[done]]
 

@@ -21,12 +21,12 @@ from training.input.batches import build_eval_dataset, build_held_out_dataset
 from training.loop.plan import is_validated, read_plan, selection_metric
 from training.loop.validation import build_validate, check_validation, find_best_epoch, should_stop
 from training.models.registry import build_model
-from training.monitoring.epoch_records import (
+from training.monitoring.progress import build_progress
+from training.monitoring.run_logs import (
     EpochRecord,
     read_resumed_history,
     write_history,
 )
-from training.monitoring.progress import build_progress
 from training.reader.training_data import TrainingData
 
 

@@ -24,13 +24,13 @@ from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, Trai
 from tests.machine import some_of
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, rewrite_label, write_tiny_dataset
-from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.manager import restore_newest
-from training.checkpoint.resume_state import (
+from training.checkpoint.checkpoint_files import (
     EpochSums,
     Position,
     ResumeState,
+    list_checkpoints,
 )
+from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import collect_state, find_non_finite
 from training.distribution.strategy import build_run_steps, build_strategy
 from training.distribution.workers import NullWriter, Workers

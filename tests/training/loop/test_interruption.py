@@ -12,9 +12,8 @@ from conf.errors import TrainingCancelledError, TrainingInterruptedError
 from conf.training.train import TrainConfig
 from tests.training.killed_run import CONFIG
 from training import fit as fit_module
-from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.checkpoint.restore import load_run
-from training.checkpoint.resume_state import Position
 from training.fit import fit_run
 from training.loop.epochs import StopNowError, StopRequest, stop_on_signals
 from training.monitoring.progress import NoProgress

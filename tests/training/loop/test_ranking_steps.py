@@ -21,15 +21,18 @@ from tests.training.dynamic_runs import TABLES, build_trainer, read_state
 from tests.training.killed_run import RANKING, Recorded
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.checkpoint_files import list_checkpoints
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState, list_checkpoints
 from training.distribution.strategy import build_strategy
 from training.distribution.workers import NullWriter
 from training.loop.plan import StepPlan
 from training.loop.trainer import Trainer
 from training.loop.validation import StepValidations, Validate, build_validate
-from training.monitoring.epoch_records import TrainingResult, read_history
-from training.monitoring.run_logs import read_step_validations, read_steps
+from training.monitoring.run_logs import (
+    TrainingResult,
+    read_history,
+    read_step_validations,
+    read_steps,
+)
 from training.networks.network import StepContext
 from training.reader.training_data import TrainingData
 

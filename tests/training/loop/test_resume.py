@@ -27,10 +27,9 @@ from tests.training.every_model import assert_scores_alike, predict_test_split, 
 from tests.training.export.bare_client import answer
 from tests.training.killed_run import CONFIG, KEYS, Recorded, row_keys, train
 from tests.training.processes import start_forked
-from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.restore import TrainedModel
-from training.checkpoint.resume_state import Position
 from training.checkpoint.saved_tensors import collect_state
 from training.distribution import strategy as strategies
 from training.export.saved_model import write_export

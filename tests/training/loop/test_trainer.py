@@ -17,17 +17,16 @@ from conf.training.models import DSSMConfig, MFConfig
 from conf.training.objectives import SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
-from training.checkpoint.checkpoint_files import list_checkpoints
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.checkpoint.manager import restore_newest
-from training.checkpoint.resume_state import Position
 from training.checkpoint.saved_tensors import collect_state
 from training.distribution.strategy import build_strategy
 from training.input.batches import build_eval_dataset
 from training.loop.trainer import Trainer
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
-from training.monitoring.epoch_records import TrainingResult
 from training.monitoring.progress import LineProgress, NoProgress
+from training.monitoring.run_logs import TrainingResult
 from training.objectives.item_catalog import read_item_events
 from training.objectives.user_items import TrainRows
 from training.reader.training_data import TrainingData

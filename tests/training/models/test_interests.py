@@ -23,9 +23,9 @@ from conf.training.train import TrainConfig
 from tests.training.dynamic_runs import build_trainer, train_on_replicas
 from tests.training.networks.test_networks import Array, Weights, softmax
 from tests.training.tiny_dataset import Row, TinyConfig, write_tiny_dataset
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
 from training.checkpoint.manager import CheckpointManager, restore_newest
 from training.checkpoint.restore import TrainedModel
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
 from training.checkpoint.saved_tensors import collect_state
 from training.evaluation.evaluate import evaluate_split
 from training.input.batches import build_eval_dataset

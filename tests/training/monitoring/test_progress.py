@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from training.monitoring.epoch_records import EpochRecord
 from training.monitoring.progress import (
     JsonProgress,
     LineProgress,
@@ -18,6 +17,7 @@ from training.monitoring.progress import (
     render_epoch,
     render_status,
 )
+from training.monitoring.run_logs import EpochRecord
 
 STATUS = StepStatus(2, 10, 64, 128, 1.25, 12_345.0, 0.07, 75.0, 192, 1280, ("ndcg@10", 0.25))
 RECORD = EpochRecord(2, 1.25, 3.0, 640, 213.3, 0.07, {"ndcg@10": 0.4, "mrr": 0.2})

@@ -32,8 +32,8 @@ from training.input.batches import Batch, build_eval_dataset
 from training.loop.parts import build
 from training.loop.plan import read_plan
 from training.models.registry import build_model
-from training.monitoring.epoch_records import read_history
 from training.monitoring.progress import NoProgress
+from training.monitoring.run_logs import read_history
 from training.networks import user_code
 from training.networks.network import StepContext
 from training.networks.user_code import explain_error

@@ -1,8 +1,7 @@
-"""The config of `sluice train --sweep FILE`: which trials it runs."""
+"""The configs of trials: `fit.refit`, and the file of `sluice train --sweep FILE`."""
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import islice, product
 from typing import Annotated, Any, Literal
@@ -10,11 +9,29 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from conf.config_base import StrictFinite
-from conf.errors import ConfigError
-from conf.load import override_config
-from conf.training.input import ROWS_OF_TRIALS
-from conf.training.refit import FIXED_KEYS, is_within, refuse_fixed
-from conf.training.train import METRIC_PATTERN, TrainConfig
+from conf.metrics import build_stopping_pattern
+
+_METRIC = Field(
+    None,
+    pattern=build_stopping_pattern(),
+    description="What trials are compared by. None: fit.early_stopping.metric.",
+)
+
+
+class RefitConfig(StrictFinite):
+    """Chooses settings and epochs on held-out rows, then trains a fresh model on all rows."""
+
+    space: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
+        {},
+        description="Config key -> values to try. Keys are tried one after the other, each with "
+        "the best values of those before it. Empty: the config alone; its best epoch is chosen.",
+    )
+    metric: str | None = _METRIC
+
+    @property
+    def most_trials(self) -> int:
+        """Trials in all, at most: of the same settings there is one."""
+        return sum(map(len, self.space.values())) or 1
 
 
 class ChoicesConfig(StrictFinite):
@@ -23,9 +40,9 @@ class ChoicesConfig(StrictFinite):
     choices: tuple[Any, ...] = Field(min_length=1, description="Values to choose from.")
 
     @property
-    def texts(self) -> list[str]:
-        """The choices as JSON: Optuna stores plain values only, and a choice may be a list."""
-        return [json.dumps(choice) for choice in self.choices]
+    def values(self) -> tuple[Any, ...]:
+        """The values to check."""
+        return self.choices
 
 
 class RangeConfig(StrictFinite):
@@ -49,8 +66,8 @@ class RangeConfig(StrictFinite):
         return self
 
     @property
-    def ends(self) -> tuple[Any, Any]:
-        """Low and high, as int where the range is of whole numbers."""
+    def values(self) -> tuple[Any, Any]:
+        """Low and high, the values to check, as int where the range is of whole numbers."""
         kind = int if self.integer else float
         return kind(self.low), kind(self.high)
 
@@ -75,9 +92,7 @@ class SweepConfig(StrictFinite):
     )
     trials: int | None = Field(None, ge=1, description="None: the whole grid.")
     seed: int = Field(42, ge=0, description="Seed of the draws.")
-    metric: str | None = Field(
-        None, pattern=METRIC_PATTERN, description="None: fit.early_stopping.metric."
-    )
+    metric: str | None = _METRIC
     prune_after_epochs: int | None = Field(
         None, ge=1, description="From this epoch on, end trials below the median of earlier ones."
     )
@@ -89,7 +104,6 @@ class SweepConfig(StrictFinite):
             raise ValueError(f"a grid needs lists of values, and {', '.join(ranges)} is a range")
         if self.sampler != "grid" and self.trials is None:
             raise ValueError(f"sampler {self.sampler} needs the number of trials")
-        refuse_fixed(self.space, FIXED_KEYS)
         return self
 
     @property
@@ -97,41 +111,12 @@ class SweepConfig(StrictFinite):
         """Trials in all."""
         if self.sampler != "grid":
             return self.trials or 0
-        sizes = [len(d.choices) for d in self.space.values() if isinstance(d, ChoicesConfig)]
-        whole = math.prod(sizes)
+        whole = math.prod(len(found.values) for found in self.space.values())
         return whole if self.trials is None else min(whole, self.trials)
 
-    def list_grid(self) -> list[dict[str, str]]:
-        """Returns all points of a grid, the last key running fastest, each value as JSON."""
-        choices = [found.texts for found in self.space.values() if isinstance(found, ChoicesConfig)]
-        points = islice(product(*choices), self.trial_count)
-        return [dict(zip(self.space, point, strict=True)) for point in points]
-
-    def check(self, config: TrainConfig) -> None:
-        """Refuses keys and values that a config does not take, before anything is trained.
-
-        Each value is checked alone; values that do not go together end their trial.
-
-        Raises:
-            ConfigError: A key is unknown, or a value or the end of a range is refused; or trials
-                would hold out rows of their own.
-        """
-        held_out = config.input.validation is not None or "input.validation" in self.space
-        stopping = config.fit.early_stopping
-        by_steps = stopping is not None and stopping.by == "steps"
-        rows = (*(ROWS_OF_TRIALS if held_out else ()), *(("fit.validation",) if by_steps else ()))
-        measured = [
-            key
-            for key in self.space
-            if any(is_within(key, row) or is_within(row, key) for row in rows)
+    def list_grid(self) -> list[dict[str, Any]]:
+        """Returns all points of a grid, the last key running fastest."""
+        points = product(*(found.values for found in self.space.values()))
+        return [
+            dict(zip(self.space, point, strict=True)) for point in islice(points, self.trial_count)
         ]
-        if measured:
-            raise ConfigError(
-                f"{measured[0]} decides which rows trials are measured on: metrics of other rows "
-                "cannot be compared",
-                received=f"a sweep over {measured[0]}",
-                fix="set it in the config",
-            )
-        for key, found in self.space.items():
-            for value in found.choices if isinstance(found, ChoicesConfig) else found.ends:
-                override_config(config, {key: value}, f"of the sweep, {key}")
