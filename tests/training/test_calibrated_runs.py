@@ -37,6 +37,7 @@ from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
 
 HALVES = {0: 0.5, 1: 0.5}
+FEW = {"feature": "user_id", "op": "<", "value": 40}
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_probabilities_after_balanced_classes_are_those_of_the_log(
 
 
 def test_a_balance_that_nothing_can_undo_is_told(version: Path, tmp_path: Path) -> None:
-    balance = {"class_balance": {"shares": HALVES}, "take": 500}
+    balance = {"class_balance": {"shares": HALVES}, "filter": [FEW]}
     told = Messages()
     config = configure(version, tmp_path, input=balance, fit={"epochs": 1},
                        model={"calibration": None})  # fmt: skip
@@ -214,7 +215,7 @@ def test_held_out_rows_of_one_label_are_refused_when_they_are_read(
 
 def test_labels_that_are_rare_where_it_is_fitted_are_told(version: Path, tmp_path: Path) -> None:
     # Of rows that are drawn by label, so that probabilities are far from the rates.
-    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}, "take": 500,
+    held_out = {"validation": {"hash_of": "user_id", "share": 0.1}, "filter": [FEW],
                 "class_balance": {"shares": {0: 0.95, 1: 0.05}}}  # fmt: skip
     told = Messages()
     fit_run(configure(version, tmp_path, input=held_out, fit={"epochs": 1}), told)

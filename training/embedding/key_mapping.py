@@ -33,9 +33,7 @@ from training.embedding.placement.device_tier import PLACE, PlacedBatch, place_n
 from training.embedding.placement.row_exchange import RowExchange
 from training.embedding.ruled_key_space import RuledKeySpace
 from training.embedding.static_table import EmbeddingTable
-from training.input.batches import ARRIVALS
-from training.input.carried_errors import carry
-from training.input.open_iterators import close_iterators_at_exit
+from training.input.batches import ARRIVALS, carry, close_iterators_at_exit
 
 _log = logging.getLogger("sluice.training.embedding")
 

@@ -7,29 +7,39 @@ without a bound (and those asked for) as `tf.RaggedTensor`, ids with weights as
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
+import itertools
+import re
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError, SluiceError
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
+from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
-from training.input.carried_errors import carry, input_errors
-from training.input.open_iterators import close_iterators_at_exit
-from training.reader.batch_plan import BatchShape, plan_ordered, plan_shuffled
-from training.reader.decoded_rows import DecodedRows, RaggedList, regroup
-from training.reader.feature_columns import plan_columns, select_features, split_features
-from training.reader.split_source import InputOptions, SplitSource, build_size_error
+from training.reader.batch_plan import Batches, BatchRequest, BatchShape
+from training.reader.feature_columns import select_features, split_features
+from training.reader.rows import DecodedRows, RaggedList, regroup
+from training.reader.shards import InputCounts, explain_error, warn_of_losses
+from training.reader.training_data import InputOptions, SplitSource, build_size_error
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]
 """Features of rows by name: tensors, ragged or sparse ones."""
 ARRIVALS = "arrivals"
 """Key of a batch whose value holds the rows of dynamic tables that are new in it."""
-
 FINITE_ADVICE = (
     "leave these features out of the model, or build the dataset again with finite numbers in "
     "their place"
@@ -39,25 +49,73 @@ FINITE_ADVICE = (
 # Rows that are handed to TensorFlow at a time, where all columns have one size: a call costs
 # some ten microseconds per column, which would be most of the time of a small batch.
 SLAB_ROWS = 32768
+_TOKEN = re.compile("sluice-input-error-([0-9a-f]{32})")
+_MOST_KEPT = 64
+_KEPT: dict[str, SluiceError] = {}
+_LOCK = threading.Lock()
 
 
-def _untuned() -> tf.data.Options:
-    """Options without TensorFlow's tuning thread; a prefetch still grows where it runs empty.
+class CarriedError(RuntimeError):
+    """Stands for an error of the input inside TensorFlow's runtime, which keeps its text alone."""
 
-    There is nothing to tune here, and the thread may sleep through its end: whoever lets an
-    iterator go then waits for it, up to a minute.
+
+def carry(error: SluiceError) -> CarriedError:
+    """Returns the error to raise inside a dataset in place of one of Sluice's own."""
+    token = uuid.uuid4().hex
+    with _LOCK:
+        _KEPT[token] = error
+        while len(_KEPT) > _MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+    return CarriedError(f"sluice-input-error-{token}: {error}")
+
+
+def is_carried(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's runtime stands for one of the input."""
+    return _TOKEN.search(error.message) is not None
+
+
+@contextmanager
+def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> Iterator[None]:
+    """Raises an input's error as what it was before it went through TensorFlow's runtime.
+
+    Iterate datasets of this module inside this context.
     """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return options
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = _TOKEN.search(error.message)
+        with _LOCK:
+            carried = None if found is None else _KEPT.get(found[1])
+        if carried is None:
+            raise
+        explain_error(carried, version_dir, manifest, split)
+        raise carried from error
+
+
+@functools.cache
+def close_iterators_at_exit() -> None:
+    """Has iterators that are still open let go of before the interpreter finalizes.
+
+    To be called where a dataset that calls Python is built. Threads of TensorFlow read such a
+    dataset ahead. A finalizing interpreter stops each thread that wants to run Python, and an
+    iterator that is let go of after that waits for its stopped thread for ever.
+    """
+    atexit.register(close_iterators)
+
+
+def close_iterators() -> None:
+    """Lets all iterators of this process go of what they read; none can be used any more."""
+    is_iterator: dict[type, bool] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in is_iterator:
+            is_iterator[kind] = issubclass(kind, tf.data.Iterator)
+        if is_iterator[kind]:
+            vars(thing).clear()
 
 
 class BatchLayout:
-    """How columns cross into TensorFlow, and what is made of them there.
-
-    Args:
-        shape: What a batch is made of; ids with weights become sparse tensors.
-    """
+    """How columns cross into TensorFlow, and what is made of them there."""
 
     def __init__(self, shape: BatchShape) -> None:
         self._shape = shape
@@ -90,7 +148,11 @@ class BatchLayout:
         else:
             dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
             dataset = dataset.map(self._assemble)
-        return dataset.prefetch(tf.data.AUTOTUNE).with_options(_untuned())
+        options = tf.data.Options()
+        # There is nothing to tune, and TensorFlow's tuning thread may sleep through its end:
+        # whoever lets an iterator go waits for it. A prefetch still grows where it runs empty.
+        options.autotune.enabled = False
+        return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
 
     def _flatten(self, rows: DecodedRows) -> Iterator[np.ndarray]:
         for column in self._shape.columns:
@@ -129,18 +191,6 @@ class BatchLayout:
         return batch
 
 
-def tell_non_finite(features: Features) -> str:
-    """Names features with NaN or infinity, to follow what an error received; empty: none has."""
-    odd = [name for name, value in features.items() if not _is_finite(value)]
-    return f"; NaN or infinity in {', '.join(odd)}" if odd else ""
-
-
-def _is_finite(value: Any) -> bool:
-    found = getattr(value, "values", getattr(value, "flat_values", value))
-    numbers = np.asarray(found)
-    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
-
-
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:
     """Builds sparse rows as `tf.io.SparseFeature` does.
 
@@ -168,7 +218,16 @@ def mask_unlabelled(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.where(is_known, labels, tf.zeros_like(labels)), is_known
 
 
-_Select = Sequence[str] | None
+def tell_non_finite(features: Features) -> str:
+    """Names features with NaN or infinity, to follow what an error received; empty: none has."""
+    odd = [name for name, value in features.items() if not _is_finite(value)]
+    return f"; NaN or infinity in {', '.join(odd)}" if odd else ""
+
+
+def _is_finite(value: Any) -> bool:
+    found = getattr(value, "values", getattr(value, "flat_values", value))
+    numbers = np.asarray(found)
+    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
 
 
 def build_train_dataset(
@@ -178,20 +237,20 @@ def build_train_dataset(
     *,
     epoch: int,
     seed: int,
-    features: _Select = None,
+    features: Sequence[str] | None = None,
     start_batch: int = 0,
     options: InputOptions | None = None,
 ) -> tf.data.Dataset:
     """Returns one epoch of the train split, shuffled; the same for the same seed and epoch.
 
-    All draws are derived from `seed` and `epoch`, so an epoch can be replayed on its own, or from
-    any batch on. The last, incomplete batch is dropped: an uneven tail would give its rows
-    another weight when it is split over replicas.
+    The last, incomplete batch is dropped: an uneven tail would give its rows another weight when
+    it is split over replicas. Lists are padded to `max_len`, or to the longest list of the split
+    where the manifest's statistics tell it.
 
     Args:
         version_dir: Directory that holds the manifest.
         manifest: The version's manifest.
-        config: Batch size (global), rows shuffled together, shards read at once, and the rest.
+        config: Batch size (global; a worker makes its part), rows shuffled together, and the rest.
         epoch: Zero-based epoch.
         seed: The run's seed.
         features: Names to read; None reads all but those of role id.
@@ -201,22 +260,16 @@ def build_train_dataset(
             (`bucket_boundaries`, `mix`): then the rows before it are read and dropped.
         options: What the run asks for beside its config.
 
-    Returns:
-        Dataset of batches of exactly `config.batch_size` rows (of one worker: its part of them).
-        Lists are padded to `max_len`, or to the longest list of the split where the manifest's
-        statistics tell it.
-
     Raises:
         InputDataError: The split is missing or smaller than a batch, or a feature is unknown.
         ConfigError: The config does not fit the dataset.
     """
-    options = options or InputOptions()
-    source = SplitSource(version_dir, manifest, "train", config, options)
+    source = SplitSource(version_dir, manifest, "train", config, options or InputOptions())
     if (rows := manifest.split("train").rows) < config.batch_size:
         raise build_size_error(source, rows)
     excluded = () if features else ("id",)
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
-    plan = plan_shuffled(source, specs, seed, drop_remainder=True)
+    plan = Batches(source, specs, is_shuffled=True, seed=seed, drop_remainder=True).plan()
     return BatchLayout(plan.shape).build_dataset(lambda: plan.read(epoch, start_batch))
 
 
@@ -225,7 +278,7 @@ def build_eval_dataset(
     manifest: Manifest,
     split: str,
     batch_size: int,
-    features: _Select = None,
+    features: Sequence[str] | None = None,
     ragged: Sequence[str] = (),
     evaluation_filter: tuple[FilterConfig, ...] = (),
     on_corrupt: OnCorrupt = "fail",
@@ -259,22 +312,14 @@ def build_held_out_dataset(
     manifest: Manifest,
     config: InputConfig,
     batch_size: int,
-    features: _Select = None,
+    features: Sequence[str] | None = None,
     ragged: Sequence[str] = (),
     evaluation_filter: tuple[FilterConfig, ...] = (),
     binary_labels: tuple[str, ...] = (),
 ) -> tf.data.Dataset:
     """Returns the rows of train that `config.validation` keeps apart, in the manifest's order.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: The input's config.
-        batch_size: Rows per batch; the last batch may have fewer.
-        features: Names to read; None reads all.
-        ragged: As for `build_eval_dataset`.
-        evaluation_filter: As for `build_eval_dataset`.
-        binary_labels: Features whose values must be 0 or 1.
+    Arguments as for `build_eval_dataset`; labels of `binary_labels` must be 0 or 1.
 
     Raises:
         ConfigError: Nothing is held out.
@@ -290,6 +335,15 @@ def build_held_out_dataset(
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 
+def _build_ordered(
+    source: SplitSource, features: Sequence[str], ragged: Sequence[str]
+) -> tf.data.Dataset:
+    select_features(source.manifest, ragged)
+    specs = select_features(source.manifest, features)
+    plan = Batches(source, specs, ragged=tuple(ragged)).plan()
+    return BatchLayout(plan.shape).build_dataset(plan.read)
+
+
 def read_batches(
     dataset: tf.data.Dataset, version_dir: ReadablePath, manifest: Manifest, split: str
 ) -> Iterator[Batch]:
@@ -298,11 +352,122 @@ def read_batches(
         yield from dataset
 
 
-def _build_ordered(
-    source: SplitSource, features: Sequence[str], ragged: Sequence[str]
+def open_dataset(
+    version: str | Path,
+    batch_size: int,
+    split: str = "train",
+    *,
+    features: Sequence[str] | None = None,
+    labels: str | Sequence[str] | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    first_epoch: int = 0,
+    drop_remainder: bool = False,
+    held_out: bool = False,
+    worker: tuple[int, int] = (0, 1),
+    **options: Any,
 ) -> tf.data.Dataset:
-    manifest = source.manifest
-    select_features(manifest, ragged)
-    columns = plan_columns(manifest, select_features(manifest, features), ragged)
-    plan = plan_ordered(source, columns, drop_remainder=False)
-    return BatchLayout(plan.shape).build_dataset(plan.read)
+    """Opens a split of a dataset version for Keras' `fit`, `evaluate` and `predict`.
+
+    An element is `(inputs, label)`, with the samples' weight as a third part where the dataset has
+    one, and the inputs alone where the split has no label. Inputs are `dict[str, tf.Tensor]`:
+    scalars `[batch]`, lists padded to `[batch, max_len]` (without `max_len`: to the longest list
+    that the statistics count), other lists as `tf.RaggedTensor`. Several labels are a dictionary.
+
+    An iterator gives one epoch. Each further iterator of the same dataset, or pass of `repeat()`,
+    is the next epoch, shuffled anew: the same for the same seed and number.
+
+    Args:
+        version: Directory or URI of a dataset (its current version), or of one version.
+        batch_size: Rows per batch of this dataset.
+        split: Name of the split.
+        features: Inputs to read; None reads all but labels, the weight and those of role id. A
+            Keras model that is made of a dictionary of inputs must be given exactly these.
+        labels: Labels to read; None reads those of role label, `()` none.
+        shuffle: Whether to draw rows in random order; None: those of train alone.
+        seed: Seed of the order.
+        first_epoch: Number of the first iterator's epoch, to go on where a run stopped.
+        drop_remainder: Whether to drop rows at the end that fill no batch; shapes are static then,
+            and all workers have the same number of batches.
+        held_out: Whether to read the rows of train that `validation` keeps apart instead.
+        worker: Number of this worker and of all of them: each reads other rows.
+        options: Keys of the config's `input` section, such as `shuffle_buffer`, `filter`,
+            `on_corrupt`, `validation`.
+
+    Returns:
+        A finite dataset. Its cardinality is known where no option leaves rows out.
+
+    Raises:
+        ConfigError: An option is unknown or does not fit the dataset.
+        InputDataError: There is no such split or feature, or the split does not fill a batch.
+        UpstreamNotReadyError: There is no such dataset.
+    """
+    number, workers = worker
+    if not 0 <= number < workers:
+        raise ConfigError(
+            "there is no such worker",
+            received=f"worker={worker}",
+            allowed="(number, workers) with 0 <= number < workers",
+        )
+    request = BatchRequest(split, shuffle, seed, drop_remainder, held_out)
+    # The config counts the rows of all workers.
+    config = request.build_config(batch_size * workers, options, "open_dataset")
+    version_dir = resolve_version(find_path(version))
+    manifest = read_manifest(version_dir, config.tolerates)
+    inputs, targets, weight = _choose_elements(manifest, split, features, labels)
+    names = dict.fromkeys((*inputs, *targets, *weight))
+    own = InputOptions(worker=worker)
+    source = SplitSource(version_dir, manifest, split, config, own, held_out)
+    batches = request.choose(source, tuple(names))
+    count, layout = batches.count(), BatchLayout(batches.plan().shape)
+
+    def build(batch: Batch) -> Any:
+        # Weights of sparse ids are part of the sparse tensor, which has the name of the ids.
+        read = {name: batch[name] for name in inputs if name in batch}
+        if not targets:
+            return read
+        wanted = {name: batch[name] for name in targets}
+        label = wanted if len(wanted) > 1 else batch[targets[0]]
+        return (read, label, *(batch[name] for name in weight))
+
+    dataset = layout.build_dataset(_count_epochs(batches, first_epoch)).map(build)
+    settings = tf.data.Options()
+    # The workers' shares are cut here; TensorFlow would cut what each of them reads again.
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    settings.experimental_distribute.auto_shard_policy = policy
+    dataset = dataset.with_options(settings)
+    if count is None:
+        return dataset
+    return dataset.take(count).apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _choose_elements(
+    manifest: Manifest,
+    split: str,
+    features: Sequence[str] | None,
+    labels: str | Sequence[str] | None,
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of the inputs, of the labels, and of the weight, if there are any."""
+    specs = select_features(manifest, split_features(manifest, split))
+    if labels is None:
+        labels = [spec.name for spec in specs if spec.role == "label"]
+    labels = (labels,) if isinstance(labels, str) else tuple(labels)
+    weight = manifest.keys.weight
+    if features is None:
+        aside, roles = {*labels, weight}, ("id", "label", "weight")
+        features = [s.name for s in specs if s.role not in roles and s.name not in aside]
+    return tuple(features), labels, (weight,) if labels and weight is not None else ()
+
+
+def _count_epochs(batches: Batches, first_epoch: int) -> Callable[[], Iterator[DecodedRows]]:
+    """Returns the function that reads the next epoch, and logs the damage that it met."""
+    epochs, source = itertools.count(first_epoch), batches.source
+
+    def read_next() -> Iterator[DecodedRows]:
+        counts, epoch = InputCounts(), next(epochs)
+        own = replace(batches, source=source.replacing(counts=counts))
+        yield from own.plan().read(epoch)
+        if source.config.on_corrupt != "fail":
+            warn_of_losses(counts, source.split, epoch)
+
+    return read_next

@@ -1,8 +1,7 @@
 """Train counts: how often users and items occur in the rows that a run trains on.
 
-The version's files have them (`conf.manifest`). Where there are none, as the version is from
-before them, or where the input leaves rows out, the train split is read through and counted, once
-in a process.
+The version's files have them. Where there are none, or where the input leaves rows out, the train
+split is read through and counted, once in a process.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from conf.schema import canonical_json
 from conf.storage.table_files import read_parquet
 from conf.training.input import InputConfig
 from etl.tfrecord.reading import crc32c
-from training.reader.damage import InputCounts
-from training.reader.decoded_rows import DecodedRows
 from training.reader.feature_columns import plan_columns
+from training.reader.rows import DecodedRows
 from training.reader.shuffle_buffer import read_epoch
-from training.reader.split_source import InputOptions, SplitSource
+from training.reader.training_data import SplitSource
 
 _log = logging.getLogger("sluice.training.input")
+_COUNTS = COUNT_COLUMNS[1:]
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,7 @@ class TrainCounts:
     positives: np.ndarray
 
     def place(self, counts: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Returns the counts of other ids, 0 for those that do not occur.
-
-        Args:
-            counts: `[ids]`, one of the attributes.
-            ids: int64 `[n]`.
-
-        Returns:
-            int64 `[n]`.
-        """
+        """The counts (one of the attributes) of other ids, int64 `[n]`; 0 where there is none."""
         if not len(self.ids):
             return np.zeros(len(ids), np.int64)
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -70,21 +61,17 @@ def read_train_counts(
     part: KeyPart,
     config: InputConfig | None = None,
 ) -> TrainCounts:
-    """Reads how often the users or items occur in the rows that train.
+    """Reads how often the users or items (`part`) occur in the rows that train.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        part: Which of the two.
-        config: How the train split is read: rows that it leaves out, or keeps apart for validation,
-            do not count. Shares of classes and mixed datasets are not looked at. None: all rows.
+    Rows that the config leaves out, or keeps apart for validation, do not count; None: all rows.
+    Shares of classes and mixed datasets are not looked at.
 
     Raises:
         ConfigError: The dataset has no such key.
         InputDataError: Its ids are no numbers; or the file of counts, or a record, is damaged.
     """
     keys = require_counted_keys(manifest, part)
-    if config is None or _reads_all(config):
+    if config is None or config.is_exact:
         if part in manifest.train_counts:
             return _read_file(version_dir, manifest.train_counts[part])
         config = InputConfig()
@@ -97,12 +84,7 @@ def find_counted_keys(manifest: Manifest) -> CountedKeys:
 
 
 def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
-    """As `find_counted_keys`, where some must be among them.
-
-    Raises:
-        ConfigError: The dataset has no such key.
-        InputDataError: Its ids are no numbers.
-    """
+    """As `find_counted_keys`, where some must be among them."""
     keys = find_counted_keys(manifest)
     for part in parts:
         feature = manifest.require_key(part)
@@ -115,10 +97,6 @@ def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
                 fix=f"encode the {part} by a vocabulary or a hash and build the dataset again",
             )
     return keys
-
-
-def _reads_all(config: InputConfig) -> bool:
-    return config.is_exact and config.take is None
 
 
 def _read_file(version_dir: ReadablePath, info: FileInfo) -> TrainCounts:
@@ -145,7 +123,7 @@ _COUNTED: dict[str, dict[KeyPart, TrainCounts]] = {}
 def _count(
     version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
 ) -> dict[KeyPart, TrainCounts]:
-    scope = config.model_dump(mode="json", include={"filter", "validation", "take", "on_corrupt"})
+    scope = config.model_dump(mode="json", include={"filter", "validation", "on_corrupt"})
     shards = [[shard.path, shard.crc32c] for shard in manifest.split("train").shards]
     own = canonical_json([str(version_dir), asdict(keys), shards, scope])
     if own not in _COUNTED:
@@ -174,18 +152,10 @@ def read_train_pairs(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Reads which items users had in the rows that train; of sequences, all items of histories.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: How the train split is read; see `read_train_counts`.
-        positives: Whether events with a label above 0 alone are read, else all events.
+    With `positives`, events with a label above 0 alone are read, else all events.
 
     Yields:
         Ids of users and of items, int64 `[n]` each; a pair may come several times.
-
-    Raises:
-        ConfigError: The dataset has no such key.
-        InputDataError: Its ids are no numbers, or a record is damaged.
     """
     keys = require_counted_keys(manifest, "user", "item")
     user, item = (keys.features[part] for part in ("user", "item"))
@@ -219,19 +189,10 @@ def read_train_rows(
 ) -> Iterator[DecodedRows]:
     """Yields the rows of train as the first epoch has them, without mixed datasets, in parts.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: How the train split is read.
-        names: Features to read.
-        lists: Those of them that stay lists of their own length.
-
-    Raises:
-        InputDataError: A record is damaged.
+    Features of `lists` stay lists of their own length.
     """
-    alone = {"cache": None, "cache_dir": None, "mix": (), "bucket_boundaries": None}
-    options = InputOptions(counts=InputCounts())
-    source = SplitSource(version_dir, manifest, "train", config.model_copy(update=alone), options)
+    alone = config.model_copy(update={"mix": (), "bucket_boundaries": None})
+    source = SplitSource(version_dir, manifest, "train", alone)
     specs = [manifest.schema[name] for name in dict.fromkeys(names)]
     yield from read_epoch(source.plan(plan_columns(manifest, specs, lists), None), 0)
 
@@ -275,9 +236,6 @@ def _read_history(rows: DecodedRows, name: str) -> tuple[np.ndarray, np.ndarray]
     lists = rows.lists[name]
     lengths = np.asarray(lists.value_lengths(), np.int64)
     return lists.flatten().to_numpy(zero_copy_only=False), lengths
-
-
-_COUNTS = COUNT_COLUMNS[1:]
 
 
 def _add_up(table: np.ndarray) -> np.ndarray:

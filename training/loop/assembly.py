@@ -41,8 +41,7 @@ from training.objectives.objective import (
     list_state,
     plan_memory,
 )
-from training.reader.batch_plan import find_sparse_pairs
-from training.reader.mixing import check_mixed_ids, find_mixed
+from training.reader.batch_plan import check_mixed_ids, find_mixed, find_sparse_pairs
 from training.reader.training_data import TrainingData
 
 

@@ -17,13 +17,10 @@ from training.checkpoint.resume_state import Position
 from training.distribution.strategy import distribute_batches
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys
-from training.input.batches import Batch, build_train_dataset
-from training.input.carried_errors import input_errors, is_carried
+from training.input.batches import Batch, build_train_dataset, input_errors, is_carried
 from training.models.embedded_inputs import vector_errors
-from training.reader.damage import DamagePolicy, InputCounts, ShardChecks
-from training.reader.shards import compare_begun
-from training.reader.split_source import InputOptions
-from training.reader.training_data import TrainingData
+from training.reader.shards import DamagePolicy, InputCounts, ShardChecks, compare_begun
+from training.reader.training_data import InputOptions, TrainingData
 
 
 @dataclass(frozen=True)

@@ -114,4 +114,4 @@ def find_keep_rate(config: InputConfig, manifest: Manifest, label: str) -> float
 
 def hides_label_rate(config: InputConfig) -> bool:
     """Whether rows that are read have other shares of labels than the manifest says."""
-    return bool(config.filter or config.mix or config.take)
+    return bool(config.filter or config.mix)

@@ -1,9 +1,17 @@
-"""Which records meet in which shuffle buffer: arithmetic on the manifest's counts alone."""
+"""The plan of an epoch: which records meet in which buffer, and whose batches they make.
+
+Arithmetic on the manifest's counts alone. Training workers divide the shards before anything is
+shuffled (`divide_shards`): each reads its own files, and has an order of its own. Ranks of
+data-parallel loops and the workers of a data loader divide batches that all of them plan alike
+(`BatchShare`): together they have one order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -40,14 +48,29 @@ class BufferPlan:
     ranges: tuple[ShardRange, ...]
 
 
-def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
-    """Records to read of each shard so that the first `take` of all are read."""
-    left = sum(shard_rows) if take is None else take
-    limited = []
-    for rows in shard_rows:
-        limited.append(min(rows, left))
-        left -= limited[-1]
-    return limited
+def divide_shards(
+    shard_rows: Sequence[int], worker: int, workers: int
+) -> tuple[tuple[int, int], ...]:
+    """What one of several workers reads: whole files, as evenly as they divide.
+
+    Each file goes to the worker that has the fewest records so far, the largest first. With fewer
+    files than workers each worker reads an equal range of records of every file instead.
+
+    Returns:
+        First record and number of records to read of each shard, `(0, 0)` for none. Over all
+        workers each record occurs once.
+    """
+    if not 0 <= worker < workers:
+        raise ValueError(f"worker {worker} of {workers}")
+    if sum(rows > 0 for rows in shard_rows) < workers:
+        edges = [[rows * i // workers for i in (worker, worker + 1)] for rows in shard_rows]
+        return tuple((first, last - first) for first, last in edges)
+    loads = [0] * workers
+    owner = [0] * len(shard_rows)
+    for shard in sorted(range(len(shard_rows)), key=lambda s: (-shard_rows[s], s)):
+        owner[shard] = int(np.argmin(loads))
+        loads[owner[shard]] += shard_rows[shard]
+    return tuple((0, shard_rows[s] if owner[s] == worker else 0) for s in range(len(owner)))
 
 
 def plan_buffers(
@@ -57,7 +80,7 @@ def plan_buffers(
     interleave: int,
     multiple: int = 1,
 ) -> list[BufferPlan]:
-    """Plans the shuffle buffers of an epoch.
+    """Plans the shuffle buffers of an epoch, which together hold each record once.
 
     `interleave` shards are read at once, a buffer taking like many records of each; when one ends
     the next in order follows it. Buffers are of like size: none is left with few records.
@@ -68,9 +91,6 @@ def plan_buffers(
         buffer_rows: Records that a buffer holds at most (at least `multiple`).
         interleave: Shards that are read at once.
         multiple: Buffers but the last hold a multiple of it: batches then cross no buffer.
-
-    Returns:
-        Buffers in order; together they hold each record once.
     """
     total = sum(rows for _, rows in ranges)
     size = _buffer_size(total, buffer_rows, multiple)
@@ -125,3 +145,50 @@ def _buffer_size(total: int, buffer_rows: int, multiple: int) -> int:
     count = max(1, -(-total // most))
     even = -(-total // count)
     return min(most, -(-even // multiple) * multiple)
+
+
+@dataclass(frozen=True)
+class BatchShare:
+    """The part of an epoch's batches that one of several readers takes.
+
+    Each rank takes its rows of every batch; the workers of a rank take its batches in turn.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        return self.ranks == 1 and self.workers == 1
+
+    def find_rows(self, count: int) -> tuple[int, int]:
+        """Rows `[first, last)` of a batch of `count` rows that the rank takes.
+
+        A batch with fewer rows than ranks gives none to any of them: so all have as many batches.
+        """
+        if count < self.ranks:
+            return 0, 0
+        return count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks
+
+    def select_rows(self, first: int, rows: int, batch_size: int, total: int) -> np.ndarray:
+        """Which of some rows are taken, bool `[rows]`.
+
+        Args:
+            first: Number of the first of them; rows before 0 are not taken, row 0 begins a batch.
+            rows: How many.
+            batch_size: Rows per batch.
+            total: Rows to share out.
+        """
+        numbers = np.arange(first, first + rows)
+        batch, place = np.divmod(numbers, batch_size)
+        start, stop = self.find_rows(batch_size)
+        last, rest = divmod(total, batch_size)
+        rest_start, rest_stop = self.find_rows(rest)
+        is_tail = batch == last
+        inside = np.where(
+            is_tail, (place >= rest_start) & (place < rest_stop), (place >= start) & (place < stop)
+        )
+        taken = (numbers >= 0) & (batch % self.workers == self.worker)
+        return taken & inside & (numbers < total)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,13 +14,14 @@ from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import WireFeature, list_lengths
 
+PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
+ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
+"""Role of the features that the records of a split hold, where it is one side alone."""
+
 
 def list_length(spec: FeatureSpec) -> int | None:
-    """Returns the length of a padded list, or None where it has no bound."""
+    """Length of a padded list, or None where it has no bound."""
     return spec.max_len if spec.is_ragged else spec.shape[0]
-
-
-PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class FeatureColumn:
 
     @property
     def name(self) -> str:
-        """Name of the feature."""
         return self.spec.name
 
     @property
@@ -62,16 +61,9 @@ class FeatureColumn:
         return self.spec.is_list and not self.spec.is_ragged and not self.is_ragged
 
     @property
-    def numpy_dtype(self) -> np.dtype:
-        """Type of its numbers."""
-        return np.dtype(self.spec.dtype)
-
-    @property
     def length(self) -> int | None:
         """Values per row of a dense list, None for a scalar."""
-        if not self.spec.is_list:
-            return None
-        return self.spec.max_len if self.spec.is_ragged else self.spec.shape[0]
+        return list_length(self.spec) if self.spec.is_list else None
 
     @property
     def absent(self) -> int | float | str | None:
@@ -79,11 +71,6 @@ class FeatureColumn:
         if self.may_lack:
             return math.nan
         return OOV_ID if self.spec.vocabulary_size is not None else self.spec.pad_value
-
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether a list of fixed length may be absent: it is all padding then."""
-        return self.spec.pad_value is not None or self.spec.vocabulary_size is not None
 
     @property
     def pad(self) -> int | float | str:
@@ -97,13 +84,7 @@ class FeatureColumn:
 def plan_columns(
     manifest: Manifest, specs: Sequence[FeatureSpec], ragged: Sequence[str] = ()
 ) -> tuple[FeatureColumn, ...]:
-    """Plans how features are read.
-
-    Args:
-        manifest: The version's manifest, which says which features are feature lists.
-        specs: The features.
-        ragged: Names of those to leave ragged although their length is bounded.
-    """
+    """Plans how features are read; those of `ragged` stay lists although they are bounded."""
     lists = manifest.find_feature_lists()
     return tuple(
         FeatureColumn(
@@ -129,17 +110,18 @@ def select_features(
         return tuple(spec for spec in schema.features if spec.role not in exclude_roles)
     for name in names:
         if name not in schema:
-            raise InputDataError(
-                f"dataset {manifest.dataset_name!r} has no such feature",
-                received=name,
-                allowed=", ".join(schema.names),
-                fix=did_you_mean(name, schema.names),
-            )
+            raise unknown_feature(f"dataset {manifest.dataset_name!r}", name, schema.names)
     return tuple(schema[name] for name in dict.fromkeys(names))
 
 
-ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
-"""Role of the features that the records of a split hold, where it is one side alone."""
+def unknown_feature(where: str, name: str, names: Sequence[str]) -> InputDataError:
+    """The error of a feature that a dataset does not have."""
+    return InputDataError(
+        f"{where} has no such feature",
+        received=name,
+        allowed=", ".join(names),
+        fix=did_you_mean(name, names),
+    )
 
 
 def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
@@ -156,29 +138,20 @@ def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
 def check_specs(manifest: Manifest, expected: Sequence[FeatureSpec]) -> None:
     """Refuses a dataset whose features are not those that a model was built for.
 
-    Args:
-        manifest: The dataset.
-        expected: Specs of the features that the model reads.
-
     Raises:
-        InputDataError: A feature is missing, or has another type, shape or vocabulary; names it
-            and both.
+        InputDataError: A feature is missing, or has another type, shape or vocabulary.
     """
     select_features(manifest, [spec.name for spec in expected])
     for spec in expected:
-        found = manifest.schema[spec.name]
-        if _outline(found) != _outline(spec):
+        found = _describe(manifest.schema[spec.name])
+        if found != _describe(spec):
             raise InputDataError(
                 f"feature {spec.name!r} of dataset {manifest.dataset_name!r} is not what the "
                 "model was built for",
-                received=_describe(found),
+                received=found,
                 allowed=_describe(spec),
                 fix="train on this dataset from the start, or take the version the model knows",
             )
-
-
-def _outline(spec: FeatureSpec) -> tuple[object, ...]:
-    return spec.dtype, spec.shape, spec.max_len, spec.vocabulary_size
 
 
 def _describe(spec: FeatureSpec) -> str:
@@ -192,7 +165,7 @@ def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
 
     Raises:
         InputDataError: A feature is absent that has no pad value, or a list has another length
-            than the schema says; names the feature and the record.
+            than the schema says.
     """
     spec = column.spec
     if column.is_ragged:
@@ -200,22 +173,34 @@ def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
     if column.may_lack and pc.any(pc.is_nan(array)).as_py():
         raise _unfit(column, where, "NaN", "a number, or none")
     if not spec.is_list:
-        if not array.null_count:
-            return array
-        absent = column.absent
-        if absent is None:
-            raise _unfit(column, where, "no value", "one value")
-        value = absent.encode() if isinstance(absent, str) else absent
-        return array.fill_null(pa.scalar(value, array.type))
+        return _fill_scalars(column, array, where) if array.null_count else array
     if not spec.is_ragged:
         lengths = list_lengths(array)
         bad = lengths != spec.shape[0]
-        if column.may_be_empty:
+        if spec.pad_value is not None or spec.vocabulary_size is not None:  # all padding then
             bad &= lengths != 0
         if bad.any():
             found = int(lengths[int(bad.argmax())])
             raise _unfit(column, where, f"a list of {found}", f"a list of {spec.shape[0]}")
     return array
+
+
+def _fill_scalars(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
+    absent = column.absent
+    if absent is None:
+        raise _unfit(column, where, "no value", "one value")
+    value = absent.encode() if isinstance(absent, str) else absent
+    return array.fill_null(pa.scalar(value, array.type))
+
+
+def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputDataError:
+    return InputDataError(
+        f"a record does not hold feature {column.name!r} as the schema says",
+        received=f"{found} in {where}",
+        allowed=f"{wanted} of {column.spec.dtype}",
+        fix="in the build say what stands for a missing value, such as encoding: {kind: normalize, "
+        "method: null, fill_missing: 0}; of imported records give the feature a pad_value",
+    )
 
 
 def check_binary(name: str, array: pa.Array, where: str) -> None:
@@ -234,13 +219,3 @@ def check_binary(name: str, array: pa.Array, where: str) -> None:
             fix="map the label in the build config, leave such rows out by input.filter, or "
             "choose another objective",
         )
-
-
-def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputDataError:
-    return InputDataError(
-        f"a record does not hold feature {column.name!r} as the schema says",
-        received=f"{found} in {where}",
-        allowed=f"{wanted} of {column.spec.dtype}",
-        fix="in the build say what stands for a missing value, such as encoding: {kind: normalize, "
-        "method: null, fill_missing: 0}; of imported records give the feature a pad_value",
-    )

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
 from etl.tfrecord.reading import list_lengths
@@ -21,6 +21,7 @@ from training.reader.feature_columns import (
     fill_absent,
     plan_columns,
     select_features,
+    unknown_feature,
 )
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -52,11 +53,7 @@ class RowFilter:
         """Which rows of a decoded block are kept, bool `[rows]`.
 
         Of a number that records may lack, rows without it pass `!=` and `not_in` alone; a text is
-        empty there.
-
-        Args:
-            batch: The block.
-            where: What it is of, for messages.
+        empty there. `where` names the block in errors.
 
         Raises:
             InputDataError: A record lacks a value that it must have.
@@ -66,8 +63,7 @@ class RowFilter:
             kept &= find_passing(config, *self._values(batch, config.feature, where))
         if self.held_out is not None:
             keys = [self._values(batch, name, where)[0] for name in self.held_out.key]
-            hashed = hash_together(keys)
-            is_inside = hashed < np.uint64(self.held_out.share * 2**64)
+            is_inside = hash_together(keys) < np.uint64(self.held_out.share * 2**64)
             kept &= is_inside if self.is_held_out else ~is_inside
         return kept
 
@@ -75,20 +71,20 @@ class RowFilter:
         self, batch: pa.RecordBatch, name: str, where: str
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Values of a feature, and which are absent; None: all are there, or the schema's."""
-        column, spec = batch.column(name), next(c for c in self.columns if c.name == name)
-        if spec.wire.is_list or spec.is_sequence:
-            return list_lengths(column), None
+        array, column = batch.column(name), next(c for c in self.columns if c.name == name)
+        if column.wire.is_list or column.is_sequence:
+            return list_lengths(array), None
         is_absent = None
-        if pa.types.is_list(column.type):  # A value that records may lack, read as a list of it.
-            column = _take_first(column)
-            if column.null_count and spec.absent is None:
-                is_text = spec.spec.dtype == "bytes"
-                is_absent = None if is_text else column.is_null().to_numpy(zero_copy_only=False)
+        if pa.types.is_list(array.type):  # A value that records may lack, read as a list of it.
+            array = _take_first(array)
+            if array.null_count and column.absent is None:
+                is_text = column.spec.dtype == "bytes"
+                is_absent = None if is_text else array.is_null().to_numpy(zero_copy_only=False)
                 # With a null left, Arrow would make whole numbers float64, which holds but some.
-                column = column.fill_null(pa.scalar(b"" if is_text else 0, column.type))
-        if column.null_count:
-            column = fill_absent(spec, column, where)
-        return column.to_numpy(zero_copy_only=False), is_absent
+                array = array.fill_null(pa.scalar(b"" if is_text else 0, array.type))
+        if array.null_count:
+            array = fill_absent(column, array, where)
+        return array.to_numpy(zero_copy_only=False), is_absent
 
 
 def _take_first(lists: pa.ListArray) -> pa.Array:
@@ -104,11 +100,11 @@ def build_row_filter(
     is_held_out: bool = False,
     evaluation_filter: tuple[FilterConfig, ...] = (),
 ) -> RowFilter | None:
-    """Builds the filter of a config; None where all rows are kept.
+    """Builds the filter of a config's `filter` and `validation`; None where all rows are kept.
 
     Args:
         manifest: The dataset.
-        config: Its `filter` and `validation`.
+        config: The input's config.
         is_held_out: Whether to keep the rows that are held out, instead of the others.
         evaluation_filter: What rows must pass as well: `evaluation.filter`.
 
@@ -116,20 +112,21 @@ def build_row_filter(
         InputDataError: A feature is unknown.
         ConfigError: A value is not of the feature's type, or a key is a list.
     """
-    asked = (("input.filter", config.filter), (EVALUATION_FILTER, evaluation_filter))
-    for setting, filters in asked:
-        _require_features(manifest, filters, setting)
-    names = [item.feature for _, filters in asked for item in filters]
-    if config.validation is not None:
-        names.extend(config.validation.key)
+    asked = [("input.filter", item) for item in config.filter]
+    asked += [(EVALUATION_FILTER, item) for item in evaluation_filter]
+    for setting, item in asked:
+        if item.feature not in manifest.schema:
+            where = f"{setting}: dataset {manifest.dataset_name!r}"
+            raise unknown_feature(where, item.feature, manifest.schema.names)
+    key = () if config.validation is None else config.validation.key
+    names = [item.feature for _, item in asked] + list(key)
     if not names:
         return None
     columns = plan_columns(manifest, select_features(manifest, names))
     by_name = {column.name: column for column in columns}
-    for setting, filters in asked:
-        for item in filters:
-            _check_value(by_name[item.feature], item, setting)
-    for name in () if config.validation is None else config.validation.key:
+    for setting, item in asked:
+        _check_value(by_name[item.feature], item, setting)
+    for name in key:
         if by_name[name].wire.is_list:
             raise ConfigError(
                 "input.validation.hash_of must be one value per row",
@@ -138,30 +135,57 @@ def build_row_filter(
     return RowFilter(columns, (*config.filter, *evaluation_filter), config.validation, is_held_out)
 
 
-def _require_features(manifest: Manifest, filters: Sequence[FilterConfig], setting: str) -> None:
-    names = manifest.schema.names
-    for item in filters:
-        if item.feature not in names:
-            raise InputDataError(
-                f"{setting}: dataset {manifest.dataset_name!r} has no such feature",
-                received=item.feature,
-                allowed=", ".join(names),
-                fix=did_you_mean(item.feature, names),
-            )
+def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> None:
+    values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
+    is_text = column.spec.dtype == "bytes" and not column.wire.is_list
+    is_whole = column.wire.is_list or column.spec.dtype == "int64"
+    if is_text:
+        fits, allowed = [isinstance(value, str) for value in values], "text"
+    elif is_whole and config.op in ("in", "not_in"):
+        fits, allowed = list(map(_is_int64, values)), "whole numbers of 64 bits"
+    else:
+        fits, allowed = list(map(_is_number, values)), "numbers of 64 bits"
+    if not all(fits):
+        kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
+        raise ConfigError(
+            f"{setting}: feature {column.name!r} is {kind}", received=config.value, allowed=allowed
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, str) and abs(value) <= sys.float_info.max
+
+
+def _is_int64(value: Any) -> bool:
+    return _is_number(value) and value == int(value) and -(2**63) <= value < 2**63
 
 
 def find_passing(
     config: FilterConfig, values: np.ndarray, is_absent: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns which values pass, bool `[rows]`; absent ones pass `!=` and `not_in` alone."""
+    """Which values pass, bool `[rows]`; absent ones pass `!=` and `not_in` alone."""
     passed = _compare(values, config)
     if is_absent is None:
         return passed
     return np.where(is_absent, config.op in ("!=", "not_in"), passed)
 
 
+def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
+    wanted: Any = config.value
+    if values.dtype == object:
+        texts = wanted if isinstance(wanted, tuple) else (wanted,)
+        wanted = tuple(str(text).encode() for text in texts)
+        wanted = wanted if isinstance(config.value, tuple) else wanted[0]
+        values = np.array([value or b"" for value in values], object)
+    if isinstance(wanted, tuple):
+        found = pc.is_in(pa.array(values), value_set=pa.array(wanted, pa.array(values).type))
+        inside = found.to_numpy(zero_copy_only=False)
+        return inside if config.op == "in" else ~inside
+    return np.asarray(_COMPARE[config.op](values, wanted), bool)
+
+
 def passes(config: InputConfig, feature: str, value: float) -> bool:
-    """Returns whether rows with a value of a number pass the filters of that feature."""
+    """Whether rows with a value of a number pass the filters of that feature."""
     own = [item for item in config.filter if item.feature == feature]
     return all(bool(find_passing(item, np.array([value]))[0]) for item in own)
 
@@ -192,14 +216,7 @@ def hash_keys(values: np.ndarray) -> np.ndarray:
 
 
 def hash_together(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Hashes the values of several columns of a row together; of one column, as `hash_keys` does.
-
-    Args:
-        columns: One or more, as `hash_keys` takes them.
-
-    Returns:
-        uint64 `[rows]`.
-    """
+    """Hashes one or more columns as `hash_keys` takes them, row by row, to uint64 `[rows]`."""
     hashed = hash_keys(columns[0])
     for column in columns[1:]:  # Hashed once more: (a, b) is not (b, a), and (a, a) no constant.
         hashed = hash_keys((hash_keys(hashed.view(np.int64)) + hash_keys(column)).view(np.int64))
@@ -211,45 +228,3 @@ def _fnv(data: bytes) -> int:
     for byte in data:
         value = (value ^ byte) * _FNV_PRIME % 2**64
     return value
-
-
-def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
-    wanted: Any = config.value
-    if values.dtype == object:
-        texts = wanted if isinstance(wanted, tuple) else (wanted,)
-        wanted = tuple(str(text).encode() for text in texts)
-        wanted = wanted if isinstance(config.value, tuple) else wanted[0]
-        values = np.array([value or b"" for value in values], object)
-    if isinstance(wanted, tuple):
-        found = pc.is_in(pa.array(values), value_set=pa.array(wanted, pa.array(values).type))
-        inside = found.to_numpy(zero_copy_only=False)
-        return inside if config.op == "in" else ~inside
-    return np.asarray(_COMPARE[config.op](values, wanted), bool)
-
-
-def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> None:
-    values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
-    is_text = column.spec.dtype == "bytes" and not column.wire.is_list
-    if any(isinstance(value, str) != is_text for value in values):
-        kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
-        raise ConfigError(
-            f"{setting}: feature {column.name!r} is {kind}",
-            received=config.value,
-            allowed="text" if is_text else "a number",
-        )
-    is_whole = column.wire.is_list or column.spec.dtype == "int64"
-    fits = _is_int64 if is_whole and config.op in ("in", "not_in") else _is_float64
-    if not is_text and not all(map(fits, values)):
-        raise ConfigError(
-            f"{setting}: no row of feature {column.name!r} can hold such a number",
-            received=config.value,
-            allowed="whole numbers of 64 bits" if fits is _is_int64 else "numbers of 64 bits",
-        )
-
-
-def _is_int64(value: float) -> bool:
-    return value == int(value) and -(2**63) <= value < 2**63
-
-
-def _is_float64(value: float) -> bool:
-    return abs(value) <= sys.float_info.max

@@ -23,12 +23,12 @@ from training.input.batches import (
     build_eval_dataset,
     build_sparse,
     build_train_dataset,
+    input_errors,
 )
-from training.input.carried_errors import input_errors
 from training.reader import batch_plan as sparse_module
 from training.reader.batch_plan import BatchShape, find_sparse_pairs
-from training.reader.decoded_rows import DecodedRows
 from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
+from training.reader.rows import DecodedRows
 
 CONFIG = InputConfig(batch_size=32, shuffle_buffer=400, interleave_shards=2)
 

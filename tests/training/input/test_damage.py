@@ -17,16 +17,19 @@ from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import one_feature, rewrite_label
-from training.input.batches import build_eval_dataset, build_train_dataset, read_batches
-from training.input.carried_errors import carry, input_errors
-from training.reader.batch_reader import open_batches
-from training.reader.damage import InputCounts, warn_unlisted
+from training.input.batches import (
+    build_eval_dataset,
+    build_train_dataset,
+    carry,
+    input_errors,
+    read_batches,
+)
 from training.reader.feature_columns import plan_columns
-from training.reader.shards import ShardReader, compare_begun
+from training.reader.shards import InputCounts, compare_begun, warn_unlisted
 from training.reader.shuffle_buffer import read_epoch
-from training.reader.split_source import InputOptions, SplitSource, count_rows
+from training.reader.training_data import InputOptions, SplitSource, count_rows
 
-BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2, "parallel_parses": 2}
+BASE = {"batch_size": 8, "shuffle_buffer": 100, "interleave_shards": 2}
 
 
 def read(version: Path, manifest: Manifest, options: InputOptions | None = None, **config) -> int:
@@ -107,10 +110,7 @@ def test_a_shard_that_is_shorter_than_the_manifest_says(tmp_path: Path, tiny_ver
         read(version, manifest)
 
 
-@pytest.mark.parametrize("cache", [None, "memory"])
-def test_a_shard_that_is_longer_than_the_manifest_says(
-    cache, tmp_path: Path, tiny_version: Path
-) -> None:
+def test_a_shard_that_is_longer_than_the_manifest_says(tmp_path: Path, tiny_version: Path) -> None:
     version = tmp_path / "long"
     shutil.copytree(tiny_version, version)
     manifest = read_manifest(version)
@@ -118,7 +118,7 @@ def test_a_shard_that_is_longer_than_the_manifest_says(
     content = shard.read_bytes()
     shard.write_bytes(content + content[: 16 + int.from_bytes(content[:8], "little")])
     with pytest.raises(InputDataError, match=r"part-00001.* does not end where[\s\S]*than 195"):
-        read(version, manifest, cache=cache)
+        read(version, manifest)
 
 
 def cut_shard(version: Path, records: int, more_bytes: int) -> int:
@@ -132,13 +132,12 @@ def cut_shard(version: Path, records: int, more_bytes: int) -> int:
     return len(starts)
 
 
-@pytest.mark.parametrize("cache", [None, "memory"])
 @pytest.mark.parametrize(
     ("more_bytes", "reasons"),
     [(0, []), (7, ["truncated header"]), (40, ["truncated payload"])],
 )
 def test_what_a_cut_shard_still_holds_is_read_and_the_rest_is_counted(
-    more_bytes, reasons, cache, tmp_path: Path, tiny_version: Path
+    more_bytes, reasons, tmp_path: Path, tiny_version: Path
 ) -> None:
     version = tmp_path / "cut"
     shutil.copytree(tiny_version, version)
@@ -147,7 +146,7 @@ def test_what_a_cut_shard_still_holds_is_read_and_the_rest_is_counted(
     assert had == 195
     rows = read(
         version, manifest, InputOptions(counts=counts),
-        on_corrupt="skip_record", cache=cache,
+        on_corrupt="skip_record",
     )  # fmt: skip
     assert rows == (780 - had + 100) // 8 * 8
     assert counts.totals() == {"bad_records": had - 100}
@@ -187,13 +186,12 @@ def rewritten(tmp_path: Path, tiny_version: Path) -> Path:
     return version
 
 
-@pytest.mark.parametrize("cache", [None, "memory"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_record_that_was_written_anew_is_refused_whatever_the_policy(
-    rewritten: Path, policy: str, cache: str | None
+    rewritten: Path, policy: str
 ) -> None:
     with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file that was"):
-        read(rewritten, read_manifest(rewritten), on_corrupt=policy, cache=cache)
+        read(rewritten, read_manifest(rewritten), on_corrupt=policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -205,34 +203,6 @@ def test_another_checksum_in_the_manifest_is_refused_whatever_the_policy(
     changed = replace(tiny_manifest, splits=(replace(train, shards=shards),))
     with pytest.raises(InputDataError, match=r"part-00000[\s\S]*allowed: +00c0ffee"):
         read(tiny_version, changed, on_corrupt=policy)
-
-
-def test_what_lies_behind_the_part_that_is_read_is_compared(
-    rewritten: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    """`take` reads 5 records of the shard whose last one differs."""
-    with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file"):
-        list(open_batches(rewritten, 8, take=200, shuffle=False))
-    assert len(list(open_batches(rewritten, 5, take=195, shuffle=False))) == 39  # not opened
-    mix = [{"dataset": str(rewritten), "weight": 0.01}]
-    with pytest.raises(InputDataError, match=r"part-00001.tfrecord is not the file"):
-        read(tiny_version, tiny_manifest, mix=mix, take=200)
-
-
-def test_a_shard_that_is_read_in_part_is_read_through_once(
-    tiny_version: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared, compare = [], ShardReader.compare
-
-    def count(reader: ShardReader) -> None:
-        compared.append(Path(reader._shard.path).name)
-        compare(reader)
-
-    monkeypatch.setattr(ShardReader, "compare", count)
-    reader = open_batches(tiny_version, 8, take=200, shuffle=False)
-    for _ in range(3):  # What is read to its end is compared each time, at no cost.
-        assert sum(1 for _ in reader) == 25
-    assert sorted(compared) == [*["part-00000.tfrecord"] * 3, "part-00001.tfrecord"]
 
 
 def test_each_worker_compares_the_files_of_its_ranges(rewritten: Path) -> None:

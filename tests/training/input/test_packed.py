@@ -20,7 +20,7 @@ from tests.datasets import pack_manifest, pack_version
 from tests.tfrecord_files import read_records
 from tests.training.tiny_dataset import describe_shard, write_shard
 from training.input.batches import build_eval_dataset, build_train_dataset
-from training.reader.split_source import InputOptions
+from training.reader.training_data import InputOptions
 
 ROWS = (37, 20, 41)
 SCHEMA = FeatureSchema(
@@ -104,10 +104,8 @@ CONFIGS = st.fixed_dictionaries(
         "batch_size": st.integers(1, 40),
         "shuffle_buffer": st.integers(1, 120),
         "interleave_shards": st.integers(1, 3),
-        "parallel_parses": st.integers(1, 3),
     },
     optional={
-        "take": st.integers(45, 98),
         "filter": st.sampled_from(
             [
                 [{"feature": "age", "op": ">=", "value": 2}],
@@ -119,7 +117,6 @@ CONFIGS = st.fixed_dictionaries(
         "validation": st.just({"hash_of": "item", "share": 0.2}),
         "class_balance": st.just({"feature": "label", "shares": {0: 0.5, 1: 0.5}}),
         "bucket_boundaries": st.just([2]),
-        "cache": st.just("memory"),
         "on_corrupt": st.sampled_from(["fail", "skip_record", "skip_shard"]),
     },
 )

@@ -77,7 +77,6 @@ def test_drawn_negatives_are_rows_and_no_events(
 FILTERS: list[dict[str, Any]] = [
     {"filter": [{"feature": "label", "value": 1}]},
     {"filter": [{"feature": "history", "op": ">=", "value": 3}]},
-    {"take": 100},
     {"validation": {"hash_of": "user_id", "share": 0.3}},
 ]
 

@@ -16,19 +16,18 @@ from conf.training.input import FilterConfig, InputConfig
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from tests.training.tiny_dataset import encode_example, write_shard
-from training.reader.damage import DamagePolicy
-from training.reader.decoded_rows import LENGTH_COLUMN
 from training.reader.epoch_plan import BufferPlan, ShardRange
 from training.reader.feature_columns import plan_columns, select_features
 from training.reader.filters import RowFilter, build_row_filter
+from training.reader.rows import LENGTH_COLUMN
 from training.reader.shards import (
+    DamagePolicy,
     Shard,
-    build_missing_shard_error,
     decode_records,
     find_shard_damage,
 )
 from training.reader.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
-from training.reader.split_source import SplitSource, list_shards
+from training.reader.training_data import SplitSource, list_shards
 
 
 def test_what_the_filter_looks_at_is_decoded_too(tiny_manifest: Manifest) -> None:
@@ -104,21 +103,6 @@ def test_a_damaged_shard_is_left_out_whole(
     assert str(path) not in reason
     assert plan.damage.counts.describe() == [f"shard skipped: {path}: {reason}"]
     assert plan_of(tiny_manifest, "fail").is_usable(shard)  # found when it is read
-
-
-def test_a_shard_that_cannot_be_read_is_named() -> None:
-    error = build_missing_shard_error(
-        Shard("there/a.tfrecord", 1, "0", None), FileNotFoundError("no file")
-    )
-    assert isinstance(error, InputDataError)
-    assert "there/a.tfrecord: no file" in str(error)
-    gone = FileNotFoundError(2, "No such file or directory", "there/a.tfrecord")
-    assert (
-        str(build_missing_shard_error(Shard("there/a.tfrecord", 1, "0", None), gone)).count(
-            "there/"
-        )
-        == 1
-    )
 
 
 SPECS = (

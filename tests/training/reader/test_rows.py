@@ -15,9 +15,16 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_train_dataset
-from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows, concat_rows, regroup
-from training.reader.mixing import check_mixed_ids, find_mixed
-from training.reader.row_sampling import balance_classes, bucket_batches, mix_rows
+from training.reader.batch_plan import check_mixed_ids, find_mixed
+from training.reader.rows import (
+    LENGTH_COLUMN,
+    DecodedRows,
+    balance_classes,
+    bucket_batches,
+    concat_rows,
+    mix_rows,
+    regroup,
+)
 
 
 def rows(first: int, count: int) -> DecodedRows:

@@ -15,11 +15,11 @@ from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
-from training.reader import split_source as counting_module
-from training.reader.damage import InputCounts
+from training.reader import training_data as counting_module
 from training.reader.feature_columns import plan_columns
 from training.reader.filters import hash_keys, hash_together
-from training.reader.split_source import (
+from training.reader.shards import InputCounts
+from training.reader.training_data import (
     InputOptions,
     SplitSource,
     count_rows,
@@ -43,11 +43,6 @@ def test_workers_share_a_batch_and_the_records(tiny_version: Path, tiny_manifest
         _ = source_of(tiny_version, tiny_manifest, workers=3).batch_size
 
 
-def test_take_reads_the_first_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    ranges = source_of(tiny_version, tiny_manifest, take=200).ranges(0)
-    assert ranges == ((0, 195), (0, 5), (0, 0), (0, 0))
-
-
 def test_an_order_is_kept_where_there_is_no_seed(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
@@ -55,9 +50,9 @@ def test_an_order_is_kept_where_there_is_no_seed(
     source = source_of(tiny_version, tiny_manifest, class_balance=balance, bucket_boundaries=[2])
     columns = plan_columns(tiny_manifest, tiny_manifest.schema.features)
     ordered, shuffled = (source.plan(columns, seed) for seed in (None, 4))
-    assert (ordered.interleave, ordered.redraw, ordered.has_lengths) == (1, None, False)
+    assert (ordered.interleave, ordered.balance, ordered.has_lengths) == (1, None, False)
     assert shuffled.interleave == 4
-    assert shuffled.redraw is not None
+    assert shuffled.balance is not None
     assert shuffled.has_lengths
 
 
@@ -80,8 +75,6 @@ CASES = {
     "plain": {},
     "filter": {"filter": [{"feature": "history", "op": ">", "value": 3}]},
     "held out": HELD_OUT,
-    "take": {"take": 300},
-    "filter of what is taken": {"take": 300, "filter": [{"feature": "label", "value": 1}]},
     "on_corrupt": {"on_corrupt": "skip_record"},
     "balanced": {"class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}}},
     "buckets": {"bucket_boundaries": [2, 5]},
@@ -234,66 +227,11 @@ def test_held_out_rows_are_the_others_and_keys_stay_together(
         build_held_out_dataset(tiny_version, tiny_manifest, InputConfig(), 16)
 
 
-def test_a_share_of_each_users_pairs_is_held_out(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    held = {"hash_of": ["user_id", "movie_id"], "share": 0.3}
-    config = InputConfig.model_validate({**BASE, "validation": held})
-    names = ["user_id", "movie_id"]
-    parts = [
-        next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000, names))),
-        next(iter(build_held_out_dataset(tiny_version, tiny_manifest, config, 10_000, names))),
-    ]
-    every, held_out = ([p[n].numpy().tolist() for n in names] for p in parts)
-    pairs = set(zip(*held_out, strict=True))
-    # All rows of a pair stay together, and it is no whole user or item.
-    assert sum(pair in pairs for pair in zip(*every, strict=True)) == len(held_out[0])
-    assert 0.2 < len(held_out[0]) / len(every[0]) < 0.4
-    shares = [held_out[0].count(user) / every[0].count(user) for user in set(every[0])]
-    assert np.mean([0 < share < 1 for share in shares]) > 0.8
-    kept = train(tiny_version, tiny_manifest, config, "user_id")
-    assert len(kept) + len(held_out[0]) == len(every[0])
-
-
-def test_hashes_of_several_values_are_even_and_know_their_order() -> None:
-    first, second = np.divmod(np.arange(40_000), 200)
-    hashed = hash_together([first, second])
-    assert len(set(hashed.tolist())) == 40_000
-    for part in (hashed, hashed[first == second], hashed[first == 7]):
-        share, rows = 0.25, len(part)
-        assert abs((part / 2**64 < share).mean() - share) < 4 * np.sqrt(share * (1 - share) / rows)
-    assert (hash_together([second, first]) != hashed)[first != second].all()
-    np.testing.assert_array_equal(hash_together([first]), hash_keys(first))
-
-
-def test_hashes_are_fixed_and_even() -> None:
-    # SplitMix64's first outputs from the seeds 0 and 1 (the published reference generator).
-    assert hash_keys(np.array([0, 1])).tolist() == [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]
-    shares = hash_keys(np.arange(100_000)) / 2**64
-    assert abs((shares < 0.1).mean() - 0.1) < 0.005
-    texts = hash_keys(np.array([b"a", b"b", None], object))
-    assert len(set(texts.tolist())) == 3
-
-
-def test_steps_are_counted_once_and_kept_beside_the_run(
-    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest, monkeypatch
-) -> None:
-    item = {"feature": "movie_id", "op": "<", "value": 9}
-    config = InputConfig.model_validate({"batch_size": 32, "filter": [item]})
-    source = SplitSource(tiny_version, tiny_manifest, "train", config)
-    steps = count_steps(source, tmp_path / "counts.json")
-    dataset = build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
-    assert len(list(dataset)) == steps
-    monkeypatch.setattr("training.reader.split_source._COUNTED", {})
-    monkeypatch.setattr("training.reader.split_source.read_epoch", None)  # nothing is read again
-    assert count_steps(source, tmp_path / "counts.json") == steps
-
-
 def test_the_manifest_tells_the_steps_where_nothing_is_left_out(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch
 ) -> None:
-    monkeypatch.setattr("training.reader.split_source.read_epoch", None)
-    for change, steps in (({}, 24), ({"take": 100}, 3)):
+    monkeypatch.setattr("training.reader.training_data.read_epoch", None)
+    for change, steps in (({}, 24), ({"interleave_shards": 1}, 24)):
         config = InputConfig.model_validate({"batch_size": 32, **change})
         assert count_steps(SplitSource(tiny_version, tiny_manifest, "train", config)) == steps
     config = InputConfig(batch_size=32)
@@ -316,3 +254,18 @@ def test_what_a_filter_cannot_compare_is_refused(
     )
     with pytest.raises(ConfigError, match="one value per row"):
         train(tiny_version, tiny_manifest, config, "user_id")
+
+
+def test_hashes_are_fixed_even_and_know_their_order() -> None:
+    # SplitMix64's first outputs from the seeds 0 and 1 (the published reference generator).
+    assert hash_keys(np.array([0, 1])).tolist() == [0xE220A8397B1DCDAF, 0x910A2DEC89025CC1]
+    texts = hash_keys(np.array([b"a", b"b", None], object))
+    assert len(set(texts.tolist())) == 3
+    first, second = np.divmod(np.arange(40_000), 200)
+    hashed = hash_together([first, second])
+    assert len(set(hashed.tolist())) == 40_000
+    for part in (hashed, hashed[first == second], hashed[first == 7]):
+        share, rows = 0.25, len(part)
+        assert abs((part / 2**64 < share).mean() - share) < 4 * np.sqrt(share * (1 - share) / rows)
+    assert (hash_together([second, first]) != hashed)[first != second].all()
+    np.testing.assert_array_equal(hash_together([first]), hash_keys(first))
