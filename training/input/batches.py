@@ -29,7 +29,7 @@ from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
-from training.reader.batch_plan import Batches, BatchRequest, BatchShape
+from training.reader.batch_plan import Batches, BatchRequest, BatchShape, check_number
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList, regroup
 from training.reader.shards import InputCounts, explain_error, warn_of_losses
@@ -123,9 +123,8 @@ class BatchLayout:
     def build_dataset(self, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
         """Builds the dataset of batches.
 
-        Args:
-            read: Begins to read the rows, in parts of any size (which are batches already where
-                lists are cut); called by each iterator of the dataset.
+        Each of its iterators calls `read`, which begins to read the rows, in parts of any size: in
+        batches where lists are cut.
         """
         close_iterators_at_exit()
         size, drop = self._shape.batch_size, self._shape.drop_remainder
@@ -192,15 +191,12 @@ class BatchLayout:
 
 
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:
-    """Builds sparse rows as `tf.io.SparseFeature` does.
+    """Builds sparse rows `[batch, size]` as `tf.io.SparseFeature` does, in row-major order.
 
     Args:
-        ids: int64 `[batch, (len)]`, each in [0, size).
+        ids: int64 `[batch, (len)]`, each in [0, size); one that a row holds twice is there twice.
         weights: float32 `[batch, (len)]`, as many as there are ids.
         size: Length of a dense row.
-
-    Returns:
-        `[batch, size]`, in row-major order; an id that a row holds twice is there twice.
     """
     same = tf.debugging.assert_equal(
         ids.row_splits, weights.row_splits, "as many weights as ids are needed in each row"
@@ -247,22 +243,10 @@ def build_train_dataset(
     it is split over replicas. Lists are padded to `max_len`, or to the longest list of the split
     where the manifest's statistics tell it.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: Batch size (global; a worker makes its part), rows shuffled together, and the rest.
-        epoch: Zero-based epoch.
-        seed: The run's seed.
-        features: Names to read; None reads all but those of role id.
-        start_batch: Batch of the epoch to begin with: what follows is, bit for bit, the tail of
-            the whole epoch. Nothing before it is decoded, unless rows are left out (`filter`,
-            `validation`, `on_corrupt`) or batches depend on more than their own rows
-            (`bucket_boundaries`, `mix`): then the rows before it are read and dropped.
-        options: What the run asks for beside its config.
-
-    Raises:
-        InputDataError: The split is missing or smaller than a batch, or a feature is unknown.
-        ConfigError: The config does not fit the dataset.
+    From `start_batch` on, what follows is, bit for bit, the tail of the whole epoch. Nothing before
+    it is decoded, unless rows are left out (`filter`, `validation`, `on_corrupt`) or batches depend
+    on more than their own rows (`bucket_boundaries`, `mix`): then those are read and dropped.
+    Without `features`, all but those of role id are read.
     """
     source = SplitSource(version_dir, manifest, "train", config, options or InputOptions())
     if (rows := manifest.split("train").rows) < config.batch_size:
@@ -285,21 +269,10 @@ def build_eval_dataset(
 ) -> tf.data.Dataset:
     """Returns a split in the manifest's order, every record once, the last batch included.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        split: Name of the split.
-        batch_size: Rows per batch; the last batch may have fewer.
-        features: Names to read; None reads all that the split's records hold: of the catalogue
-            those of role item, of the users those of role user and their seen items.
-        ragged: Features to return as RaggedTensors: lists rather than padded, and scalars that
-            records may lack, which have a row of length 0 there.
-        evaluation_filter: What rows must pass; others are left out.
-        on_corrupt: What becomes of damaged records of train.
-
-    Raises:
-        InputDataError: The version has no such split, or a feature is unknown.
-        ConfigError: A value of `evaluation_filter` is not of its feature's type.
+    Without `features`, all that the split's records hold are read: of the catalogue those of role
+    item, of the users those of role user and their seen items. Features of `ragged` come as
+    RaggedTensors: lists rather than padded, and scalars that records may lack, which have a row of
+    length 0 there. Rows must pass `evaluation_filter`.
     """
     config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt)
     options = InputOptions(evaluation_filter=evaluation_filter)
@@ -320,10 +293,6 @@ def build_held_out_dataset(
     """Returns the rows of train that `config.validation` keeps apart, in the manifest's order.
 
     Arguments as for `build_eval_dataset`; labels of `binary_labels` must be 0 or 1.
-
-    Raises:
-        ConfigError: Nothing is held out.
-        InputDataError: A feature is unknown.
     """
     if config.validation is None:
         raise ConfigError(
@@ -375,7 +344,8 @@ def open_dataset(
     that the statistics count), other lists as `tf.RaggedTensor`. Several labels are a dictionary.
 
     An iterator gives one epoch. Each further iterator of the same dataset, or pass of `repeat()`,
-    is the next epoch, shuffled anew: the same for the same seed and number.
+    is the next epoch, shuffled anew: the same for the same seed and number. Its cardinality is
+    known where no option leaves rows out.
 
     Args:
         version: Directory or URI of a dataset (its current version), or of one version.
@@ -391,27 +361,17 @@ def open_dataset(
             and all workers have the same number of batches.
         held_out: Whether to read the rows of train that `validation` keeps apart instead.
         worker: Number of this worker and of all of them: each reads other rows.
-        options: Keys of the config's `input` section, such as `shuffle_buffer`, `filter`,
-            `on_corrupt`, `validation`.
-
-    Returns:
-        A finite dataset. Its cardinality is known where no option leaves rows out.
+        options: Keys of the config's `input` section, such as `filter` and `validation`.
 
     Raises:
         ConfigError: An option is unknown or does not fit the dataset.
         InputDataError: There is no such split or feature, or the split does not fill a batch.
         UpstreamNotReadyError: There is no such dataset.
     """
-    number, workers = worker
-    if not 0 <= number < workers:
-        raise ConfigError(
-            "there is no such worker",
-            received=f"worker={worker}",
-            allowed="(number, workers) with 0 <= number < workers",
-        )
+    check_number("worker", worker)
     request = BatchRequest(split, shuffle, seed, drop_remainder, held_out)
     # The config counts the rows of all workers.
-    config = request.build_config(batch_size * workers, options, "open_dataset")
+    config = request.build_config(batch_size * worker[1], options, "open_dataset")
     version_dir = resolve_version(find_path(version))
     manifest = read_manifest(version_dir, config.tolerates)
     inputs, targets, weight = _choose_elements(manifest, split, features, labels)
@@ -460,7 +420,7 @@ def _choose_elements(
 
 
 def _count_epochs(batches: Batches, first_epoch: int) -> Callable[[], Iterator[DecodedRows]]:
-    """Returns the function that reads the next epoch, and logs the damage that it met."""
+    """The function that reads the next epoch, and logs the damage that it met."""
     epochs, source = itertools.count(first_epoch), batches.source
 
     def read_next() -> Iterator[DecodedRows]:

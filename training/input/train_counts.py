@@ -27,19 +27,18 @@ from training.reader.shuffle_buffer import read_epoch
 from training.reader.training_data import SplitSource
 
 _log = logging.getLogger("sluice.training.input")
-_COUNTS = COUNT_COLUMNS[1:]
 
 
 @dataclass(frozen=True)
 class TrainCounts:
-    """How often each id of a key occurs in the rows that train.
+    """How often each id of a key occurs in the rows that train; int64 `[ids]` each.
 
     Attributes:
-        ids: int64 `[ids]`, ascending.
-        rows: int64 `[ids]`, rows with that id: what batches hold.
-        events: int64 `[ids]`, of these, events of the log: no drawn negatives; where rows are
-            sequences, the items of their histories too.
-        positives: int64 `[ids]`, events with a label above 0; all where there is no label.
+        ids: Ascending.
+        rows: Rows with that id: what batches hold.
+        events: Of these, events of the log: no drawn negatives; where rows are sequences, the items
+            of their histories too.
+        positives: Events with a label above 0; all where there is no label.
     """
 
     ids: np.ndarray
@@ -65,10 +64,6 @@ def read_train_counts(
 
     Rows that the config leaves out, or keeps apart for validation, do not count; None: all rows.
     Shares of classes and mixed datasets are not looked at.
-
-    Raises:
-        ConfigError: The dataset has no such key.
-        InputDataError: Its ids are no numbers; or the file of counts, or a record, is damaged.
     """
     keys = require_counted_keys(manifest, part)
     if config is None or config.is_exact:
@@ -140,11 +135,28 @@ def _count(
 def _read_through(
     version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
 ) -> dict[KeyPart, TrainCounts]:
-    counters: dict[KeyPart, _Counter] = {part: _Counter() for part in keys.features}
+    found = dict.fromkeys(keys.features, np.zeros((0, 4), np.int64))
     for rows in _read_rows(version_dir, manifest, keys, config):
-        for part, counter in counters.items():
-            counter.update(rows, keys, part)
-    return {part: counter.result() for part, counter in counters.items()}
+        for part, table in found.items():
+            found[part] = _add_up(np.concatenate([table, _find_counts(rows, keys, part)]))
+    return {part: TrainCounts(*np.ascontiguousarray(table.T)) for part, table in found.items()}
+
+
+def _find_counts(rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> np.ndarray:
+    """Ids, and whether each is of a row, an event, a positive; int64 `[n, 4]`."""
+    ids = rows.dense[keys.features[part]]
+    event, positive = _find_events(rows, keys)
+    table = np.stack(
+        [ids, np.ones(len(ids), bool), event, positive], axis=1, dtype=np.int64, casting="unsafe"
+    )
+    if keys.history is None:
+        return table
+    values, lengths = keys.cut(*_read_history(rows, keys.history))
+    owners = np.repeat(table, lengths, axis=0)
+    owners[:, 1] = 0  # The row itself is counted once.
+    if part == "item":
+        owners[:, 0] = values
+    return np.concatenate([table, owners[owners[:, 2:].any(axis=1)]])
 
 
 def read_train_pairs(
@@ -197,33 +209,6 @@ def read_train_rows(
     yield from read_epoch(source.plan(plan_columns(manifest, specs, lists), None), 0)
 
 
-class _Counter:
-    """Counts one key, part by part of the rows."""
-
-    def __init__(self) -> None:
-        self._found = [np.zeros((0, 1 + len(_COUNTS)), np.int64)]
-
-    def update(self, rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> None:
-        ids = rows.dense[keys.features[part]]
-        event, positive = _find_events(rows, keys)
-        entries = [ids, ids[event], ids[positive]]
-        if keys.history is not None:
-            values, lengths = keys.cut(*_read_history(rows, keys.history))
-            before = np.repeat(ids, lengths) if part == "user" else values
-            for place, chosen in ((1, event), (2, positive)):
-                more = before[np.repeat(chosen, lengths)]
-                entries[place] = np.concatenate([entries[place], more])
-        for place, found in enumerate(entries):
-            distinct, counts = np.unique(found, return_counts=True)
-            table = np.zeros((len(distinct), 1 + len(_COUNTS)), np.int64)
-            table[:, 0], table[:, 1 + place] = distinct, counts
-            self._found.append(table)
-        self._found = [_add_up(np.concatenate(self._found))]
-
-    def result(self) -> TrainCounts:
-        return TrainCounts(*np.ascontiguousarray(self._found[0].T))
-
-
 def _find_events(rows: DecodedRows, keys: CountedKeys) -> tuple[np.ndarray, np.ndarray]:
     """Which rows are events of the log, and which have a label above 0; bool `[rows]` each."""
     every = np.ones(rows.count, bool)
@@ -239,10 +224,9 @@ def _read_history(rows: DecodedRows, name: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _add_up(table: np.ndarray) -> np.ndarray:
-    """Adds up the rows of one id, int64 `[n, 4]`: ids first."""
-    if not len(table):
-        return table
+    """Adds up the rows of one id, int64 `[n, 4]`: ids first, ascending."""
     table = table[np.argsort(table[:, 0], kind="stable")]
-    starts = np.flatnonzero(np.append(True, table[1:, 0] != table[:-1, 0]))
-    sums = np.add.reduceat(table[:, 1:], starts, axis=0)
-    return np.concatenate([table[starts, :1], sums], axis=1)
+    ids, starts = np.unique(table[:, 0], return_index=True)
+    if not len(ids):
+        return table
+    return np.column_stack([ids, np.add.reduceat(table[:, 1:], starts, axis=0)])

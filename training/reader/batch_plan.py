@@ -127,12 +127,7 @@ class Batches:
     ragged: tuple[str, ...] = ()
 
     def plan(self) -> BatchPlan:
-        """Plans how they are read.
-
-        Raises:
-            InputDataError: There is no such split, or a dataset of `mix` lacks a feature.
-            ConfigError: The config does not fit the dataset.
-        """
+        """Plans how they are read."""
         source, manifest = self.source, self.source.manifest
         if not self.is_shuffled:
             columns = plan_columns(manifest, self.specs, self.ragged)
@@ -155,9 +150,6 @@ class Batches:
         """Batches of an epoch, None where only reading tells; the same for workers in step.
 
         A batch with fewer rows than the `ranks` that share it is dropped.
-
-        Raises:
-            InputDataError: There is no batch.
         """
         source, config, drop = self.source, self.source.config, self.drop_remainder
         number, workers = source.options.worker
@@ -218,7 +210,6 @@ def _skip(batches: Iterator[DecodedRows], count: int) -> Iterator[DecodedRows]:
 
 
 def build_share_error(split: str, ranks: int) -> TooFewRowsError:
-    """The error of an epoch without a batch that has a row for each rank."""
     return TooFewRowsError(
         f"an epoch of the {split} split has no batch",
         received=f"fewer rows than the {ranks} ranks that share them" if ranks > 1 else "no row",
@@ -229,15 +220,9 @@ def build_share_error(split: str, ranks: int) -> TooFewRowsError:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Which batches `open_batches` and `open_dataset` are asked for, beside the keys of `input`.
+    """What `open_batches` and `open_dataset` are asked for, beside the keys of `input`.
 
-    Attributes:
-        split: Name of the split.
-        shuffle: Whether rows are drawn in random order; None: those of train alone.
-        seed: Seed of the order.
-        drop_remainder: Whether rows at the end that fill no batch are dropped.
-        held_out: Whether the rows that `validation` keeps out of train are the ones to read.
-        ragged: Names of features that stay ragged although their length is bounded.
+    `shuffle` None shuffles train alone; `held_out` asks for the rows that `validation` keeps apart.
     """
 
     split: str = "train"
@@ -254,11 +239,7 @@ class BatchRequest:
         return self.shuffle
 
     def build_config(self, batch_size: int, options: Mapping[str, Any], asked: str) -> InputConfig:
-        """Builds the config of the input for the function of the name `asked`.
-
-        Raises:
-            ConfigError: An option is unknown, or does not fit the request.
-        """
+        """Builds the config of the input for the function of the name `asked`."""
         config = override_config(
             InputConfig(), {**options, "batch_size": batch_size}, f"of {asked}"
         )
@@ -278,11 +259,7 @@ class BatchRequest:
         return config
 
     def choose(self, source: SplitSource, names: Sequence[str]) -> Batches:
-        """The batches of some features; lists are bounded by the longest of any split.
-
-        Raises:
-            InputDataError: There is no such feature.
-        """
+        """The batches of some features; lists are bounded by the longest of any split."""
         manifest = source.manifest
         splits = [found.name for found in manifest.splits]
         select_features(manifest, self.ragged)
@@ -291,14 +268,27 @@ class BatchRequest:
         return Batches(source, specs, shuffled, self.seed, drop, self.ragged)
 
 
+def check_number(what: str, given: tuple[int, int]) -> None:
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    if not is_pair or not all(map(is_whole, given)) or not given[0] < given[1]:
+        raise ConfigError(
+            f"there is no such {what}",
+            received=repr(given),
+            allowed=f"(number, {what}s), whole numbers with 0 <= number < {what}s",
+        )
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_number and int(value) >= 0
+
+
 def find_sparse_pairs(version_dir: ReadablePath, manifest: Manifest) -> dict[str, str]:
-    """Finds the features that are the two halves of sparse rows.
+    """Finds the halves of sparse rows: feature of the weights by feature of the indices.
 
     The encoders tell: weights are made from the columns of weights and, behind these, the very
     columns of ids that the indices are made from.
-
-    Returns:
-        Feature of the weights by feature of the indices.
     """
     plan = read_plan(version_dir, manifest)
     names = set(manifest.schema.names)
@@ -322,15 +312,8 @@ def find_mixed(
 ) -> list[tuple[ReadablePath, Manifest]]:
     """Finds the datasets of `input.mix`: directory and manifest of each version.
 
-    Args:
-        config: The input's config.
-        manifest: The dataset that they are mixed into.
-        names: Features that are read.
-
-    Raises:
-        InputDataError: A dataset lacks a feature or has it with another type, shape or
-            vocabulary; names the feature and both.
-        UpstreamNotReadyError: There is no such dataset.
+    One that lacks a feature of these names, or has it with another type, shape or vocabulary, is
+    refused.
     """
     found: list[tuple[ReadablePath, Manifest]] = []
     specs = select_features(manifest, names)
@@ -377,15 +360,6 @@ def check_mixed_ids(
     """Refuses datasets whose ids stand for other tokens: they would train the wrong rows.
 
     Vocabularies of one length need not hold the same tokens in the same order.
-
-    Args:
-        version_dir: Directory of the dataset that others are mixed into.
-        manifest: Its manifest.
-        mixed: Directory and manifest of the others, whose features have the same specs.
-        features: Names of the features that are read.
-
-    Raises:
-        InputDataError: A feature's ids do not agree, or the encoders of a version are damaged.
     """
     names = [name for name in features if manifest.schema[name].vocabulary_size is not None]
     mixed = [

@@ -34,7 +34,9 @@ from training.reader.batch_plan import (
     BatchRequest,
     BatchShape,
     build_share_error,
+    check_number,
     find_mixed,
+    is_whole,
 )
 from training.reader.epoch_plan import BatchShare
 from training.reader.feature_columns import select_features, split_features
@@ -91,11 +93,7 @@ class BatchReader:
         return tuple(self._batches.specs)
 
     def __iter__(self) -> Iterator[Arrays]:
-        """Reads the rest of the epoch.
-
-        Raises:
-            InputDataError: A shard is damaged or missing, or a record is not what the schema says.
-        """
+        """Reads the rest of the epoch."""
         return self.track(self.read_part())
 
     def read_part(self, worker: int = 0, workers: int = 1) -> Iterator[Arrays]:
@@ -103,12 +101,8 @@ class BatchReader:
 
         Batches in turn from worker 0, 1, … are those of one reader, in its order. The main
         process counts them by `track`.
-
-        Raises:
-            ConfigError: There is no such worker.
-            InputDataError: As for an iterator.
         """
-        _check_number("worker", (worker, workers))
+        check_number("worker", (worker, workers))
         share = replace(self._share, worker=worker, workers=workers)
         # Where the reader stands now, not where it stands when the first batch is taken.
         return self._read(self.epoch, self.batch, share)
@@ -150,8 +144,7 @@ class BatchReader:
     def restore(self, state: Mapping[str, int]) -> None:
         """Goes to where a reader stood; what follows is, bit for bit, what followed there.
 
-        Args:
-            state: What `state` returned, to a reader of any rank and number of ranks.
+        The state may be of a reader of any rank and number of ranks.
 
         Raises:
             ConfigError: It is no state, or one of another version, seed, batch size or choice of
@@ -159,7 +152,7 @@ class BatchReader:
         """
         expected = self.state()
         is_state = isinstance(state, Mapping) and set(state) == set(expected)
-        if not is_state or not all(map(_is_whole, state.values())):
+        if not is_state or not all(map(is_whole, state.values())):
             raise ConfigError(
                 "this is no state of a reader",
                 received=str(state)[:300],
@@ -172,14 +165,6 @@ class BatchReader:
                     f"the state of a reader is of another {name}",
                     received=state[name], allowed=expected[name], fix=fix,
                 )  # fmt: skip
-        most = self._batches.count()  # Fewer ranks may have had one more.
-        if most is not None and state["batch"] > most:
-            raise ConfigError(
-                "the state of a reader lies behind the end of an epoch",
-                received=f"batch {state['batch']}",
-                allowed=f"0 to {most}",
-                fix="restore the state as it was saved",
-            )
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
 
 
@@ -230,7 +215,7 @@ def open_batches(
             a batch.
         UpstreamNotReadyError: There is no such dataset.
     """
-    _check_number("rank", rank)
+    check_number("rank", rank)
     # NumPy's whole numbers would stay what they are in a state, which JSON does not take.
     batch_size, seed, first_epoch = map(operator.index, (batch_size, seed, first_epoch))
     share = BatchShare(*map(operator.index, rank))
@@ -244,12 +229,6 @@ def open_batches(
         )
     if not isinstance(source, str | Path):
         version_dir, manifest = describe_shards(source, split, schema, config.on_corrupt)
-    elif schema is not None:
-        raise ConfigError(
-            "schema is for bare files: a dataset version has its own",
-            received=str(source),
-            fix="leave schema out, or give a list of files",
-        )
     else:
         version_dir = resolve_version(find_path(source))
         manifest = read_manifest(version_dir, config.tolerates)
@@ -258,22 +237,6 @@ def open_batches(
         features = [spec.name for spec in specs if spec.role != "id"]
     chosen = SplitSource(version_dir, manifest, split, config, is_held_out=held_out)
     return BatchReader(request.choose(chosen, features), share, first_epoch)
-
-
-def _check_number(what: str, given: tuple[int, int]) -> None:
-    is_pair = isinstance(given, Sequence) and len(given) == 2
-    if not is_pair or not all(map(_is_whole, given)) or not given[0] < given[1]:
-        raise ConfigError(
-            f"there is no such {what}",
-            received=repr(given),
-            allowed=f"(number, {what}s), whole numbers with 0 <= number < {what}s",
-        )
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_number and int(value) >= 0
 
 
 def _identify(batches: Batches) -> dict[str, int]:
@@ -326,21 +289,10 @@ def describe_shards(
     schema: Sequence[FeatureSpec] | None = None,
     on_corrupt: str = "fail",
 ) -> tuple[ReadablePath, Manifest]:
-    """Describes files of `tf.train.Example`, which are read through once to count their records.
+    """Describes files of `tf.train.Example` as a version, whose folder is the one around them.
 
-    Args:
-        files: Local TFRecord files, all compressed alike or none.
-        split: Name to give the split.
-        schema: What the records hold; None finds out by reading them: scalars, and lists without a
-            bound.
-        on_corrupt: What becomes of damage; unless it is `fail`, damaged records are not counted.
-
-    Returns:
-        The folder around all files, and a manifest that lists them.
-
-    Raises:
-        ConfigError: There are no files, one is not local, or they are compressed in several ways.
-        InputDataError: A file cannot be read, is damaged, or holds a feature in several kinds.
+    They are local, all compressed alike or none, and read through once to count their records.
+    Without a schema, reading them tells what they hold: scalars, and lists without a bound.
     """
     paths = [local_path(file).absolute() for file in files]
     if not paths:

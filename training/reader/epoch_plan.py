@@ -16,14 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ShardRange:
-    """A run of records of one shard.
-
-    Attributes:
-        shard: Number of the shard in the split.
-        first: Number of its first record in the shard.
-        rows: How many records.
-        start: How many records of the buffer come before it.
-    """
+    """A run of records of one shard; `start` records of the buffer come before it."""
 
     shard: int
     first: int
@@ -33,14 +26,7 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class BufferPlan:
-    """Records that are shuffled together.
-
-    Attributes:
-        number: Number of the buffer in the epoch.
-        first: How many records of the epoch come before it.
-        rows: How many it holds.
-        ranges: Where they come from.
-    """
+    """Records that are shuffled together; `first` records of the epoch come before them."""
 
     number: int
     first: int
@@ -51,14 +37,10 @@ class BufferPlan:
 def divide_shards(
     shard_rows: Sequence[int], worker: int, workers: int
 ) -> tuple[tuple[int, int], ...]:
-    """What one of several workers reads: whole files, as evenly as they divide.
+    """First record and number of records that one of several workers reads of each shard.
 
-    Each file goes to the worker that has the fewest records so far, the largest first. With fewer
-    files than workers each worker reads an equal range of records of every file instead.
-
-    Returns:
-        First record and number of records to read of each shard, `(0, 0)` for none. Over all
-        workers each record occurs once.
+    Whole files, as evenly as they divide: each goes to the worker that has the fewest records so
+    far, the largest first. With fewer files than workers, an equal range of records of every file.
     """
     if not 0 <= worker < workers:
         raise ValueError(f"worker {worker} of {workers}")
@@ -173,13 +155,9 @@ class BatchShare:
         return count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks
 
     def select_rows(self, first: int, rows: int, batch_size: int, total: int) -> np.ndarray:
-        """Which of some rows are taken, bool `[rows]`.
+        """Which of the rows `[first, first + rows)` are taken, bool `[rows]`.
 
-        Args:
-            first: Number of the first of them; rows before 0 are not taken, row 0 begins a batch.
-            rows: How many.
-            batch_size: Rows per batch.
-            total: Rows to share out.
+        Rows before 0 are not taken, row 0 begins a batch, and `total` rows are shared out.
         """
         numbers = np.arange(first, first + rows)
         batch, place = np.divmod(numbers, batch_size)

@@ -46,7 +46,6 @@ class FeatureColumn:
 
     @property
     def wire(self) -> WireFeature:
-        """What a decoder is asked for."""
         is_list = self.spec.is_list or self.is_ragged
         return WireFeature(self.name, self.spec.dtype, is_list, self.is_sequence)
 
@@ -74,7 +73,6 @@ class FeatureColumn:
 
     @property
     def pad(self) -> int | float | str:
-        """What fills a list."""
         if self.spec.vocabulary_size is not None:
             return PAD_ID
         given = self.spec.pad_value
@@ -100,11 +98,7 @@ def plan_columns(
 def select_features(
     manifest: Manifest, names: Sequence[str] | None, exclude_roles: Sequence[str] = ()
 ) -> tuple[FeatureSpec, ...]:
-    """Returns the specs of the named features, or of all but some roles.
-
-    Raises:
-        InputDataError: A name is not in the schema.
-    """
+    """Returns the specs of the named features, or of all but some roles."""
     schema = manifest.schema
     if names is None:
         return tuple(spec for spec in schema.features if spec.role not in exclude_roles)
@@ -115,7 +109,6 @@ def select_features(
 
 
 def unknown_feature(where: str, name: str, names: Sequence[str]) -> InputDataError:
-    """The error of a feature that a dataset does not have."""
     return InputDataError(
         f"{where} has no such feature",
         received=name,
@@ -136,11 +129,7 @@ def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
 
 
 def check_specs(manifest: Manifest, expected: Sequence[FeatureSpec]) -> None:
-    """Refuses a dataset whose features are not those that a model was built for.
-
-    Raises:
-        InputDataError: A feature is missing, or has another type, shape or vocabulary.
-    """
+    """Refuses a dataset whose features are not those that a model was built for."""
     select_features(manifest, [spec.name for spec in expected])
     for spec in expected:
         found = _describe(manifest.schema[spec.name])
@@ -161,12 +150,7 @@ def _describe(spec: FeatureSpec) -> str:
 
 
 def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
-    """Puts the schema's values where records lack a feature, and checks fixed lengths.
-
-    Raises:
-        InputDataError: A feature is absent that has no pad value, or a list has another length
-            than the schema says.
-    """
+    """Puts the schema's values where records lack a feature, and checks fixed lengths."""
     spec = column.spec
     if column.is_ragged:
         return array.fill_null([]) if array.null_count else array
@@ -204,11 +188,7 @@ def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputD
 
 
 def check_binary(name: str, array: pa.Array, where: str) -> None:
-    """Refuses labels other than 0 and 1.
-
-    Raises:
-        InputDataError: There is one; names the feature and the value.
-    """
+    """Refuses labels other than 0 and 1."""
     values = array.drop_null().to_numpy(zero_copy_only=False)
     bad = (values != 0) & (values != 1)
     if bad.any():

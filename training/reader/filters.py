@@ -35,14 +35,7 @@ _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Keeps some rows.
-
-    Attributes:
-        columns: Features that it looks at.
-        filters: Comparisons; a row must pass all.
-        held_out: Share of the keys that is kept apart, or None.
-        is_held_out: Whether the rows of that share are the ones to keep.
-    """
+    """Keeps rows that pass all filters, and whose key is held out, or is not (`is_held_out`)."""
 
     columns: tuple[FeatureColumn, ...]
     filters: tuple[FilterConfig, ...]
@@ -50,13 +43,10 @@ class RowFilter:
     is_held_out: bool = False
 
     def keep(self, batch: pa.RecordBatch, where: str) -> np.ndarray:
-        """Which rows of a decoded block are kept, bool `[rows]`.
+        """Which rows of a decoded block are kept, bool `[rows]`; `where` names it in errors.
 
         Of a number that records may lack, rows without it pass `!=` and `not_in` alone; a text is
-        empty there. `where` names the block in errors.
-
-        Raises:
-            InputDataError: A record lacks a value that it must have.
+        empty there.
         """
         kept = np.ones(batch.num_rows, bool)
         for config in self.filters:
@@ -102,15 +92,7 @@ def build_row_filter(
 ) -> RowFilter | None:
     """Builds the filter of a config's `filter` and `validation`; None where all rows are kept.
 
-    Args:
-        manifest: The dataset.
-        config: The input's config.
-        is_held_out: Whether to keep the rows that are held out, instead of the others.
-        evaluation_filter: What rows must pass as well: `evaluation.filter`.
-
-    Raises:
-        InputDataError: A feature is unknown.
-        ConfigError: A value is not of the feature's type, or a key is a list.
+    Rows must pass `evaluation_filter` as well.
     """
     asked = [("input.filter", item) for item in config.filter]
     asked += [(EVALUATION_FILTER, item) for item in evaluation_filter]
@@ -191,17 +173,11 @@ def passes(config: InputConfig, feature: str, value: float) -> bool:
 
 
 def hash_keys(values: np.ndarray) -> np.ndarray:
-    """Hashes keys, the same on every machine and in every run.
+    """Hashes keys to uint64 `[rows]`, the same on every machine and in every run.
 
     Integers (and float32, by their bits) go through the finalizer of SplitMix64 (Steele, Lea and
-    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); byte strings through
-    64-bit FNV-1a and then the same.
-
-    Args:
-        values: int64, float32 or objects that are bytes (None counts as empty), `[rows]`.
-
-    Returns:
-        uint64 `[rows]`.
+    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); byte strings (objects,
+    None counts as empty) through 64-bit FNV-1a and then the same.
     """
     if values.dtype == object:
         keys = np.array([_fnv(value or b"") for value in values], np.uint64)

@@ -34,9 +34,6 @@ class RaggedList(NamedTuple):
         Args:
             length: Values per row; None: of the longest list.
             value: What fills a row; None: 0, or an empty byte string. Text counts as its bytes.
-
-        Returns:
-            `[rows, length]`, of the type of the values.
         """
         lengths = np.diff(self.offsets)
         if length is None:
@@ -112,14 +109,8 @@ def regroup(
 ) -> Iterator[DecodedRows]:
     """Cuts rows into runs of whole batches, copying where a batch lies across two parts.
 
-    Args:
-        parts: Rows, in parts of any size.
-        batch_size: Rows per batch.
-        most: Rows per run at most; a multiple of `batch_size`.
-        drop_remainder: Whether to drop rows at the end that fill no batch.
-
-    Yields:
-        Runs of a multiple of `batch_size` rows, but the last where nothing is dropped.
+    A run has at most `most` rows, a multiple of `batch_size`; the last may have any number where
+    nothing is dropped.
     """
     rest: DecodedRows | None = None
     for part in parts:
@@ -146,9 +137,6 @@ def balance_classes(
     A class with more rows than its share gives a random part of them, each once; one with fewer
     repeats its rows, each as often as any other but for the rest. The number of rows stays; a
     class that the buffer does not hold leaves its share to the others.
-
-    Raises:
-        InputDataError: A row is of a class that is not named, or no row of one with a share.
     """
     if not rows.count:
         return rows
@@ -241,20 +229,10 @@ def mix_rows(
     batch_size: int,
     seed: Sequence[int],
 ) -> Iterator[DecodedRows]:
-    """Draws each batch from several sources.
+    """Draws batches from several sources: functions of the number of a pass to its rows.
 
     How many rows of a batch come from which source is drawn from a multinomial distribution, and
     their order within the batch is random. A source that ends begins anew, in another order.
-
-    Args:
-        sources: Functions of the number of the pass to its shuffled rows.
-        weights: Share of each source; they add up to 1.
-        batches: Batches to draw.
-        batch_size: Rows per batch.
-        seed: Of the draws.
-
-    Raises:
-        InputDataError: A source has no rows.
     """
     taps = [_Tap(source) for source in sources]
     for number in range(batches):

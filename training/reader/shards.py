@@ -14,11 +14,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 
-from conf.artefacts.dataset import list_unlisted_files
 from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest, ShardInfo
 from conf.paths import ReadablePath
-from conf.storage.locations import Compression, FileOpener, is_remote
+from conf.storage.locations import Compression, FileOpener
 from etl.tfrecord.reading import (
     FIX_CORRUPT,
     BadRange,
@@ -38,16 +37,11 @@ RECORD_TYPES = ("Example", "SequenceExample")
 BLOCK_BYTES = 2 << 20
 """Bytes that are read and decoded at a time: they stay in a core's cache between the two."""
 _LOGGER = logging.getLogger(__name__)
-_WARNED: set[str] = set()
 _LOCK = threading.Lock()  # of all counts: readers that hold some go to other processes
 
 
 def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
-    """Returns a split's shards that hold records, in the manifest's order.
-
-    Raises:
-        InputDataError: There is no such split, or training does not read its records.
-    """
+    """A split's shards that hold records, in the manifest's order."""
     for what, found, allowed in (
         ("record type", manifest.record_type, RECORD_TYPES),
         ("compression", manifest.compression, tuple(WIRE_COMPRESSIONS)),
@@ -63,14 +57,7 @@ def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to read.
-
-    Attributes:
-        path: Path or URI.
-        rows: Records that the manifest counts.
-        crc32c: Checksum that the manifest has, which names its content.
-        compression: As the wire calls it.
-    """
+    """A shard to read: records and checksum as the manifest has them."""
 
     path: str
     rows: int
@@ -101,16 +88,10 @@ class InputCounts:
     filtered: int = 0
     first_bad: str | None = None
 
-    def add_record(self, path: str, offset: int, reason: str) -> None:
+    def add_records(self, reason: str, where: str, records: int = 1) -> None:
         with _LOCK:
-            self.records[reason] += 1
-            self.first_bad = self.first_bad or f"{path}, byte offset {offset}"
-
-    def add_lost(self, path: str, records: int) -> None:
-        """Counts records of a damaged shard of which no trace is left."""
-        with _LOCK:
-            self.records["not there, though the manifest counts it"] += records
-            self.first_bad = self.first_bad or f"{path}, which ends early"
+            self.records[reason] += records
+            self.first_bad = self.first_bad or where
 
     def add_shard(self, path: str, reason: str) -> None:
         """Counts a shard that is left out, once however often it is met."""
@@ -149,19 +130,6 @@ def warn_of_losses(counts: InputCounts, split: str, epoch: int) -> None:
     """Warns of what an epoch of a split left out."""
     for line in counts.describe():
         _LOGGER.warning("split %r, epoch %d: %s", split, epoch, line)
-
-
-def warn_unlisted(version_dir: str, manifest: Manifest) -> None:
-    """Warns, once per process, of files beside the shards that the manifest does not list."""
-    if version_dir in _WARNED or is_remote(version_dir):
-        return
-    _WARNED.add(version_dir)
-    unlisted = list_unlisted_files(version_dir, manifest)
-    if unlisted:
-        _LOGGER.warning(
-            "%s: %d file(s) are not in the manifest and are not read, first: %s",
-            version_dir, len(unlisted), unlisted[0],
-        )  # fmt: skip
 
 
 def explain_error(
@@ -228,12 +196,7 @@ class _SummedFile(io.RawIOBase):
 
 
 class ShardReader:
-    """Reads records in order; one thread at a time.
-
-    Args:
-        shard: The shard.
-        first: Number of the record to begin with: what precedes it is not decoded.
-        damage: What becomes of damage, and what counts it.
+    """Reads records in order, from number `first` on; one thread at a time.
 
     Attributes:
         position: Number of the record after the last that was returned.
@@ -277,16 +240,12 @@ class ShardReader:
         """Reads what is left, and compares the file with the manifest's checksum.
 
         One whose damage has been told is another file for that reason.
-
-        Raises:
-            InputDataError: It is another file than the manifest lists.
-            OSError: It cannot be read.
         """
         for _ in self._blocks:
             pass
         found = f"{0 if self._file is None else self._file.crc:08x}"
         if found != self._shard.crc32c and not self._is_damaged:
-            raise _shard_error(
+            raise shard_error(
                 f"{self._shard.path} is not the file that was written",
                 f"CRC-32C {found}",
                 self._shard.crc32c,
@@ -314,7 +273,7 @@ class ShardReader:
             self._is_damaged = True
             if not bad.continues:
                 self._seen += 1
-                counts.add_record(path, bad.offset, bad.reason)
+                counts.add_records(bad.reason, f"{path}, byte offset {bad.offset}")
 
         for block in self._read(count):
             self._seen += len(block.index)
@@ -322,7 +281,9 @@ class ShardReader:
         # One bad range may have been several records, and a file may end between two.
         if self._seen < self._shard.rows:
             self._is_damaged = True
-            counts.add_lost(path, self._shard.rows - self._seen)
+            lost = self._shard.rows - self._seen
+            reason = "not there, though the manifest counts it"
+            counts.add_records(reason, f"{path}, which ends early", lost)
 
     @staticmethod
     def _drop(blocks: Iterator[RecordBlock], first: int) -> Iterator[RecordBlock]:
@@ -340,10 +301,6 @@ def decode_records(
 
     Returns:
         The columns, and which of the records they hold: bool `[records]`, None for all.
-
-    Raises:
-        CorruptRecordError: A record is malformed and must not be skipped.
-        InputDataError: A record does not hold what the schema says.
     """
     if damage.on_corrupt != "skip_record":
         return decoder.decode_block(block, path), None
@@ -352,16 +309,12 @@ def decode_records(
     for record in bad:
         sound[record.record] = False
         offset = block.offset + int(block.index[record.record, 0])
-        damage.counts.add_record(path, offset, record.reason)
+        damage.counts.add_records(record.reason, f"{path}, byte offset {offset}")
     return batch, sound
 
 
 def compare_begun(damage: DamagePolicy, shards: Iterable[Shard] | None = None) -> None:
-    """Compares shards that were read in part with their checksums: of some shards, or of all.
-
-    Raises:
-        InputDataError: One is damaged, or another file than the manifest lists.
-    """
+    """Compares shards that were read in part with their checksums: of some shards, or of all."""
     for shard in damage.checks.select_begun(shards):
         try:
             ShardReader(shard, 0, replace(damage, counts=InputCounts())).compare()
@@ -370,11 +323,7 @@ def compare_begun(damage: DamagePolicy, shards: Iterable[Shard] | None = None) -
 
 
 def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
-    """Reads a shard through; returns what is damaged in it, or None.
-
-    Raises:
-        InputDataError: A record does not hold what the schema says.
-    """
+    """Reads a shard through; returns what is damaged in it, or None."""
     reader = ShardReader(shard, 0, DamagePolicy())
     try:
         while (block := reader.read(shard.rows)) is not None:
@@ -395,7 +344,7 @@ def _describe_damage(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def _shard_error(what: str, received: str, allowed: str | None = None) -> InputDataError:
+def shard_error(what: str, received: str, allowed: object = None) -> InputDataError:
     return InputDataError(
         what,
         received=received,
@@ -405,17 +354,5 @@ def _shard_error(what: str, received: str, allowed: str | None = None) -> InputD
 
 
 def missing_shard(shard: Shard, error: OSError) -> InputDataError:
-    """The error of a shard that cannot be read."""
     received = f"{shard.path}: {_describe_damage(error)}"
-    return _shard_error("a shard that the manifest lists cannot be read", received)
-
-
-def short_shard(shard: Shard, records: int) -> InputDataError:
-    """The error of a shard that ends before the manifest says."""
-    return _shard_error(f"{shard.path} ends early", f"{records} records", f"{shard.rows}")
-
-
-def long_shard(shard: Shard) -> InputDataError:
-    """The error of a shard that goes on where the manifest says that it ends."""
-    what = f"{shard.path} does not end where the manifest says"
-    return _shard_error(what, f"more than {shard.rows} records", f"{shard.rows}")
+    return shard_error("a shard that the manifest lists cannot be read", received)

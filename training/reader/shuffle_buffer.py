@@ -40,9 +40,8 @@ from training.reader.shards import (
     compare_begun,
     decode_records,
     find_shard_damage,
-    long_shard,
     missing_shard,
-    short_shard,
+    shard_error,
 )
 
 _ORDER, _BUFFER = 0, 1  # streams of random numbers
@@ -60,13 +59,8 @@ class ReadPlan:
         seed: The run's seed; None keeps the order of the records.
         buffer_rows: Records that are shuffled together.
         interleave: Shards that are read at once.
-        batch_size: Rows per batch.
         is_exact: Whether as many rows are delivered as are planned.
         balance: Shares of classes that the rows of a buffer are drawn anew by.
-        row_filter: Which rows are kept; None keeps all.
-        record_type: `Example` or `SequenceExample`.
-        threads: Threads that read and decode.
-        damage: What becomes of damage.
         binary_labels: Features whose values must be 0 or 1.
         has_lengths: Whether to deliver the length of each row's longest list.
         slots: Positions of features in packed features.
@@ -91,7 +85,6 @@ class ReadPlan:
 
     @property
     def rows(self) -> int:
-        """Records that are planned."""
         return sum(rows for _, rows in self.ranges)
 
     @property
@@ -113,15 +106,11 @@ class ReadPlan:
         return tuple((column, positions[column.name], column.is_dense) for column in self.columns)
 
     def build_decoder(self) -> Decoder:
-        """Builds a decoder for one thread."""
+        """A decoder for one thread."""
         return build_decoder(self.features, self.record_type, self.slots)
 
     def is_usable(self, shard: Shard) -> bool:
-        """Whether a shard may be read; with `skip_shard` it is read through once to find out.
-
-        Raises:
-            InputDataError: A record does not hold what the schema says.
-        """
+        """Whether a shard may be read; with `skip_shard` it is read through once to find out."""
         if self.damage.on_corrupt != "skip_shard":
             return True
         # The result is kept per process: each epoch asks again.
@@ -159,10 +148,6 @@ class ShuffleBuffer:
 
         Returns:
             Function that waits for the rows, in the order of their indices from `skip_below` on.
-
-        Raises:
-            InputDataError: By that function: a shard is damaged, missing or shorter than the
-                manifest says, or a record does not hold what the schema says.
         """
         filling = _Filling(self._plan, indices - skip_below)
         self._waiting = queue.SimpleQueue()
@@ -224,14 +209,16 @@ class ShuffleBuffer:
             block = reader.read(stop)
             if block is None and reader.position >= shard.rows:
                 if reader.has_more and damage.on_corrupt == "fail":
-                    raise long_shard(shard)
+                    what = f"{shard.path} does not end where the manifest says"
+                    raise shard_error(what, f"more than {shard.rows} records", shard.rows)
                 reader.compare()
                 del self._readers[part.shard]  # closes the file
                 return None
         except OSError as error:
             raise missing_shard(shard, error) from error
         if block is None and damage.on_corrupt == "fail" and reader.position < stop:
-            raise short_shard(shard, reader.position)
+            found = f"{reader.position} records"
+            raise shard_error(f"{shard.path} ends early", found, shard.rows)
         return block
 
     def _decode(
@@ -278,13 +265,7 @@ class _Filling:
     def write(self, batch: pa.RecordBatch, indices: np.ndarray, where: str) -> None:
         """Writes decoded rows to their output indices; any number of threads may do so.
 
-        Args:
-            batch: The rows.
-            indices: Output index of each, int64 `[rows]`; those below 0 are left out.
-            where: File and records, for errors.
-
-        Raises:
-            InputDataError: A row does not hold what the schema says.
+        `where` names the file and the records in errors.
         """
         plan = self._plan
         indices = self._filter(batch, indices, where)
@@ -355,7 +336,8 @@ def read_epoch(
     """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
     Buffers before `first_row` are not read at all where every planned record is delivered, and
-    otherwise read and dropped: only then is it known how many rows they have.
+    otherwise read and dropped: only then is it known how many rows they have. What comes out is the
+    same for the same seed and epoch, whatever the threads.
 
     Args:
         plan: How the rows are read.
@@ -363,12 +345,6 @@ def read_epoch(
         first_row: Rows to leave out at the start; a multiple of the batch where rows are shared.
         share: Part of the batches to deliver, and rows of the epoch that are shared out; others
             are not decoded. None delivers all. Only where the plan `can_skip`.
-
-    Yields:
-        The rows of each buffer. The same for the same seed and epoch, whatever the threads.
-
-    Raises:
-        InputDataError: As for `ShuffleBuffer.start`.
     """
     buffers = _plan_epoch(plan, epoch)
     skip = first_row

@@ -34,7 +34,6 @@ from training.reader.shards import (
     ShardChecks,
     filled_shards,
     list_shards,
-    warn_unlisted,
 )
 from training.reader.shuffle_buffer import ReadPlan, read_epoch
 
@@ -53,7 +52,7 @@ class InputOptions:
         worker: Number of this worker and of all of them: each reads its own files and makes its
             part of the global batch.
         counts: Counts what is left out.
-        evaluation_filter: What rows must pass beside the config's own filter: `evaluation.filter`.
+        evaluation_filter: What rows must pass beside the config's own filter.
         checks: Notes which shards were compared with their checksums, over all epochs.
         threads: Threads that read and decode; None: one per core, at most 8.
     """
@@ -68,16 +67,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class SplitSource:
-    """A split to read.
-
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        split: Name of the split.
-        config: How it is read.
-        options: What the run asks for beside.
-        is_held_out: Whether the rows that `config.validation` keeps apart are the ones to read.
-    """
+    """A split to read; `is_held_out`: of its rows those that `config.validation` keeps apart."""
 
     version_dir: ReadablePath
     manifest: Manifest
@@ -93,11 +83,7 @@ class SplitSource:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch that this worker makes.
-
-        Raises:
-            ConfigError: The workers cannot share a batch evenly.
-        """
+        """Rows of a batch that this worker makes."""
         workers = self.options.worker[1]
         if self.config.batch_size % workers:
             raise ConfigError(
@@ -132,21 +118,13 @@ class SplitSource:
     def plan(
         self, columns: Sequence[FeatureColumn], seed: int | None, buffer_rows: int | None = None
     ) -> ReadPlan:
-        """Plans how rows are read.
+        """Plans how rows are read: `buffer_rows` at a time, or as many as the config says.
 
-        Args:
-            columns: Features to deliver.
-            seed: The run's seed; None keeps the order of the records.
-            buffer_rows: Records that are decoded together; None: as the config says.
-
-        Raises:
-            InputDataError: No such split or feature, or records that training does not read.
-            ConfigError: The config does not fit the features.
+        A seed of None keeps the order of the records.
         """
         config, manifest, options = self.config, self.manifest, self.options
         is_shuffled = seed is not None
         shards = list_shards(self.version_dir, manifest, self.split)
-        warn_unlisted(str(self.version_dir), manifest)
         row_filter = build_row_filter(manifest, config, self.is_held_out, options.evaluation_filter)
 
         return ReadPlan(
@@ -178,22 +156,13 @@ def _cores() -> int:
 def count_rows(source: SplitSource, file: Path | None = None) -> int:
     """Returns how many rows a source gives to all its workers.
 
-    Args:
-        source: The split, as it is read.
-        file: Where counts are kept from process to process; made if it is not there.
-
-    Raises:
-        InputDataError: A shard is damaged or missing where that is not to be passed over.
+    Counts are kept in the file, if one is given, from process to process.
     """
     return sum(_count_workers(source, file))
 
 
 def count_steps(source: SplitSource, file: Path | None = None) -> int:
-    """Returns the steps of an epoch: whole batches, of which each worker makes its part.
-
-    Raises:
-        InputDataError: There is no whole batch, or as for `count_rows`.
-    """
+    """The steps of an epoch: whole batches, of which each worker makes its part."""
     steps = min(rows // source.batch_size for rows in _count_workers(source, file))
     if source.config.mix:
         steps = int(steps / source.config.mix_shares[0])
@@ -281,8 +250,7 @@ class TrainingData:
     Attributes:
         version_dir: Directory of the dataset version.
         manifest: Its manifest.
-        counts_file: Keeps how many rows the input leaves, where they had to be counted; None
-            keeps it for this process alone.
+        counts_file: Keeps how many rows the input leaves, where they had to be counted.
     """
 
     version_dir: ReadablePath
@@ -290,31 +258,18 @@ class TrainingData:
     counts_file: Path | None = None
 
     def steps_per_epoch(self, config: InputConfig) -> int:
-        """Whole batches of an epoch; the rows left over are drawn anew each epoch.
-
-        Raises:
-            InputDataError: There is no whole batch, or a shard is damaged.
-        """
+        """Whole batches of an epoch; the rows left over are drawn anew each epoch."""
         source = SplitSource(self.version_dir, self.manifest, "train", config)
         return count_steps(source, self.counts_file)
 
     def held_out_rows(
         self, config: InputConfig, evaluation_filter: tuple[FilterConfig, ...] = ()
     ) -> int:
-        """Rows of train that `config.validation` keeps apart, and that pass `evaluation.filter`.
-
-        Raises:
-            InputDataError: A shard is damaged.
-        """
+        """Rows of train that `config.validation` keeps apart, and that pass `evaluation.filter`."""
         return self._count("train", config, evaluation_filter, is_held_out=True)
 
     def filtered_rows(self, split: str, evaluation_filter: tuple[FilterConfig, ...]) -> int:
-        """Rows of a split that pass `evaluation.filter`.
-
-        Raises:
-            InputDataError: There is no such split or feature, or a shard is damaged.
-            ConfigError: A value is not of the feature's type.
-        """
+        """Rows of a split that pass `evaluation.filter`."""
         return self._count(split, InputConfig(), evaluation_filter)
 
     def _count(
@@ -330,16 +285,12 @@ class TrainingData:
 
 
 def read_current_data(config: TrainConfig) -> TrainingData:
-    """Reads the manifest of the dataset version that a new run of a config trains on.
-
-    Raises:
-        SluiceError: There is no such version, or it is damaged.
-    """
+    """Reads the manifest of the dataset version that a new run of a config trains on."""
     return _read_current(config.dataset, config)
 
 
 def read_current_mixed(config: TrainConfig) -> tuple[TrainingData, ...]:
-    """Reads the manifests of the versions that a new run mixes in, as `read_current_data` does."""
+    """Reads the manifests of the versions that a new run mixes in."""
     return tuple(_read_current(part.dataset, config) for part in config.input.mix)
 
 
@@ -349,7 +300,7 @@ def _read_current(dataset: str, config: TrainConfig) -> TrainingData:
 
 
 def pin_mixed(config: TrainConfig, versions: Sequence[str]) -> TrainConfig:
-    """Returns the config with versions in the place of the datasets of `input.mix`."""
+    """The config with versions in the place of the datasets of `input.mix`."""
     parts = zip(config.input.mix, versions, strict=True)
     mix = tuple(part.model_copy(update={"dataset": version}) for part, version in parts)
     return config.model_copy(update={"input": config.input.model_copy(update={"mix": mix})})

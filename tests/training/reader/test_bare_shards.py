@@ -70,12 +70,6 @@ def test_what_files_hold_is_found_out(compression: Any, tmp_path: Path) -> None:
     assert found != sorted(found) == list(range(60))
 
 
-def test_a_list_is_padded_where_a_schema_bounds_it(tmp_path: Path) -> None:
-    schema = [FeatureSpec("tags", "int64", "context", (None,), max_len=2, pad_value=-1)]
-    (batch,) = open_batches(write_files(tmp_path), 60, schema=schema, shuffle=False)
-    assert batch["tags"][:4].tolist() == [[-1, -1], [1, -1], [2, 2], [3, 3]]
-
-
 def test_a_state_tells_files_apart(tmp_path: Path) -> None:
     files = write_files(tmp_path)
     state = open_batches(files, 8).state()

@@ -114,9 +114,10 @@ def test_mixed_datasets_give_the_batches_of_open_dataset(version: Path, tmp_path
     ]
 
 
-def test_both_layouts_give_the_same_batches(version: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["shuffled", "filtered", "by length"])
+def test_both_layouts_give_the_same_batches(way: str, version: Path, tmp_path: Path) -> None:
     packed = pack_version(version, tmp_path / version.name)
-    assert read_epochs(open_batches(packed, 48), 1) == read_epochs(open_batches(version, 48), 1)
+    assert read_epochs(open_way(packed, way), 1) == read_epochs(open_way(version, way), 1)
 
 
 def test_lists_come_as_values_and_offsets_or_padded(
@@ -298,9 +299,7 @@ def test_a_state_of_another_reader_is_refused(
     open_way(version, "shuffled", features=["label"], rank=(1, 2)).restore(state)
 
 
-@pytest.mark.parametrize(
-    "change", [{"batch": -1}, {"batch": 1.0}, {"more": 1}, {"batch": 18}, {"format": 2}]
-)
+@pytest.mark.parametrize("change", [{"batch": -1}, {"batch": 1.0}, {"more": 1}, {"format": 2}])
 def test_what_is_no_state_is_refused(change: dict[str, Any], version: Path) -> None:
     reader = open_batches(version, 48)
     with pytest.raises(ConfigError):
@@ -320,7 +319,6 @@ def test_what_is_no_state_is_refused(change: dict[str, Any], version: Path) -> N
         ({"split": "test", "rank": (0, 64), "batch_size": 64}, TooFewRowsError),
         ({"held_out": True}, ConfigError),
         ({"split": "test", "class_balance": BALANCE}, ConfigError),
-        ({"schema": []}, ConfigError),
         ({"features": ["movie"]}, InputDataError),
         ({"ragged": ["movie"]}, InputDataError),
         ({"split": "traim"}, InputDataError),

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -118,45 +113,6 @@ def plain(batch: pa.RecordBatch) -> dict[str, list]:
         is_list = pa.types.is_list(column.type)
         columns[name] = [empty if is_list and v is None else v for v in column.to_pylist()]
     return columns
-
-
-@pytest.fixture
-def _kept_lock() -> Iterator[None]:
-    """Threads keep Python's lock until they give it away."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)
-    yield
-    sys.setswitchinterval(interval)
-
-
-def turns_of_others(work: Callable[[], object]) -> int:
-    """How often this thread runs Python while another one works: never, unless that lets it."""
-    turns, counted = 0, list[int]()
-
-    def run() -> None:
-        before = turns
-        work()
-        counted.append(turns - before)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while thread.is_alive():
-        turns += 1
-        time.sleep(1e-4)  # Gives the lock away.
-    return counted[0]
-
-
-@pytest.mark.usefixtures("_kept_lock")
-def test_a_block_is_decoded_without_pythons_lock():
-    lists = feature("int64", list(range(2000)), True)
-    record = delimited(1, delimited(1, delimited(1, b"int64s") + delimited(2, lists)))
-    block = block_of([record] * 10_000)
-    decoder = DECODERS["block", "Example"]
-    decoder.decode_block(block, "file")  # compiled
-    numbers = np.random.default_rng(0).random(1_000_000).tolist()
-    assert turns_of_others(lambda: sorted(numbers)) == 0  # Holds the lock.
-    # One core gives it to the other thread now and then.
-    assert any(turns_of_others(lambda: decoder.decode_block(block, "f")) > 30 for _ in range(50))
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,14 +20,6 @@ from training.reader.shards import (
 )
 
 
-def test_paths_and_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    shards = filled_shards(tiny_manifest, "train")
-    assert [Path(shard.path).name for shard in shards] == [
-        f"part-{i:05d}.tfrecord" for i in range(4)
-    ]
-    assert sum(shard.rows for shard in shards) == 780
-
-
 @pytest.mark.parametrize("change", [{"record_type": "ByteArray"}, {"compression": "zstd"}])
 def test_records_that_training_does_not_read(
     change, tiny_version: Path, tiny_manifest: Manifest
@@ -121,7 +113,3 @@ def test_it_stops_where_it_is_told_and_goes_on(shard: Shard) -> None:
     assert reader.read(25) is None
     assert read_all(reader, 26, 280, 300) == RECORDS[25:]
     assert reader.read(400) is None
-
-
-def test_beyond_the_last_record_there_is_nothing(shard: Shard) -> None:
-    assert ShardReader(shard, 300, DamagePolicy()).read(400) is None

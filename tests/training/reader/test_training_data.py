@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
@@ -24,7 +22,6 @@ from training.reader.training_data import (
     SplitSource,
     count_rows,
     count_steps,
-    list_shards,
 )
 
 
@@ -56,20 +53,6 @@ def test_an_order_is_kept_where_there_is_no_seed(
     assert shuffled.has_lengths
 
 
-def test_shards_are_those_of_the_manifest(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    shards = list_shards(tiny_version, tiny_manifest, "train")
-    assert [shard.rows for shard in shards] == [195] * 4
-    assert all(Path(shard.path).exists() for shard in shards)
-    [remote, *_] = list_shards(find_path("s3://bucket/v1"), tiny_manifest, "train")
-    assert remote.path == "s3://bucket/v1/train/part-00000.tfrecord"
-
-
-def test_records_that_training_does_not_read(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    other = replace(tiny_manifest, record_type="ByteArray")
-    with pytest.raises(InputDataError, match="another record type"):
-        source_of(tiny_version, other).plan((), None)
-
-
 HELD_OUT = {"validation": {"hash_of": "user_id", "share": 0.25}}
 CASES = {
     "plain": {},
@@ -99,25 +82,6 @@ def test_an_epoch_has_as_many_batches_as_are_counted(
             tiny_version, tiny_manifest, source.config, epoch=epoch, seed=3
         )
         assert sum(1 for _ in dataset) == count_steps(source)
-
-
-def test_what_is_held_out_and_what_is_not_are_all_rows(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    sides = [
-        counting_source_of(tiny_version, tiny_manifest, side, **HELD_OUT) for side in (False, True)
-    ]
-    assert sum(count_rows(side) for side in sides) == 780
-    assert 100 < count_rows(sides[1]) < 300
-
-
-def test_nothing_is_read_where_the_manifest_tells(
-    tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(SplitSource, "plan", None)
-    file = tmp_path / "counts.json"
-    assert count_steps(counting_source_of(tiny_version, tiny_manifest), file) == 780 // 16
-    assert not file.exists()
 
 
 def test_counts_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,13 +166,6 @@ def test_rows_are_kept_by_value(
     np.testing.assert_array_equal(np.sort(found), np.sort(stored[keep(stored)]))
     assert counts.filtered == len(stored) - len(found)
     assert count_rows(SplitSource(tiny_version, tiny_manifest, "train", config)) == len(found)
-
-
-def test_of_a_list_the_length_is_compared(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    item = {"feature": "history", "op": "==", "value": 0}
-    config = InputConfig.model_validate({**BASE, "filter": [item]})
-    # Each user has one event without a history.
-    assert len(set(train(tiny_version, tiny_manifest, config, "user_id").tolist())) == 60
 
 
 def test_held_out_rows_are_the_others_and_keys_stay_together(
