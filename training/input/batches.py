@@ -11,9 +11,8 @@ import atexit
 import functools
 import gc
 import itertools
-import re
-import threading
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,10 +48,7 @@ FINITE_ADVICE = (
 # Rows that are handed to TensorFlow at a time, where all columns have one size: a call costs
 # some ten microseconds per column, which would be most of the time of a small batch.
 SLAB_ROWS = 32768
-_TOKEN = re.compile("sluice-input-error-([0-9a-f]{32})")
-_MOST_KEPT = 64
-_KEPT: dict[str, SluiceError] = {}
-_LOCK = threading.Lock()
+_CARRIED: deque[tuple[str, SluiceError]] = deque(maxlen=64)
 
 
 class CarriedError(RuntimeError):
@@ -61,17 +57,18 @@ class CarriedError(RuntimeError):
 
 def carry(error: SluiceError) -> CarriedError:
     """Returns the error to raise inside a dataset in place of one of Sluice's own."""
-    token = uuid.uuid4().hex
-    with _LOCK:
-        _KEPT[token] = error
-        while len(_KEPT) > _MOST_KEPT:
-            del _KEPT[next(iter(_KEPT))]
-    return CarriedError(f"sluice-input-error-{token}: {error}")
+    mark = f"sluice-input-error-{uuid.uuid4().hex}"
+    _CARRIED.append((mark, error))
+    return CarriedError(f"{mark}: {error}")
 
 
 def is_carried(error: tf.errors.OpError) -> bool:
     """Whether an error of TensorFlow's runtime stands for one of the input."""
-    return _TOKEN.search(error.message) is not None
+    return _find_carried(error) is not None
+
+
+def _find_carried(error: tf.errors.OpError) -> SluiceError | None:
+    return next((own for mark, own in tuple(_CARRIED) if mark in error.message), None)
 
 
 @contextmanager
@@ -83,9 +80,7 @@ def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> I
     try:
         yield
     except tf.errors.OpError as error:
-        found = _TOKEN.search(error.message)
-        with _LOCK:
-            carried = None if found is None else _KEPT.get(found[1])
+        carried = _find_carried(error)
         if carried is None:
             raise
         explain_error(carried, version_dir, manifest, split)
@@ -344,7 +339,7 @@ def open_dataset(
     that the statistics count), other lists as `tf.RaggedTensor`. Several labels are a dictionary.
 
     An iterator gives one epoch. Each further iterator of the same dataset, or pass of `repeat()`,
-    is the next epoch, shuffled anew: the same for the same seed and number. Its cardinality is
+    is the next epoch, shuffled anew: the same for the same seed and number. The cardinality is
     known where no option leaves rows out.
 
     Args:
@@ -354,19 +349,11 @@ def open_dataset(
         features: Inputs to read; None reads all but labels, the weight and those of role id. A
             Keras model that is made of a dictionary of inputs must be given exactly these.
         labels: Labels to read; None reads those of role label, `()` none.
-        shuffle: Whether to draw rows in random order; None: those of train alone.
-        seed: Seed of the order.
+        shuffle: As for `open_batches`, like `seed`, `held_out`, `options` and what is raised.
         first_epoch: Number of the first iterator's epoch, to go on where a run stopped.
         drop_remainder: Whether to drop rows at the end that fill no batch; shapes are static then,
             and all workers have the same number of batches.
-        held_out: Whether to read the rows of train that `validation` keeps apart instead.
         worker: Number of this worker and of all of them: each reads other rows.
-        options: Keys of the config's `input` section, such as `filter` and `validation`.
-
-    Raises:
-        ConfigError: An option is unknown or does not fit the dataset.
-        InputDataError: There is no such split or feature, or the split does not fill a batch.
-        UpstreamNotReadyError: There is no such dataset.
     """
     check_number("worker", worker)
     request = BatchRequest(split, shuffle, seed, drop_remainder, held_out)

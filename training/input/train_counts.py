@@ -31,20 +31,13 @@ _log = logging.getLogger("sluice.training.input")
 
 @dataclass(frozen=True)
 class TrainCounts:
-    """How often each id of a key occurs in the rows that train; int64 `[ids]` each.
+    """How often each id of a key occurs in the rows that train; int64 `[ids]` each."""
 
-    Attributes:
-        ids: Ascending.
-        rows: Rows with that id: what batches hold.
-        events: Of these, events of the log: no drawn negatives; where rows are sequences, the items
-            of their histories too.
-        positives: Events with a label above 0; all where there is no label.
-    """
-
-    ids: np.ndarray
-    rows: np.ndarray
+    ids: np.ndarray  # ascending
+    rows: np.ndarray  # what batches hold
+    # Of these, events of the log: no drawn negatives; of sequences, items of histories too.
     events: np.ndarray
-    positives: np.ndarray
+    positives: np.ndarray  # events with a label above 0; all where there is no label
 
     def place(self, counts: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The counts (one of the attributes) of other ids, int64 `[n]`; 0 where there is none."""

@@ -43,21 +43,13 @@ _Remade = Callable[[int, int], Iterator[DecodedRows]]
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a batch is made of.
-
-    Attributes:
-        columns: The features.
-        batch_size: Rows per batch.
-        drop_remainder: Whether every batch has that many.
-        cut: Padded lists whose length differs from batch to batch.
-        sparse: Feature of the weights by feature of the ids.
-    """
+    """What a batch is made of."""
 
     columns: tuple[FeatureColumn, ...]
     batch_size: int
-    drop_remainder: bool
-    cut: tuple[str, ...] = ()
-    sparse: Mapping[str, str] = field(default_factory=dict)
+    drop_remainder: bool  # whether every batch has that many rows
+    cut: tuple[str, ...] = ()  # padded lists whose length differs from batch to batch
+    sparse: Mapping[str, str] = field(default_factory=dict)  # ids to weights
 
     @property
     def is_uniform(self) -> bool:
@@ -67,17 +59,11 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batches of a split, as they are read.
-
-    Attributes:
-        shape: What a batch is made of.
-        rows: How the rows are read.
-        remade: Function of epoch and first batch to the batches from there on, where they depend
-            on more than their own rows; None where they are the rows in their order.
-    """
+    """Batches of a split, as they are read."""
 
     shape: BatchShape
     rows: ReadPlan
+    # Batches from a first one on, where they depend on more than their own rows.
     remade: _Remade | None = None
 
     def read(self, epoch: int = 0, first_batch: int = 0) -> Iterator[DecodedRows]:
@@ -108,23 +94,14 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches that somebody asks of a split.
-
-    Attributes:
-        source: The split, as it is read.
-        specs: Features to deliver.
-        is_shuffled: Whether rows are drawn in random order.
-        seed: Seed of that order.
-        drop_remainder: Whether rows at the end that fill no batch are dropped.
-        ragged: Names of features that stay ragged although their length is bounded.
-    """
+    """Batches that somebody asks of a split."""
 
     source: SplitSource
     specs: Sequence[FeatureSpec]
     is_shuffled: bool = False
     seed: int = 0
     drop_remainder: bool = False
-    ragged: tuple[str, ...] = ()
+    ragged: tuple[str, ...] = ()  # features that stay lists although they are bounded
 
     def plan(self) -> BatchPlan:
         """Plans how they are read."""

@@ -198,7 +198,7 @@ def open_batches(
         split: Name of the split.
         features: Features to read; None reads all but those of role id.
         ragged: Features to give as `RaggedList` although their length is bounded.
-        schema: What bare files hold; None finds out by reading them through. Not for versions.
+        schema: What bare files hold; None finds out by reading them through.
         shuffle: Whether to draw rows in random order; None: those of train alone.
         seed: Seed of the order.
         first_epoch: Epoch to begin with.
@@ -206,13 +206,11 @@ def open_batches(
         held_out: Whether to read the rows of train that `validation` keeps apart instead.
         rank: Number of this rank and of all of them. Each takes its rows of every batch, so all
             have as many batches; what is left at the end without a row for each is dropped.
-        options: Keys of the config's `input` section, such as `shuffle_buffer`, `filter`,
-            `on_corrupt`, `validation`.
+        options: Keys of the config's `input` section, such as `filter` and `validation`.
 
     Raises:
         ConfigError: There is no such rank, or an option is unknown or does not fit the dataset.
-        InputDataError: There is no such split or feature, or the split is empty or does not fill
-            a batch.
+        InputDataError: There is no such split or feature, or the split does not fill a batch.
         UpstreamNotReadyError: There is no such dataset.
     """
     check_number("rank", rank)
@@ -245,6 +243,9 @@ def _identify(batches: Batches) -> dict[str, int]:
     names, is_shuffled = [spec.name for spec in batches.specs], batches.is_shuffled
     mixed = find_mixed(config, source.manifest, names)
     versions = [source.manifest, *(manifest for _, manifest in mixed)]
+    shards = [[[s.path, s.rows, s.crc32c] for s in m.split(source.split).shards] for m in versions]
+    names_of = [[m.dataset_name, m.dataset_version] for m in versions]
+    outlines = [[*own, files] for own, files in zip(names_of, shards, strict=True)]
     keys = (*_WHICH_ROWS, *(_WHICH_ORDER if is_shuffled else ()))
     rows = {
         "split": [source.split, source.is_held_out, batches.drop_remainder, is_shuffled],
@@ -256,14 +257,9 @@ def _identify(batches: Batches) -> dict[str, int]:
     return {
         "seed": batches.seed,
         "batch_size": config.batch_size,
-        "version": _number([_outline(manifest, source.split) for manifest in versions]),
+        "version": _number(outlines),
         "rows": _number(rows),
     }
-
-
-def _outline(manifest: Manifest, split: str) -> list[Any]:
-    shards = [[s.path, s.rows, s.crc32c] for s in manifest.split(split).shards]
-    return [manifest.dataset_name, manifest.dataset_version, shards]
 
 
 def _number(value: Any) -> int:

@@ -77,7 +77,7 @@ def plan_buffers(
     total = sum(rows for _, rows in ranges)
     size = _buffer_size(total, buffer_rows, multiple)
     unopened = [shard for shard in reversed(order) if ranges[shard][1]]
-    opened: list[_OpenShard] = []
+    opened: list[list[int]] = []
     buffers: list[BufferPlan] = []
     for first in range(0, total, max(1, size)):
         rows = min(size, total - first)
@@ -86,30 +86,25 @@ def plan_buffers(
         while need:
             while len(opened) < interleave and unopened:
                 shard = unopened.pop()
-                opened.append(_OpenShard(shard, *ranges[shard]))
+                opened.append([shard, *ranges[shard]])
             need = _take_evenly(opened, taken, need)
-            opened = [entry for entry in opened if entry.left]
+            opened = [entry for entry in opened if entry[2]]
         buffers.append(BufferPlan(len(buffers), first, rows, _number_ranges(taken)))
     return buffers
 
 
-@dataclass
-class _OpenShard:
-    """A shard that is being read: its number, its next record, how many are left."""
+def _take_evenly(opened: Sequence[list[int]], taken: dict[int, list[int]], need: int) -> int:
+    """Takes like many records of each open shard; returns how many are needed still.
 
-    shard: int
-    record: int
-    left: int
-
-
-def _take_evenly(opened: Sequence[_OpenShard], taken: dict[int, list[int]], need: int) -> int:
-    """Takes like many records of each open shard; returns how many are needed still."""
+    A shard that is open: its number, its next record, how many are left.
+    """
     share = -(-need // len(opened))
     for entry in opened:
-        count = min(share, entry.left, need)
+        shard, record, left = entry
+        count = min(share, left, need)
         if count:
-            taken.setdefault(entry.shard, [entry.record, 0])[1] += count
-        entry.record, entry.left = entry.record + count, entry.left - count
+            taken.setdefault(shard, [record, 0])[1] += count
+        entry[1:] = record + count, left - count
         need -= count
     return need
 

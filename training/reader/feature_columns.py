@@ -26,19 +26,12 @@ def list_length(spec: FeatureSpec) -> int | None:
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """One feature as it is read.
-
-    Attributes:
-        spec: Its spec.
-        is_ragged: Whether it stays a list of any length (scalars among them may be absent).
-        is_sequence: Whether it stands in the feature lists of a SequenceExample.
-        may_lack: Whether it is a label that records may lack, NaN then.
-    """
+    """One feature as it is read."""
 
     spec: FeatureSpec
-    is_ragged: bool
-    is_sequence: bool = False
-    may_lack: bool = False
+    is_ragged: bool  # it stays a list of any length (scalars among them may be absent)
+    is_sequence: bool = False  # it stands in the feature lists of a SequenceExample
+    may_lack: bool = False  # a label that records may lack, NaN then
 
     @property
     def name(self) -> str:

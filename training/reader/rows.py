@@ -50,17 +50,11 @@ class RaggedList(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """Some rows, column by column.
-
-    Attributes:
-        count: How many rows.
-        dense: Numbers, `[rows]` or `[rows, length]`.
-        lists: Lists of any length, and byte strings, `[rows]`.
-    """
+    """Some rows, column by column."""
 
     count: int
-    dense: dict[str, np.ndarray]
-    lists: dict[str, pa.Array]
+    dense: dict[str, np.ndarray]  # numbers, `[rows]` or `[rows, length]`
+    lists: dict[str, pa.Array]  # lists of any length, and byte strings, `[rows]`
 
     def slice(self, first: int, last: int) -> DecodedRows:
         """Rows `[first, last)`, without a copy."""

@@ -33,7 +33,6 @@ WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
     "gzip": "GZIP",
     "zlib": "ZLIB",
 }
-RECORD_TYPES = ("Example", "SequenceExample")
 BLOCK_BYTES = 2 << 20
 """Bytes that are read and decoded at a time: they stay in a core's cache between the two."""
 _LOGGER = logging.getLogger(__name__)
@@ -42,16 +41,6 @@ _LOCK = threading.Lock()  # of all counts: readers that hold some go to other pr
 
 def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
     """A split's shards that hold records, in the manifest's order."""
-    for what, found, allowed in (
-        ("record type", manifest.record_type, RECORD_TYPES),
-        ("compression", manifest.compression, tuple(WIRE_COMPRESSIONS)),
-    ):
-        if found not in allowed:
-            raise InputDataError(
-                f"training reads another {what}",
-                received=found,
-                allowed=", ".join(map(str, allowed)),
-            )
     return tuple(shard for shard in manifest.split(split).shards if shard.rows)
 
 
@@ -74,19 +63,12 @@ def list_shards(version_dir: ReadablePath, manifest: Manifest, split: str) -> tu
 
 @dataclass
 class InputCounts:
-    """What the input left out; safe to read and write from several threads.
+    """What the input left out; safe to read and write from several threads."""
 
-    Attributes:
-        records: Bad records by reason.
-        shards: Shards that were left out, with the reason.
-        filtered: Rows that a filter left out.
-        first_bad: Where the first bad record was met.
-    """
-
-    records: Counter[str] = field(default_factory=Counter)
-    shards: dict[str, str] = field(default_factory=dict)
-    filtered: int = 0
-    first_bad: str | None = None
+    records: Counter[str] = field(default_factory=Counter)  # bad ones by reason
+    shards: dict[str, str] = field(default_factory=dict)  # those left out, with the reason
+    filtered: int = 0  # rows that a filter left out
+    first_bad: str | None = None  # where the first bad record was met
 
     def add_records(self, reason: str, where: str, records: int = 1) -> None:
         with _LOCK:

@@ -50,37 +50,23 @@ _DAMAGE_OF_SHARD: dict[tuple[object, ...], str | None] = {}
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How the rows of a split are read.
-
-    Attributes:
-        columns: Features to deliver.
-        shards: Shards of the split, by number.
-        ranges: First record and number of records to read of each.
-        seed: The run's seed; None keeps the order of the records.
-        buffer_rows: Records that are shuffled together.
-        interleave: Shards that are read at once.
-        is_exact: Whether as many rows are delivered as are planned.
-        balance: Shares of classes that the rows of a buffer are drawn anew by.
-        binary_labels: Features whose values must be 0 or 1.
-        has_lengths: Whether to deliver the length of each row's longest list.
-        slots: Positions of features in packed features.
-    """
+    """How the rows of a split are read."""
 
     columns: tuple[FeatureColumn, ...]
     shards: tuple[Shard, ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()
-    seed: int | None = None
-    buffer_rows: int = 1
-    interleave: int = 1
+    ranges: tuple[tuple[int, int], ...] = ()  # first record to read of each, and how many
+    seed: int | None = None  # None keeps the order of the records
+    buffer_rows: int = 1  # records that are shuffled together
+    interleave: int = 1  # shards that are read at once
     batch_size: int = 1
-    is_exact: bool = True
-    balance: ClassBalanceConfig | None = None
+    is_exact: bool = True  # whether as many rows are delivered as are planned
+    balance: ClassBalanceConfig | None = None  # how rows of a buffer are drawn anew
     row_filter: RowFilter | None = None
     record_type: str = "Example"
     threads: int = 1
     damage: DamagePolicy = field(default_factory=DamagePolicy)
-    binary_labels: tuple[str, ...] = ()
-    has_lengths: bool = False
+    binary_labels: tuple[str, ...] = ()  # their values must be 0 or 1
+    has_lengths: bool = False  # whether to deliver the length of each row's longest list
     slots: tuple[PackedSlot, ...] = ()
 
     @property

@@ -45,24 +45,15 @@ MAX_THREADS = 8
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What a run asks of the input beside its config.
+    """What a run asks of the input beside its config."""
 
-    Attributes:
-        binary_labels: Features whose values must be 0 or 1.
-        worker: Number of this worker and of all of them: each reads its own files and makes its
-            part of the global batch.
-        counts: Counts what is left out.
-        evaluation_filter: What rows must pass beside the config's own filter.
-        checks: Notes which shards were compared with their checksums, over all epochs.
-        threads: Threads that read and decode; None: one per core, at most 8.
-    """
-
-    binary_labels: tuple[str, ...] = ()
+    binary_labels: tuple[str, ...] = ()  # their values must be 0 or 1
+    # This worker and how many there are: each reads its own files, for its part of the batch.
     worker: tuple[int, int] = (0, 1)
     counts: InputCounts = field(default_factory=InputCounts)
-    evaluation_filter: tuple[FilterConfig, ...] = ()
-    checks: ShardChecks = field(default_factory=ShardChecks)
-    threads: int | None = None
+    evaluation_filter: tuple[FilterConfig, ...] = ()  # rows must pass it beside the config's own
+    checks: ShardChecks = field(default_factory=ShardChecks)  # over all epochs
+    threads: int | None = None  # None: one per core, at most 8
 
 
 @dataclass(frozen=True)
@@ -245,17 +236,11 @@ def _read_counts(file: Path | None) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A dataset version that a run trains on.
-
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        counts_file: Keeps how many rows the input leaves, where they had to be counted.
-    """
+    """A dataset version that a run trains on."""
 
     version_dir: ReadablePath
     manifest: Manifest
-    counts_file: Path | None = None
+    counts_file: Path | None = None  # keeps how many rows the input leaves, once counted
 
     def steps_per_epoch(self, config: InputConfig) -> int:
         """Whole batches of an epoch; the rows left over are drawn anew each epoch."""
