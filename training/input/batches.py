@@ -211,14 +211,10 @@ def mask_unlabelled(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def tell_non_finite(features: Features) -> str:
     """Names features with NaN or infinity, to follow what an error received; empty: none has."""
-    odd = [name for name, value in features.items() if not _is_finite(value)]
+    found = {n: getattr(v, "values", getattr(v, "flat_values", v)) for n, v in features.items()}
+    numbers = {name: np.asarray(values) for name, values in found.items()}
+    odd = [n for n, v in numbers.items() if v.dtype.kind == "f" and not np.isfinite(v).all()]
     return f"; NaN or infinity in {', '.join(odd)}" if odd else ""
-
-
-def _is_finite(value: Any) -> bool:
-    found = getattr(value, "values", getattr(value, "flat_values", value))
-    numbers = np.asarray(found)
-    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
 
 
 def build_train_dataset(

@@ -121,18 +121,13 @@ def _count(
             manifest.dataset_name,
             why,
         )
-        _COUNTED[own] = _read_through(version_dir, manifest, keys, config)
+        found = dict.fromkeys(keys.features, np.zeros((0, 4), np.int64))
+        for rows in _read_rows(version_dir, manifest, keys, config):
+            for part, table in found.items():
+                found[part] = _add_up(np.concatenate([table, _find_counts(rows, keys, part)]))
+        tables = {part: np.ascontiguousarray(table.T) for part, table in found.items()}
+        _COUNTED[own] = {part: TrainCounts(*table) for part, table in tables.items()}
     return _COUNTED[own]
-
-
-def _read_through(
-    version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
-) -> dict[KeyPart, TrainCounts]:
-    found = dict.fromkeys(keys.features, np.zeros((0, 4), np.int64))
-    for rows in _read_rows(version_dir, manifest, keys, config):
-        for part, table in found.items():
-            found[part] = _add_up(np.concatenate([table, _find_counts(rows, keys, part)]))
-    return {part: TrainCounts(*np.ascontiguousarray(table.T)) for part, table in found.items()}
 
 
 def _find_counts(rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> np.ndarray:

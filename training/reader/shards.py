@@ -126,23 +126,17 @@ def explain_error(
     error.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
 
 
+@dataclass
 class ShardChecks:
     """Which shards were begun to be read, and which were compared with their checksums."""
 
-    def __init__(self) -> None:
-        self._begun: dict[Shard, None] = {}
-        self._compared: set[Shard] = set()
-
-    def begin(self, shard: Shard) -> None:
-        self._begun[shard] = None
-
-    def end(self, shard: Shard) -> None:
-        self._compared.add(shard)
+    begun: dict[Shard, None] = field(default_factory=dict)
+    compared: set[Shard] = field(default_factory=set)
 
     def select_begun(self, shards: Iterable[Shard] | None = None) -> list[Shard]:
         """Those of some shards, or of all, that were begun and not compared."""
-        asked = tuple(self._begun) if shards is None else shards
-        return [one for one in asked if one in self._begun and one not in self._compared]
+        asked = tuple(self.begun) if shards is None else shards
+        return [one for one in asked if one in self.begun and one not in self.compared]
 
 
 @dataclass(frozen=True)
@@ -193,7 +187,7 @@ class ShardReader:
         self._rest: RecordBlock | None = None
         is_salvaging = damage.on_corrupt == "skip_record"
         self._blocks = self._drop(self._salvage() if is_salvaging else self._read(None), first)
-        damage.checks.begin(shard)
+        damage.checks.begun[shard] = None
 
     def read(self, stop: int) -> RecordBlock | None:
         """Returns the next records before record `stop`, or None where there are no more."""
@@ -232,7 +226,7 @@ class ShardReader:
                 f"CRC-32C {found}",
                 self._shard.crc32c,
             )
-        self._damage.checks.end(self._shard)
+        self._damage.checks.compared.add(self._shard)
 
     def _read(self, hook: Callable[[BadRange], None] | None) -> Iterator[RecordBlock]:
         return read_record_blocks(

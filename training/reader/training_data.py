@@ -165,18 +165,16 @@ def count_steps(source: SplitSource, file: Path | None = None) -> int:
 def build_size_error(source: SplitSource, rows: int) -> InputDataError:
     """The error of a split whose rows do not fill one batch."""
     listed = source.manifest.split(source.split).rows
-    if rows:
-        fix = f"set input.batch_size to {rows} or less, or add data"
-    elif listed:
-        fix = "let input.filter, input.validation and input.on_corrupt leave rows"
-    else:
-        fix = "build the dataset with rows in this split, or train on another version"
+    lower = f"set input.batch_size to {rows} or less, or " if rows else ""
+    left = (
+        "let input.filter, input.validation and input.on_corrupt leave rows, or " if listed else ""
+    )
     kind = TooFewRowsError if listed else InputDataError
     return kind(
         f"the {source.split} split is {'smaller than one batch' if rows else 'empty'}",
         received=f"{rows} rows" + ("" if rows == listed else f" that the input leaves of {listed}"),
         allowed=f"at least input.batch_size = {source.config.batch_size} rows",
-        fix=fix,
+        fix=f"{lower}{left}build the dataset with more rows in this split",
     )
 
 

@@ -39,18 +39,6 @@ def read_rows(dataset: tf.data.Dataset, names: tuple[str, ...]) -> list[tuple]:
     return rows
 
 
-def train_rows(
-    version: Path,
-    manifest: Manifest,
-    config: InputConfig = CONFIG,
-    *,
-    epoch: int = 0,
-    seed: int = 1,
-) -> list[tuple]:
-    dataset = build_train_dataset(version, manifest, config, epoch=epoch, seed=seed)
-    return read_rows(dataset, ("user_id", "movie_id", "history"))
-
-
 def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
     stored = Counter(
         read_rows(
@@ -58,7 +46,8 @@ def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: 
             ("user_id", "movie_id", "history"),
         )
     )
-    rows = train_rows(tiny_version, tiny_manifest)
+    dataset = build_train_dataset(tiny_version, tiny_manifest, CONFIG, epoch=0, seed=1)
+    rows = read_rows(dataset, ("user_id", "movie_id", "history"))
     total = sum(stored.values())
     assert total == tiny_manifest.split("train").rows
     assert len(rows) == total - total % CONFIG.batch_size
@@ -78,23 +67,6 @@ def test_evaluation_keeps_order_and_tail_and_raggedness(
     again = list(build_eval_dataset(tiny_version, tiny_manifest, "test", 60, ["user_id"]))
     together = np.concatenate([batch["user_id"].numpy() for batch in batches])
     np.testing.assert_array_equal(together, again[0]["user_id"].numpy())
-
-
-def test_padded_and_ragged_hold_the_same_values(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    padded = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 50, ["history"])))
-    ragged = next(
-        iter(
-            build_eval_dataset(
-                tiny_version, tiny_manifest, "train", 50, ["history"], ragged=["history"]
-            )
-        )
-    )
-    lists = ragged["history"].to_list()
-    assert {len(values) for values in lists} >= {0, 8}  # from no history to a full one
-    expected = [values + [0] * (8 - len(values)) for values in lists]
-    assert padded["history"].numpy().tolist() == expected
 
 
 def test_one_sided_splits_hold_their_side(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -212,18 +184,6 @@ def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest:
 
 def ragged(rows: list, dtype: tf.DType) -> tf.RaggedTensor:
     return tf.ragged.constant(rows, dtype, row_splits_dtype=tf.int64)
-
-
-def test_a_sparse_row_multiplies_as_a_dense_one() -> None:
-    ids, weights = [[5, 2], [], [7, 1]], [[0.5, 1.5], [], [1.0, 3.0]]
-    dense = np.zeros((3, 9), np.float32)
-    for row, (own, values) in enumerate(zip(ids, weights, strict=True)):
-        dense[row, own] = values
-    found = build_sparse(ragged(ids, tf.int64), ragged(weights, tf.float32), 9)
-    matrix = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    np.testing.assert_allclose(
-        tf.sparse.sparse_dense_matmul(found, matrix), dense @ matrix, rtol=1e-6
-    )
 
 
 def test_as_many_weights_as_ids_are_needed() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import InputDataError
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.codec.framing import RecordBlock
 from etl.tfrecord.types.features import WireFeature
 from tests.tensorflow_decoder import TensorFlowDecoder
 
@@ -152,26 +150,3 @@ def test_records_made_by_tensorflow():
     assert found[0] == found[1]
     assert found[0]["int64s"][4] == [-4, -1, 2]
     assert found[0]["float32"] == [None] * 50
-
-
-def test_what_is_not_as_wanted_is_named():
-    decoder = DECODERS["block", "Example"]
-    good = delimited(1, b"")
-    wrong = delimited(1, delimited(1, delimited(1, b"int64") + delimited(
-        2, feature("float32", [1.0], True))))  # fmt: skip
-    with pytest.raises(InputDataError, match=r"'int64' holds another kind[\s\S]*record 1,"):
-        decoder.decode_block(block_of([good, wrong]), "file")
-    several = delimited(1, delimited(1, delimited(1, b"int64") + delimited(
-        2, feature("int64", [1, 2], True))))  # fmt: skip
-    with pytest.raises(InputDataError, match=r"'int64' holds several values[\s\S]*record 1,"):
-        decoder.decode_block(block_of([good, several]), "file")
-
-
-def test_a_record_that_is_no_protobuf_is_refused_or_left_out():
-    decoder = DECODERS["block", "Example"]
-    block = block_of([delimited(1, b""), b"\xff\xff", delimited(1, b"")])
-    with pytest.raises(CorruptRecordError, match=r"byte offset 2 \(record 1\)"):
-        decoder.decode_block(block, "file")
-    batch, bad = decoder.decode_sound(block, "file")
-    assert batch.num_rows == 2
-    assert [record.record for record in bad] == [1]

@@ -185,22 +185,3 @@ def test_other_tokens_under_as_many_ids_are_refused(
         check(tiny_version, tiny_manifest, other)
     assert "'other'" in caught.value.render()
     check(tiny_version, tiny_manifest, other, ["user_id"])
-
-
-def test_keys_by_hash_are_the_same_everywhere(tmp_path: Path) -> None:
-    one = write_tiny_dataset(tmp_path, "one", TinyConfig(keyed=True))
-    two = write_tiny_dataset(tmp_path, "two", TinyConfig(keyed=True, seed=9))
-    check(one, read_manifest(one), two, ["user_id", "movie_id", "history"])
-
-
-def test_what_chooses_rows_is_compared_in_mixed_datasets_too() -> None:
-    """Ids of another vocabulary would keep other rows, and hold other users out."""
-    config = InputConfig.model_validate(
-        {
-            "filter": [{"feature": "country", "value": 3}, {"feature": "label", "value": 1}],
-            "validation": {"hash_of": ["user", "item"], "share": 0.1},
-            "class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}},
-        }
-    )
-    assert config.chooses_by == ("country", "label", "user", "item")
-    assert InputConfig().chooses_by == ()

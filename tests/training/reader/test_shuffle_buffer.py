@@ -135,13 +135,6 @@ def test_rows_that_the_filter_leaves_out_leave_no_gap(tiny_manifest: Manifest) -
     assert damage.counts.filtered == 2
 
 
-def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
-    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_labels=("number",))
-    fill = _Filling(plan, np.arange(4))
-    with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
-        fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")
-
-
 def open_buffer(manifest: Manifest, shards: Sequence[Shard], threads: int = 3) -> ShuffleBuffer:
     columns = plan_columns(manifest, select_features(manifest, ["user_id", "history", "seen"]))
     return ShuffleBuffer(ReadPlan(columns, tuple(shards), threads=threads))
@@ -240,3 +233,10 @@ def test_it_goes_on_at_any_row(
 ) -> None:
     config = epoch_of(tiny_version, tiny_manifest, seed)
     np.testing.assert_array_equal(pairs(config, 1, first), pairs(config, 1)[first:])
+
+
+def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
+    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_labels=("number",))
+    fill = _Filling(plan, np.arange(4))
+    with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
+        fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")

@@ -14,7 +14,6 @@ from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
 from training.reader import training_data as counting_module
-from training.reader.feature_columns import plan_columns
 from training.reader.filters import hash_keys, hash_together
 from training.reader.shards import InputCounts
 from training.reader.training_data import (
@@ -23,35 +22,6 @@ from training.reader.training_data import (
     count_rows,
     count_steps,
 )
-
-
-def source_of(version: Path, manifest: Manifest, workers: int = 1, **config) -> SplitSource:
-    settings = InputConfig.model_validate({"batch_size": 32, **config})
-    return SplitSource(version, manifest, "train", settings, InputOptions(worker=(0, workers)))
-
-
-def test_workers_share_a_batch_and_the_records(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    source = source_of(tiny_version, tiny_manifest, workers=2)
-    assert source.batch_size == 16
-    shares = [sum(rows for _, rows in source.ranges(worker)) for worker in (0, 1)]
-    assert sum(shares) == 780
-    assert max(shares) - min(shares) <= 195
-    with pytest.raises(ConfigError, match="a multiple of 3"):
-        _ = source_of(tiny_version, tiny_manifest, workers=3).batch_size
-
-
-def test_an_order_is_kept_where_there_is_no_seed(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
-    source = source_of(tiny_version, tiny_manifest, class_balance=balance, bucket_boundaries=[2])
-    columns = plan_columns(tiny_manifest, tiny_manifest.schema.features)
-    ordered, shuffled = (source.plan(columns, seed) for seed in (None, 4))
-    assert (ordered.interleave, ordered.balance, ordered.has_lengths) == (1, None, False)
-    assert shuffled.interleave == 4
-    assert shuffled.balance is not None
-    assert shuffled.has_lengths
-
 
 HELD_OUT = {"validation": {"hash_of": "user_id", "share": 0.25}}
 CASES = {
@@ -120,14 +90,6 @@ def test_two_places_of_one_version_are_counted_apart(tmp_path: Path, tiny_versio
     assert found == [780, 585]
 
 
-def test_a_filter_that_leaves_no_batch_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    strict = {"filter": [{"feature": "history", "op": ">", "value": 99}]}
-    with pytest.raises(InputDataError, match="0 rows that the input leaves of 780"):
-        count_steps(counting_source_of(tiny_version, tiny_manifest, **strict))
-
-
 BASE = {"batch_size": 1, "shuffle_buffer": 300}
 
 
@@ -182,18 +144,22 @@ def test_held_out_rows_are_the_others_and_keys_stay_together(
     assert 0.15 < len(other) / 780 < 0.45
     with pytest.raises(ConfigError, match="held out"):
         build_held_out_dataset(tiny_version, tiny_manifest, InputConfig(), 16)
+    pairs = {"validation": {"hash_of": ["user_id", "movie_id"], "share": 0.3}}
+    source = counting_source_of(tiny_version, tiny_manifest, True, **pairs)
+    assert 0.2 < count_rows(source) / 780 < 0.4
 
 
 def test_the_manifest_tells_the_steps_where_nothing_is_left_out(
     tiny_version: Path, tiny_manifest: Manifest, monkeypatch
 ) -> None:
     monkeypatch.setattr("training.reader.training_data.read_epoch", None)
-    for change, steps in (({}, 24), ({"interleave_shards": 1}, 24)):
-        config = InputConfig.model_validate({"batch_size": 32, **change})
-        assert count_steps(SplitSource(tiny_version, tiny_manifest, "train", config)) == steps
-    config = InputConfig(batch_size=32)
-    options = InputOptions(worker=(0, 2))
-    assert count_steps(SplitSource(tiny_version, tiny_manifest, "train", config, options)) == 24
+    where, config = (tiny_version, tiny_manifest, "train"), InputConfig(batch_size=32)
+    assert count_steps(SplitSource(*where, config)) == 24
+    assert count_steps(SplitSource(*where, config, InputOptions(worker=(0, 2)))) == 24
+    with pytest.raises(ConfigError, match="a multiple of 3"):
+        count_steps(SplitSource(*where, config, InputOptions(worker=(0, 3))))
+    with pytest.raises(InputDataError, match="780 rows"):
+        count_steps(SplitSource(*where, InputConfig(batch_size=999)))
 
 
 def test_what_a_filter_cannot_compare_is_refused(
