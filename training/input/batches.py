@@ -28,7 +28,13 @@ from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
-from training.reader.batch_plan import Batches, BatchRequest, BatchShape, check_number
+from training.reader.batch_plan import (
+    Batches,
+    BatchShape,
+    bound_specs,
+    build_config,
+    check_number,
+)
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList, regroup
 from training.reader.shards import InputCounts, explain_error, warn_of_losses
@@ -109,80 +115,76 @@ def close_iterators() -> None:
             vars(thing).clear()
 
 
-class BatchLayout:
-    """How columns cross into TensorFlow, and what is made of them there."""
+def build_dataset(shape: BatchShape, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
+    """Builds the dataset of batches.
 
-    def __init__(self, shape: BatchShape) -> None:
-        self._shape = shape
+    Each of its iterators calls `read`, which begins to read the rows, in parts of any size: in
+    batches where lists are cut.
+    """
+    close_iterators_at_exit()
+    size, drop, is_uniform = shape.batch_size, shape.drop_remainder, shape.is_uniform
+    most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 
-    def build_dataset(self, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
-        """Builds the dataset of batches.
+    def generate() -> Iterator[Any]:
+        try:
+            for rows in regroup(read(), size, most, drop):
+                flat = _flatten(shape, rows)
+                yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
+        except SluiceError as error:
+            raise carry(error) from error
 
-        Each of its iterators calls `read`, which begins to read the rows, in parts of any size: in
-        batches where lists are cut.
-        """
-        close_iterators_at_exit()
-        size, drop = self._shape.batch_size, self._shape.drop_remainder
-        is_uniform = self._shape.is_uniform
-        most = max(1, SLAB_ROWS // size) * size if is_uniform else size
+    names, signature = [column.name for column in shape.columns], _signature(shape)
+    if is_uniform:
+        specs = dict(zip(names, signature, strict=True))
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
+        dataset = dataset.rebatch(size, drop_remainder=drop)
+    else:
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+        dataset = dataset.map(functools.partial(_assemble, shape))
+    options = tf.data.Options()
+    # There is nothing to tune, and TensorFlow's tuning thread may sleep through its end: whoever
+    # lets an iterator go waits for it. A prefetch still grows where it runs empty.
+    options.autotune.enabled = False
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
 
-        def generate() -> Iterator[Any]:
-            try:
-                for rows in regroup(read(), size, most, drop):
-                    flat = self._flatten(rows)
-                    yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
-            except SluiceError as error:
-                raise carry(error) from error
 
-        names, signature = [column.name for column in self._shape.columns], self._signature()
-        if is_uniform:
-            specs = dict(zip(names, signature, strict=True))
-            dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
-            dataset = dataset.rebatch(size, drop_remainder=drop)
+def _flatten(shape: BatchShape, rows: DecodedRows) -> Iterator[np.ndarray]:
+    for column in shape.columns:
+        value = rows.array(column.name)
+        yield from value if isinstance(value, RaggedList) else (value,)
+
+
+def _signature(shape: BatchShape) -> tuple[tf.TensorSpec, ...]:
+    specs = []
+    for column in shape.columns:
+        dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
+        if column.is_dense and column.length is not None:
+            length = None if column.name in shape.cut else column.length
+            specs.append(tf.TensorSpec([None, length], dtype))
         else:
-            dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
-            dataset = dataset.map(self._assemble)
-        options = tf.data.Options()
-        # There is nothing to tune, and TensorFlow's tuning thread may sleep through its end:
-        # whoever lets an iterator go waits for it. A prefetch still grows where it runs empty.
-        options.autotune.enabled = False
-        return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+            specs.append(tf.TensorSpec([None], dtype))
+        if not column.is_dense and column.wire.is_list:
+            specs.append(tf.TensorSpec([None], tf.int64))
+    return tuple(specs)
 
-    def _flatten(self, rows: DecodedRows) -> Iterator[np.ndarray]:
-        for column in self._shape.columns:
-            value = rows.array(column.name)
-            yield from value if isinstance(value, RaggedList) else (value,)
 
-    def _signature(self) -> tuple[tf.TensorSpec, ...]:
-        specs = []
-        for column in self._shape.columns:
-            dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
-            if column.is_dense and column.length is not None:
-                length = None if column.name in self._shape.cut else column.length
-                specs.append(tf.TensorSpec([None, length], dtype))
-            else:
-                specs.append(tf.TensorSpec([None], dtype))
-            if not column.is_dense and column.wire.is_list:
-                specs.append(tf.TensorSpec([None], tf.int64))
-        return tuple(specs)
-
-    def _assemble(self, *tensors: tf.Tensor) -> Batch:
-        batch: Batch = {}
-        rows = self._shape.batch_size if self._shape.drop_remainder else None
-        left = iter(tensors)
-        for column in self._shape.columns:
-            value: Any = next(left)
-            if not column.is_dense and column.wire.is_list:
-                value = tf.RaggedTensor.from_row_splits(value, next(left), validate=False)
-                if not column.is_ragged:
-                    value = value.to_tensor(column.pad, shape=[None, column.length])
-            if isinstance(value, tf.Tensor):
-                value = tf.ensure_shape(value, [rows, *value.shape[1:]])
-            batch[column.name] = value
-        for ids, weights in self._shape.sparse.items():
-            size = next(c.spec.vocabulary_size for c in self._shape.columns if c.name == ids)
-            batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
-        return batch
+def _assemble(shape: BatchShape, *tensors: tf.Tensor) -> Batch:
+    batch: Batch = {}
+    rows = shape.batch_size if shape.drop_remainder else None
+    left = iter(tensors)
+    for column in shape.columns:
+        value: Any = next(left)
+        if not column.is_dense and column.wire.is_list:
+            value = tf.RaggedTensor.from_row_splits(value, next(left), validate=False)
+            if not column.is_ragged:
+                value = value.to_tensor(column.pad, shape=[None, column.length])
+        if isinstance(value, tf.Tensor):
+            value = tf.ensure_shape(value, [rows, *value.shape[1:]])
+        batch[column.name] = value
+    for ids, weights in shape.sparse.items():
+        size = next(c.spec.vocabulary_size for c in shape.columns if c.name == ids)
+        batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
+    return batch
 
 
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:
@@ -245,7 +247,7 @@ def build_train_dataset(
     excluded = () if features else ("id",)
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
     plan = Batches(source, specs, is_shuffled=True, seed=seed, drop_remainder=True).plan()
-    return BatchLayout(plan.shape).build_dataset(lambda: plan.read(epoch, start_batch))
+    return build_dataset(plan.shape, lambda: plan.read(epoch, start_batch))
 
 
 def build_eval_dataset(
@@ -301,7 +303,7 @@ def _build_ordered(
     select_features(source.manifest, ragged)
     specs = select_features(source.manifest, features)
     plan = Batches(source, specs, ragged=tuple(ragged)).plan()
-    return BatchLayout(plan.shape).build_dataset(plan.read)
+    return build_dataset(plan.shape, plan.read)
 
 
 def read_batches(
@@ -352,17 +354,17 @@ def open_dataset(
         worker: Number of this worker and of all of them: each reads other rows.
     """
     check_number("worker", worker)
-    request = BatchRequest(split, shuffle, seed, drop_remainder, held_out)
     # The config counts the rows of all workers.
-    config = request.build_config(batch_size * worker[1], options, "open_dataset")
+    rows = batch_size * worker[1]
+    config, is_shuffled = build_config(rows, options, split, shuffle, held_out)
     version_dir = resolve_version(find_path(version))
     manifest = read_manifest(version_dir, config.tolerates)
     inputs, targets, weight = _choose_elements(manifest, split, features, labels)
-    names = dict.fromkeys((*inputs, *targets, *weight))
     own = InputOptions(worker=worker)
     source = SplitSource(version_dir, manifest, split, config, own, held_out)
-    batches = request.choose(source, tuple(names))
-    count, layout = batches.count(), BatchLayout(batches.plan().shape)
+    specs = bound_specs(manifest, (*inputs, *targets, *weight))
+    batches = Batches(source, specs, is_shuffled, seed, drop_remainder)
+    count, shape = batches.count(), batches.plan().shape
 
     def build(batch: Batch) -> Any:
         # Weights of sparse ids are part of the sparse tensor, which has the name of the ids.
@@ -373,7 +375,7 @@ def open_dataset(
         label = wanted if len(wanted) > 1 else batch[targets[0]]
         return (read, label, *(batch[name] for name in weight))
 
-    dataset = layout.build_dataset(_count_epochs(batches, first_epoch)).map(build)
+    dataset = build_dataset(shape, _count_epochs(batches, first_epoch)).map(build)
     settings = tf.data.Options()
     # The workers' shares are cut here; TensorFlow would cut what each of them reads again.
     policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -195,54 +195,38 @@ def build_share_error(split: str, ranks: int) -> TooFewRowsError:
     )
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """What `open_batches` and `open_dataset` are asked for, beside the keys of `input`.
+def build_config(
+    batch_size: int, options: Mapping[str, Any], split: str, shuffle: bool | None, held_out: bool
+) -> tuple[InputConfig, bool]:
+    """Builds the config of batches that are asked for, and tells whether they are shuffled.
 
     `shuffle` None shuffles train alone; `held_out` asks for the rows that `validation` keeps apart.
     """
-
-    split: str = "train"
-    shuffle: bool | None = None
-    seed: int = 0
-    drop_remainder: bool = False
-    held_out: bool = False
-    ragged: tuple[str, ...] = ()
-
-    @property
-    def is_shuffled(self) -> bool:
-        if self.shuffle is None:
-            return self.split == "train" and not self.held_out
-        return self.shuffle
-
-    def build_config(self, batch_size: int, options: Mapping[str, Any], asked: str) -> InputConfig:
-        """Builds the config of the input for the function of the name `asked`."""
-        config = override_config(
-            InputConfig(), {**options, "batch_size": batch_size}, f"of {asked}"
+    is_shuffled = split == "train" and not held_out if shuffle is None else shuffle
+    config = override_config(InputConfig(), {**options, "batch_size": batch_size}, "of the input")
+    unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not is_shuffled]
+    if unfit:
+        raise ConfigError(
+            f"{unfit[0]} needs shuffled rows",
+            received="shuffle=False",
+            fix=f"set shuffle=True, or leave {unfit[0]} out",
         )
-        unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not self.is_shuffled]
-        if unfit:
-            raise ConfigError(
-                f"{unfit[0]} needs shuffled rows",
-                received="shuffle=False",
-                fix=f"set shuffle=True, or leave {unfit[0]} out",
-            )
-        if self.held_out and (config.validation is None or self.split != "train"):
-            raise ConfigError(
-                "no rows are held out",
-                received=f"split={self.split!r}, validation={config.validation}",
-                allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
-            )
-        return config
+    if held_out and (config.validation is None or split != "train"):
+        raise ConfigError(
+            "no rows are held out",
+            received=f"split={split!r}, validation={config.validation}",
+            allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
+        )
+    return config, is_shuffled
 
-    def choose(self, source: SplitSource, names: Sequence[str]) -> Batches:
-        """The batches of some features; lists are bounded by the longest of any split."""
-        manifest = source.manifest
-        splits = [found.name for found in manifest.splits]
-        select_features(manifest, self.ragged)
-        specs = [bound_list(manifest, spec, splits) for spec in select_features(manifest, names)]
-        shuffled, drop = self.is_shuffled, self.drop_remainder
-        return Batches(source, specs, shuffled, self.seed, drop, self.ragged)
+
+def bound_specs(
+    manifest: Manifest, names: Sequence[str], ragged: Sequence[str] = ()
+) -> list[FeatureSpec]:
+    """Specs of features, and `ragged` ones known; lists are bounded by the longest of any split."""
+    splits = [found.name for found in manifest.splits]
+    select_features(manifest, ragged)
+    return [bound_list(manifest, spec, splits) for spec in select_features(manifest, names)]
 
 
 def check_number(what: str, given: tuple[int, int]) -> None:

@@ -31,8 +31,9 @@ from etl.tfrecord.reading import (
 )
 from training.reader.batch_plan import (
     Batches,
-    BatchRequest,
     BatchShape,
+    bound_specs,
+    build_config,
     build_share_error,
     check_number,
     find_mixed,
@@ -217,8 +218,7 @@ def open_batches(
     # NumPy's whole numbers would stay what they are in a state, which JSON does not take.
     batch_size, seed, first_epoch = map(operator.index, (batch_size, seed, first_epoch))
     share = BatchShare(*map(operator.index, rank))
-    request = BatchRequest(split, shuffle, seed, drop_remainder, held_out, tuple(ragged))
-    config = request.build_config(batch_size, options, "open_batches")
+    config, is_shuffled = build_config(batch_size, options, split, shuffle, held_out)
     if config.batch_size % share.ranks:
         raise ConfigError(
             "batch_size must be a multiple of the number of ranks",
@@ -231,10 +231,12 @@ def open_batches(
         version_dir = resolve_version(find_path(source))
         manifest = read_manifest(version_dir, config.tolerates)
     if features is None:
-        specs = select_features(manifest, split_features(manifest, split))
-        features = [spec.name for spec in specs if spec.role != "id"]
+        found = select_features(manifest, split_features(manifest, split))
+        features = [spec.name for spec in found if spec.role != "id"]
     chosen = SplitSource(version_dir, manifest, split, config, is_held_out=held_out)
-    return BatchReader(request.choose(chosen, features), share, first_epoch)
+    specs = bound_specs(manifest, features, ragged)
+    batches = Batches(chosen, specs, is_shuffled, seed, drop_remainder, tuple(ragged))
+    return BatchReader(batches, share, first_epoch)
 
 
 def _identify(batches: Batches) -> dict[str, int]:

@@ -17,7 +17,7 @@ from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from tests.bench.shapes import SHAPES, RowShape, build_batch
 from training.input.batches import build_train_dataset
-from training.reader.batch_plan import BatchRequest
+from training.reader import batch_plan
 from training.reader.batch_reader import Arrays, BatchReader
 from training.reader.epoch_plan import BatchShare
 from training.reader.training_data import InputOptions, SplitSource
@@ -235,8 +235,10 @@ class _Own:
     def _read_arrays(self, count: int) -> Callable[[], Batches]:
         manifest, options = self.files.manifest, InputOptions(threads=count)
         source = SplitSource(self.files.directory, manifest, "train", self._config, options)
-        request = BatchRequest(seed=_SEED, drop_remainder=True)
-        batches = request.choose(source, manifest.schema.names)
+        specs = batch_plan.bound_specs(manifest, manifest.schema.names)
+        batches = batch_plan.Batches(
+            source, specs, is_shuffled=True, seed=_SEED, drop_remainder=True
+        )
         return lambda: ArrayBatches(BatchReader(batches, BatchShare()))
 
     @property

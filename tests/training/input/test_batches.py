@@ -18,7 +18,7 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset
 from training.input.batches import (
-    BatchLayout,
+    build_dataset,
     build_eval_dataset,
     build_sparse,
     build_train_dataset,
@@ -167,9 +167,7 @@ def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest:
     def read() -> Iterator[DecodedRows]:
         yield from (rows_of(0, 3, late), rows_of(3, 9, late), rows_of(9, 10, late))
 
-    batches = list(
-        BatchLayout(shape).build_dataset(read).repeat(epochs)
-    )  # no batch lies across two
+    batches = list(build_dataset(shape, read).repeat(epochs))  # no batch lies across two
     numbers = [batch["number"].numpy().tolist() for batch in batches]
     whole = [[0, 1, 2, 3], [4, 5, 6, 7]]
     tail = [] if drop else [[8, 9]]
