@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import load_run
-    from training.input.open_dataset import open_dataset
+    from training.input.batches import open_dataset
     from training.loop.trainer import Trainer
     from training.reader.batch_reader import open_batches
 
 _MODULES = {
     "load_run": "training.checkpoint.restore",
     "open_batches": "training.reader.batch_reader",
-    "open_dataset": "training.input.open_dataset",
+    "open_dataset": "training.input.batches",
     "Trainer": "training.loop.trainer",
 }
 

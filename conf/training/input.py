@@ -31,19 +31,23 @@ class FilterConfig(StrictFinite):
 
 
 def describe_conditions(conditions: Iterable[Mapping[str, Any]]) -> str:
-    """Returns in words what rows must pass.
-
-    Args:
-        conditions: Filters as JSON holds them: `feature`, `op` and `value` each.
-    """
+    """Says what rows must pass, given filters as JSON holds them."""
     return " and ".join(
         f"{item['feature']} {item['op']} {json.dumps(item['value'], ensure_ascii=False)}"
         for item in conditions
     )
 
 
-ROWS_OF_TRIALS = ("input.validation", "input.filter", "input.take")
+ROWS_OF_TRIALS = ("input.validation", "input.filter")
 """Keys that decide which rows are held out for validation."""
+# Cards of earlier runs name keys that are gone; they are off there.
+_GONE = {
+    "decoder": "block",
+    "take": None,
+    "cache": None,
+    "cache_dir": None,
+    "parallel_parses": None,
+}
 
 
 class HeldOutConfig(StrictFinite):
@@ -92,23 +96,15 @@ class InputConfig(StrictFinite):
         200_000, ge=1, description="Rows that are decoded and shuffled at a time."
     )
     interleave_shards: int = Field(4, ge=1, description="Shards that rows are drawn from at once.")
-    parallel_parses: int | None = Field(
-        None, ge=1, description="Threads that read and decode; None: one per core, at most 8."
-    )
     on_corrupt: OnCorrupt = Field(
         "fail",
         description="A damaged train shard ends training, or costs its damaged records, or "
         "the whole shard.",
     )
     filter: tuple[FilterConfig, ...] = ()
-    take: int | None = Field(None, ge=1, description="Reads the first so many rows alone.")
     validation: HeldOutConfig | None = None
     class_balance: ClassBalanceConfig | None = None
     mix: tuple[MixConfig, ...] = ()
-    cache: Literal["memory", "disk"] | None = Field(
-        None, description="Where decoded shards are kept for the epochs that follow."
-    )
-    cache_dir: str | None = Field(None, description="Directory of cache: disk.")
     bucket_boundaries: tuple[int, ...] | None = Field(
         None, description="Batches of like length: lists are padded to the next boundary."
     )
@@ -129,14 +125,9 @@ class InputConfig(StrictFinite):
         return not self.filter and self.validation is None and self.on_corrupt == "fail"
 
     def tolerates(self, split: str, found_bytes: int | None, listed_bytes: int) -> bool:
-        """Whether training goes on with a shard that is missing or of another size.
+        """Whether training goes on with a shard that is missing (None) or of another size.
 
         `skip_shard` leaves it out. `skip_record` trains on what is there of one that was cut.
-
-        Args:
-            split: The split that it is of.
-            found_bytes: Its size; None where it is missing.
-            listed_bytes: Its size as the manifest has it.
         """
         if split != "train" or self.on_corrupt == "fail":
             return False
@@ -153,19 +144,12 @@ class InputConfig(StrictFinite):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_gone(cls, values: Any) -> Any:
-        """Reads configs of earlier runs, which have every key: `decoder` too, which is gone."""
-        if not isinstance(values, Mapping) or "decoder" not in values:
+        if not isinstance(values, Mapping):
             return values
-        if values["decoder"] != "block":
-            raise ValueError(
-                "decoder is gone: leave it out; there is one, which reads what any writer wrote"
-            )
-        return {name: value for name, value in values.items() if name != "decoder"}
+        return {name: value for name, value in values.items() if (name, value) not in _GONE.items()}
 
     @model_validator(mode="after")
     def _fits(self) -> InputConfig:
-        if (self.cache == "disk") != (self.cache_dir is not None):
-            raise ValueError("cache: disk and cache_dir belong together: give both or neither")
         if sum(part.weight for part in self.mix) >= 1:
             raise ValueError("the weights of mix must leave a share for the dataset itself")
         edges = self.bucket_boundaries

@@ -31,7 +31,7 @@ from training.distribution.workers import Workers
 from training.fit import fit_run
 from training.loop.plan import read_plan
 from training.monitoring.progress import build_progress
-from training.reader import split_source
+from training.reader import training_data
 from training.run_directory import (
     StartMode,
     choose_start,
@@ -418,7 +418,7 @@ def test_a_resumed_run_keeps_the_number_of_its_steps(
     config = configure(tiny_version, tmp_path, input=some, fit=once)
     run = fit(config)
     update_run_card(run, status="training")
-    monkeypatch.setattr(split_source, "_COUNTED", {})  # as in another process
-    monkeypatch.setattr(split_source, "_read_through", None)
+    monkeypatch.setattr(training_data, "_COUNTED", {})  # as in another process
+    monkeypatch.setattr(training_data, "_read_through", None)
     assert fit(config, resume=True) == run
     assert json.loads((run / "history.json").read_text())[0]["left_out"].keys() == {"filtered_rows"}

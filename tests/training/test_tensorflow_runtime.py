@@ -14,7 +14,7 @@ from training.distribution.workers import (
     memory_errors,
     peak_device_memory_bytes,
 )
-from training.input.open_iterators import close_iterators
+from training.input.batches import close_iterators
 
 
 @pytest.mark.parametrize(

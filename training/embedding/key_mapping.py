@@ -33,9 +33,7 @@ from training.embedding.key_rules import RuledIndex
 from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.worker_rows import RowExchange
-from training.input.batches import ARRIVALS
-from training.input.carried_errors import carry
-from training.input.open_iterators import close_iterators_at_exit
+from training.input.batches import ARRIVALS, carry, close_iterators_at_exit
 
 _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
 _NEW_ROWS, _SWAPS, _OWN, _DRAWN = "new rows", "swaps", "own rows", "drawn"

@@ -7,29 +7,44 @@ without a bound (and those asked for) as `tf.RaggedTensor`, ids with weights as
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
+import itertools
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError, SluiceError
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
+from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
-from training.input.carried_errors import carry, input_errors
-from training.input.open_iterators import close_iterators_at_exit
-from training.reader.batch_plan import BatchShape, plan_ordered, plan_shuffled
-from training.reader.decoded_rows import DecodedRows, RaggedList, regroup
-from training.reader.feature_columns import plan_columns, select_features, split_features
-from training.reader.split_source import InputOptions, SplitSource, build_size_error
+from training.reader.batch_plan import (
+    Batches,
+    BatchShape,
+    bound_specs,
+    build_config,
+    check_number,
+)
+from training.reader.feature_columns import select_features, split_features
+from training.reader.rows import DecodedRows, RaggedList, regroup
+from training.reader.shards import InputCounts, explain_error, warn_of_losses
+from training.reader.training_data import InputOptions, SplitSource, build_size_error
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]
 """Features of rows by name: tensors, ragged or sparse ones."""
 ARRIVALS = "arrivals"
 """Key of a batch whose value holds the rows of dynamic tables that are new in it."""
-
 FINITE_ADVICE = (
     "leave these features out of the model, or build the dataset again with finite numbers in "
     "their place"
@@ -39,118 +54,146 @@ FINITE_ADVICE = (
 # Rows that are handed to TensorFlow at a time, where all columns have one size: a call costs
 # some ten microseconds per column, which would be most of the time of a small batch.
 SLAB_ROWS = 32768
+_CARRIED: deque[tuple[str, SluiceError]] = deque(maxlen=64)
 
 
-def _untuned() -> tf.data.Options:
-    """Options without TensorFlow's tuning thread; a prefetch still grows where it runs empty.
+class CarriedError(RuntimeError):
+    """Stands for an error of the input inside TensorFlow's runtime, which keeps its text alone."""
 
-    There is nothing to tune here, and the thread may sleep through its end: whoever lets an
-    iterator go then waits for it, up to a minute.
+
+def carry(error: SluiceError) -> CarriedError:
+    """Returns the error to raise inside a dataset in place of one of Sluice's own."""
+    mark = f"sluice-input-error-{uuid.uuid4().hex}"
+    _CARRIED.append((mark, error))
+    return CarriedError(f"{mark}: {error}")
+
+
+def is_carried(error: tf.errors.OpError) -> bool:
+    """Whether an error of TensorFlow's runtime stands for one of the input."""
+    return _find_carried(error) is not None
+
+
+def _find_carried(error: tf.errors.OpError) -> SluiceError | None:
+    return next((own for mark, own in tuple(_CARRIED) if mark in error.message), None)
+
+
+@contextmanager
+def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> Iterator[None]:
+    """Raises an input's error as what it was before it went through TensorFlow's runtime.
+
+    Iterate datasets of this module inside this context.
     """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        carried = _find_carried(error)
+        if carried is None:
+            raise
+        explain_error(carried, version_dir, manifest, split)
+        raise carried from error
+
+
+@functools.cache
+def close_iterators_at_exit() -> None:
+    """Has iterators that are still open let go of before the interpreter finalizes.
+
+    To be called where a dataset that calls Python is built. Threads of TensorFlow read such a
+    dataset ahead. A finalizing interpreter stops each thread that wants to run Python, and an
+    iterator that is let go of after that waits for its stopped thread for ever.
+    """
+    atexit.register(close_iterators)
+
+
+def close_iterators() -> None:
+    """Lets all iterators of this process go of what they read; none can be used any more."""
+    is_iterator: dict[type, bool] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in is_iterator:
+            is_iterator[kind] = issubclass(kind, tf.data.Iterator)
+        if is_iterator[kind]:
+            vars(thing).clear()
+
+
+def build_dataset(shape: BatchShape, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
+    """Builds the dataset of batches.
+
+    Each of its iterators calls `read`, which begins to read the rows, in parts of any size: in
+    batches where lists are cut.
+    """
+    close_iterators_at_exit()
+    size, drop, is_uniform = shape.batch_size, shape.drop_remainder, shape.is_uniform
+    most = max(1, SLAB_ROWS // size) * size if is_uniform else size
+
+    def generate() -> Iterator[Any]:
+        try:
+            for rows in regroup(read(), size, most, drop):
+                flat = _flatten(shape, rows)
+                yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
+        except SluiceError as error:
+            raise carry(error) from error
+
+    names, signature = [column.name for column in shape.columns], _signature(shape)
+    if is_uniform:
+        specs = dict(zip(names, signature, strict=True))
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
+        dataset = dataset.rebatch(size, drop_remainder=drop)
+    else:
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+        dataset = dataset.map(functools.partial(_assemble, shape))
     options = tf.data.Options()
+    # There is nothing to tune, and TensorFlow's tuning thread may sleep through its end: whoever
+    # lets an iterator go waits for it. A prefetch still grows where it runs empty.
     options.autotune.enabled = False
-    return options
+    return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
 
 
-class BatchLayout:
-    """How columns cross into TensorFlow, and what is made of them there.
+def _flatten(shape: BatchShape, rows: DecodedRows) -> Iterator[np.ndarray]:
+    for column in shape.columns:
+        value = rows.array(column.name)
+        yield from value if isinstance(value, RaggedList) else (value,)
 
-    Args:
-        shape: What a batch is made of; ids with weights become sparse tensors.
-    """
 
-    def __init__(self, shape: BatchShape) -> None:
-        self._shape = shape
-
-    def build_dataset(self, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
-        """Builds the dataset of batches.
-
-        Args:
-            read: Begins to read the rows, in parts of any size (which are batches already where
-                lists are cut); called by each iterator of the dataset.
-        """
-        close_iterators_at_exit()
-        size, drop = self._shape.batch_size, self._shape.drop_remainder
-        is_uniform = self._shape.is_uniform
-        most = max(1, SLAB_ROWS // size) * size if is_uniform else size
-
-        def generate() -> Iterator[Any]:
-            try:
-                for rows in regroup(read(), size, most, drop):
-                    flat = self._flatten(rows)
-                    yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
-            except SluiceError as error:
-                raise carry(error) from error
-
-        names, signature = [column.name for column in self._shape.columns], self._signature()
-        if is_uniform:
-            specs = dict(zip(names, signature, strict=True))
-            dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
-            dataset = dataset.rebatch(size, drop_remainder=drop)
+def _signature(shape: BatchShape) -> tuple[tf.TensorSpec, ...]:
+    specs = []
+    for column in shape.columns:
+        dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
+        if column.is_dense and column.length is not None:
+            length = None if column.name in shape.cut else column.length
+            specs.append(tf.TensorSpec([None, length], dtype))
         else:
-            dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
-            dataset = dataset.map(self._assemble)
-        return dataset.prefetch(tf.data.AUTOTUNE).with_options(_untuned())
-
-    def _flatten(self, rows: DecodedRows) -> Iterator[np.ndarray]:
-        for column in self._shape.columns:
-            value = rows.array(column.name)
-            yield from value if isinstance(value, RaggedList) else (value,)
-
-    def _signature(self) -> tuple[tf.TensorSpec, ...]:
-        specs = []
-        for column in self._shape.columns:
-            dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
-            if column.is_dense and column.length is not None:
-                length = None if column.name in self._shape.cut else column.length
-                specs.append(tf.TensorSpec([None, length], dtype))
-            else:
-                specs.append(tf.TensorSpec([None], dtype))
-            if not column.is_dense and column.wire.is_list:
-                specs.append(tf.TensorSpec([None], tf.int64))
-        return tuple(specs)
-
-    def _assemble(self, *tensors: tf.Tensor) -> Batch:
-        batch: Batch = {}
-        rows = self._shape.batch_size if self._shape.drop_remainder else None
-        left = iter(tensors)
-        for column in self._shape.columns:
-            value: Any = next(left)
-            if not column.is_dense and column.wire.is_list:
-                value = tf.RaggedTensor.from_row_splits(value, next(left), validate=False)
-                if not column.is_ragged:
-                    value = value.to_tensor(column.pad, shape=[None, column.length])
-            if isinstance(value, tf.Tensor):
-                value = tf.ensure_shape(value, [rows, *value.shape[1:]])
-            batch[column.name] = value
-        for ids, weights in self._shape.sparse.items():
-            size = next(c.spec.vocabulary_size for c in self._shape.columns if c.name == ids)
-            batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
-        return batch
+            specs.append(tf.TensorSpec([None], dtype))
+        if not column.is_dense and column.wire.is_list:
+            specs.append(tf.TensorSpec([None], tf.int64))
+    return tuple(specs)
 
 
-def tell_non_finite(features: Features) -> str:
-    """Names features with NaN or infinity, to follow what an error received; empty: none has."""
-    odd = [name for name, value in features.items() if not _is_finite(value)]
-    return f"; NaN or infinity in {', '.join(odd)}" if odd else ""
-
-
-def _is_finite(value: Any) -> bool:
-    found = getattr(value, "values", getattr(value, "flat_values", value))
-    numbers = np.asarray(found)
-    return numbers.dtype.kind != "f" or bool(np.isfinite(numbers).all())
+def _assemble(shape: BatchShape, *tensors: tf.Tensor) -> Batch:
+    batch: Batch = {}
+    rows = shape.batch_size if shape.drop_remainder else None
+    left = iter(tensors)
+    for column in shape.columns:
+        value: Any = next(left)
+        if not column.is_dense and column.wire.is_list:
+            value = tf.RaggedTensor.from_row_splits(value, next(left), validate=False)
+            if not column.is_ragged:
+                value = value.to_tensor(column.pad, shape=[None, column.length])
+        if isinstance(value, tf.Tensor):
+            value = tf.ensure_shape(value, [rows, *value.shape[1:]])
+        batch[column.name] = value
+    for ids, weights in shape.sparse.items():
+        size = next(c.spec.vocabulary_size for c in shape.columns if c.name == ids)
+        batch[ids] = build_sparse(batch[ids], batch.pop(weights), int(size or 0))
+    return batch
 
 
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:
-    """Builds sparse rows as `tf.io.SparseFeature` does.
+    """Builds sparse rows `[batch, size]` as `tf.io.SparseFeature` does, in row-major order.
 
     Args:
-        ids: int64 `[batch, (len)]`, each in [0, size).
+        ids: int64 `[batch, (len)]`, each in [0, size); one that a row holds twice is there twice.
         weights: float32 `[batch, (len)]`, as many as there are ids.
         size: Length of a dense row.
-
-    Returns:
-        `[batch, size]`, in row-major order; an id that a row holds twice is there twice.
     """
     same = tf.debugging.assert_equal(
         ids.row_splits, weights.row_splits, "as many weights as ids are needed in each row"
@@ -168,7 +211,12 @@ def mask_unlabelled(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.where(is_known, labels, tf.zeros_like(labels)), is_known
 
 
-_Select = Sequence[str] | None
+def tell_non_finite(features: Features) -> str:
+    """Names features with NaN or infinity, to follow what an error received; empty: none has."""
+    found = {n: getattr(v, "values", getattr(v, "flat_values", v)) for n, v in features.items()}
+    numbers = {name: np.asarray(values) for name, values in found.items()}
+    odd = [n for n, v in numbers.items() if v.dtype.kind == "f" and not np.isfinite(v).all()]
+    return f"; NaN or infinity in {', '.join(odd)}" if odd else ""
 
 
 def build_train_dataset(
@@ -178,46 +226,28 @@ def build_train_dataset(
     *,
     epoch: int,
     seed: int,
-    features: _Select = None,
+    features: Sequence[str] | None = None,
     start_batch: int = 0,
     options: InputOptions | None = None,
 ) -> tf.data.Dataset:
     """Returns one epoch of the train split, shuffled; the same for the same seed and epoch.
 
-    All draws are derived from `seed` and `epoch`, so an epoch can be replayed on its own, or from
-    any batch on. The last, incomplete batch is dropped: an uneven tail would give its rows
-    another weight when it is split over replicas.
+    The last, incomplete batch is dropped: an uneven tail would give its rows another weight when
+    it is split over replicas. Lists are padded to `max_len`, or to the longest list of the split
+    where the manifest's statistics tell it.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: Batch size (global), rows shuffled together, shards read at once, and the rest.
-        epoch: Zero-based epoch.
-        seed: The run's seed.
-        features: Names to read; None reads all but those of role id.
-        start_batch: Batch of the epoch to begin with: what follows is, bit for bit, the tail of
-            the whole epoch. Nothing before it is decoded, unless rows are left out (`filter`,
-            `validation`, `on_corrupt`) or batches depend on more than their own rows
-            (`bucket_boundaries`, `mix`): then the rows before it are read and dropped.
-        options: What the run asks for beside its config.
-
-    Returns:
-        Dataset of batches of exactly `config.batch_size` rows (of one worker: its part of them).
-        Lists are padded to `max_len`, or to the longest list of the split where the manifest's
-        statistics tell it.
-
-    Raises:
-        InputDataError: The split is missing or smaller than a batch, or a feature is unknown.
-        ConfigError: The config does not fit the dataset.
+    From `start_batch` on, what follows is, bit for bit, the tail of the whole epoch. Nothing before
+    it is decoded, unless rows are left out (`filter`, `validation`, `on_corrupt`) or batches depend
+    on more than their own rows (`bucket_boundaries`, `mix`): then those are read and dropped.
+    Without `features`, all but those of role id are read.
     """
-    options = options or InputOptions()
-    source = SplitSource(version_dir, manifest, "train", config, options)
+    source = SplitSource(version_dir, manifest, "train", config, options or InputOptions())
     if (rows := manifest.split("train").rows) < config.batch_size:
         raise build_size_error(source, rows)
     excluded = () if features else ("id",)
     specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
-    plan = plan_shuffled(source, specs, seed, drop_remainder=True)
-    return BatchLayout(plan.shape).build_dataset(lambda: plan.read(epoch, start_batch))
+    plan = Batches(source, specs, is_shuffled=True, seed=seed, drop_remainder=True).plan()
+    return build_dataset(plan.shape, lambda: plan.read(epoch, start_batch))
 
 
 def build_eval_dataset(
@@ -225,28 +255,17 @@ def build_eval_dataset(
     manifest: Manifest,
     split: str,
     batch_size: int,
-    features: _Select = None,
+    features: Sequence[str] | None = None,
     ragged: Sequence[str] = (),
     evaluation_filter: tuple[FilterConfig, ...] = (),
     on_corrupt: OnCorrupt = "fail",
 ) -> tf.data.Dataset:
     """Returns a split in the manifest's order, every record once, the last batch included.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        split: Name of the split.
-        batch_size: Rows per batch; the last batch may have fewer.
-        features: Names to read; None reads all that the split's records hold: of the catalogue
-            those of role item, of the users those of role user and their seen items.
-        ragged: Features to return as RaggedTensors: lists rather than padded, and scalars that
-            records may lack, which have a row of length 0 there.
-        evaluation_filter: What rows must pass; others are left out.
-        on_corrupt: What becomes of damaged records of train.
-
-    Raises:
-        InputDataError: The version has no such split, or a feature is unknown.
-        ConfigError: A value of `evaluation_filter` is not of its feature's type.
+    Without `features`, all that the split's records hold are read: of the catalogue those of role
+    item, of the users those of role user and their seen items. Features of `ragged` come as
+    RaggedTensors: lists rather than padded, and scalars that records may lack, which have a row of
+    length 0 there. Rows must pass `evaluation_filter`.
     """
     config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt)
     options = InputOptions(evaluation_filter=evaluation_filter)
@@ -259,26 +278,14 @@ def build_held_out_dataset(
     manifest: Manifest,
     config: InputConfig,
     batch_size: int,
-    features: _Select = None,
+    features: Sequence[str] | None = None,
     ragged: Sequence[str] = (),
     evaluation_filter: tuple[FilterConfig, ...] = (),
     binary_labels: tuple[str, ...] = (),
 ) -> tf.data.Dataset:
     """Returns the rows of train that `config.validation` keeps apart, in the manifest's order.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: The input's config.
-        batch_size: Rows per batch; the last batch may have fewer.
-        features: Names to read; None reads all.
-        ragged: As for `build_eval_dataset`.
-        evaluation_filter: As for `build_eval_dataset`.
-        binary_labels: Features whose values must be 0 or 1.
-
-    Raises:
-        ConfigError: Nothing is held out.
-        InputDataError: A feature is unknown.
+    Arguments as for `build_eval_dataset`; labels of `binary_labels` must be 0 or 1.
     """
     if config.validation is None:
         raise ConfigError(
@@ -290,6 +297,15 @@ def build_held_out_dataset(
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 
+def _build_ordered(
+    source: SplitSource, features: Sequence[str], ragged: Sequence[str]
+) -> tf.data.Dataset:
+    select_features(source.manifest, ragged)
+    specs = select_features(source.manifest, features)
+    plan = Batches(source, specs, ragged=tuple(ragged)).plan()
+    return build_dataset(plan.shape, plan.read)
+
+
 def read_batches(
     dataset: tf.data.Dataset, version_dir: ReadablePath, manifest: Manifest, split: str
 ) -> Iterator[Batch]:
@@ -298,11 +314,105 @@ def read_batches(
         yield from dataset
 
 
-def _build_ordered(
-    source: SplitSource, features: Sequence[str], ragged: Sequence[str]
+def open_dataset(
+    version: str | Path,
+    batch_size: int,
+    split: str = "train",
+    *,
+    features: Sequence[str] | None = None,
+    labels: str | Sequence[str] | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    first_epoch: int = 0,
+    drop_remainder: bool = False,
+    held_out: bool = False,
+    worker: tuple[int, int] = (0, 1),
+    **options: Any,
 ) -> tf.data.Dataset:
-    manifest = source.manifest
-    select_features(manifest, ragged)
-    columns = plan_columns(manifest, select_features(manifest, features), ragged)
-    plan = plan_ordered(source, columns, drop_remainder=False)
-    return BatchLayout(plan.shape).build_dataset(plan.read)
+    """Opens a split of a dataset version for Keras' `fit`, `evaluate` and `predict`.
+
+    An element is `(inputs, label)`, with the samples' weight as a third part where the dataset has
+    one, and the inputs alone where the split has no label. Inputs are `dict[str, tf.Tensor]`:
+    scalars `[batch]`, lists padded to `[batch, max_len]` (without `max_len`: to the longest list
+    that the statistics count), other lists as `tf.RaggedTensor`. Several labels are a dictionary.
+
+    An iterator gives one epoch. Each further iterator of the same dataset, or pass of `repeat()`,
+    is the next epoch, shuffled anew: the same for the same seed and number. The cardinality is
+    known where no option leaves rows out.
+
+    Args:
+        version: Directory or URI of a dataset (its current version), or of one version.
+        batch_size: Rows per batch of this dataset.
+        split: Name of the split.
+        features: Inputs to read; None reads all but labels, the weight and those of role id. A
+            Keras model that is made of a dictionary of inputs must be given exactly these.
+        labels: Labels to read; None reads those of role label, `()` none.
+        shuffle: As for `open_batches`, like `seed`, `held_out`, `options` and what is raised.
+        first_epoch: Number of the first iterator's epoch, to go on where a run stopped.
+        drop_remainder: Whether to drop rows at the end that fill no batch; shapes are static then,
+            and all workers have the same number of batches.
+        worker: Number of this worker and of all of them: each reads other rows.
+    """
+    check_number("worker", worker)
+    # The config counts the rows of all workers.
+    rows = batch_size * worker[1]
+    config, is_shuffled = build_config(rows, options, split, shuffle, held_out)
+    version_dir = resolve_version(find_path(version))
+    manifest = read_manifest(version_dir, config.tolerates)
+    inputs, targets, weight = _choose_elements(manifest, split, features, labels)
+    own = InputOptions(worker=worker)
+    source = SplitSource(version_dir, manifest, split, config, own, held_out)
+    specs = bound_specs(manifest, (*inputs, *targets, *weight))
+    batches = Batches(source, specs, is_shuffled, seed, drop_remainder)
+    count, shape = batches.count(), batches.plan().shape
+
+    def build(batch: Batch) -> Any:
+        # Weights of sparse ids are part of the sparse tensor, which has the name of the ids.
+        read = {name: batch[name] for name in inputs if name in batch}
+        if not targets:
+            return read
+        wanted = {name: batch[name] for name in targets}
+        label = wanted if len(wanted) > 1 else batch[targets[0]]
+        return (read, label, *(batch[name] for name in weight))
+
+    dataset = build_dataset(shape, _count_epochs(batches, first_epoch)).map(build)
+    settings = tf.data.Options()
+    # The workers' shares are cut here; TensorFlow would cut what each of them reads again.
+    policy = tf.data.experimental.AutoShardPolicy.OFF
+    settings.experimental_distribute.auto_shard_policy = policy
+    dataset = dataset.with_options(settings)
+    if count is None:
+        return dataset
+    return dataset.take(count).apply(tf.data.experimental.assert_cardinality(count))
+
+
+def _choose_elements(
+    manifest: Manifest,
+    split: str,
+    features: Sequence[str] | None,
+    labels: str | Sequence[str] | None,
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of the inputs, of the labels, and of the weight, if there are any."""
+    specs = select_features(manifest, split_features(manifest, split))
+    if labels is None:
+        labels = [spec.name for spec in specs if spec.role == "label"]
+    labels = (labels,) if isinstance(labels, str) else tuple(labels)
+    weight = manifest.keys.weight
+    if features is None:
+        aside, roles = {*labels, weight}, ("id", "label", "weight")
+        features = [s.name for s in specs if s.role not in roles and s.name not in aside]
+    return tuple(features), labels, (weight,) if labels and weight is not None else ()
+
+
+def _count_epochs(batches: Batches, first_epoch: int) -> Callable[[], Iterator[DecodedRows]]:
+    """The function that reads the next epoch, and logs the damage that it met."""
+    epochs, source = itertools.count(first_epoch), batches.source
+
+    def read_next() -> Iterator[DecodedRows]:
+        counts, epoch = InputCounts(), next(epochs)
+        own = replace(batches, source=source.replacing(counts=counts))
+        yield from own.plan().read(epoch)
+        if source.config.on_corrupt != "fail":
+            warn_of_losses(counts, source.split, epoch)
+
+    return read_next

@@ -1,8 +1,7 @@
 """Train counts: how often users and items occur in the rows that a run trains on.
 
-The version's files have them (`conf.manifest`). Where there are none, as the version is from
-before them, or where the input leaves rows out, the train split is read through and counted, once
-in a process.
+The version's files have them. Where there are none, or where the input leaves rows out, the train
+split is read through and counted, once in a process.
 """
 
 from __future__ import annotations
@@ -22,42 +21,26 @@ from conf.schema import canonical_json
 from conf.storage.table_files import read_parquet
 from conf.training.input import InputConfig
 from etl.tfrecord.reading import crc32c
-from training.reader.damage import InputCounts
-from training.reader.decoded_rows import DecodedRows
 from training.reader.feature_columns import plan_columns
+from training.reader.rows import DecodedRows
 from training.reader.shuffle_buffer import read_epoch
-from training.reader.split_source import InputOptions, SplitSource
+from training.reader.training_data import SplitSource
 
 _log = logging.getLogger("sluice.training.input")
 
 
 @dataclass(frozen=True)
 class TrainCounts:
-    """How often each id of a key occurs in the rows that train.
+    """How often each id of a key occurs in the rows that train; int64 `[ids]` each."""
 
-    Attributes:
-        ids: int64 `[ids]`, ascending.
-        rows: int64 `[ids]`, rows with that id: what batches hold.
-        events: int64 `[ids]`, of these, events of the log: no drawn negatives; where rows are
-            sequences, the items of their histories too.
-        positives: int64 `[ids]`, events with a label above 0; all where there is no label.
-    """
-
-    ids: np.ndarray
-    rows: np.ndarray
+    ids: np.ndarray  # ascending
+    rows: np.ndarray  # what batches hold
+    # Of these, events of the log: no drawn negatives; of sequences, items of histories too.
     events: np.ndarray
-    positives: np.ndarray
+    positives: np.ndarray  # events with a label above 0; all where there is no label
 
     def place(self, counts: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Returns the counts of other ids, 0 for those that do not occur.
-
-        Args:
-            counts: `[ids]`, one of the attributes.
-            ids: int64 `[n]`.
-
-        Returns:
-            int64 `[n]`.
-        """
+        """The counts (one of the attributes) of other ids, int64 `[n]`; 0 where there is none."""
         if not len(self.ids):
             return np.zeros(len(ids), np.int64)
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -70,21 +53,13 @@ def read_train_counts(
     part: KeyPart,
     config: InputConfig | None = None,
 ) -> TrainCounts:
-    """Reads how often the users or items occur in the rows that train.
+    """Reads how often the users or items (`part`) occur in the rows that train.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        part: Which of the two.
-        config: How the train split is read: rows that it leaves out, or keeps apart for validation,
-            do not count. Shares of classes and mixed datasets are not looked at. None: all rows.
-
-    Raises:
-        ConfigError: The dataset has no such key.
-        InputDataError: Its ids are no numbers; or the file of counts, or a record, is damaged.
+    Rows that the config leaves out, or keeps apart for validation, do not count; None: all rows.
+    Shares of classes and mixed datasets are not looked at.
     """
     keys = require_counted_keys(manifest, part)
-    if config is None or _reads_all(config):
+    if config is None or config.is_exact:
         if part in manifest.train_counts:
             return _read_file(version_dir, manifest.train_counts[part])
         config = InputConfig()
@@ -97,12 +72,7 @@ def find_counted_keys(manifest: Manifest) -> CountedKeys:
 
 
 def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
-    """As `find_counted_keys`, where some must be among them.
-
-    Raises:
-        ConfigError: The dataset has no such key.
-        InputDataError: Its ids are no numbers.
-    """
+    """As `find_counted_keys`, where some must be among them."""
     keys = find_counted_keys(manifest)
     for part in parts:
         feature = manifest.require_key(part)
@@ -115,10 +85,6 @@ def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
                 fix=f"encode the {part} by a vocabulary or a hash and build the dataset again",
             )
     return keys
-
-
-def _reads_all(config: InputConfig) -> bool:
-    return config.is_exact and config.take is None
 
 
 def _read_file(version_dir: ReadablePath, info: FileInfo) -> TrainCounts:
@@ -145,7 +111,7 @@ _COUNTED: dict[str, dict[KeyPart, TrainCounts]] = {}
 def _count(
     version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
 ) -> dict[KeyPart, TrainCounts]:
-    scope = config.model_dump(mode="json", include={"filter", "validation", "take", "on_corrupt"})
+    scope = config.model_dump(mode="json", include={"filter", "validation", "on_corrupt"})
     shards = [[shard.path, shard.crc32c] for shard in manifest.split("train").shards]
     own = canonical_json([str(version_dir), asdict(keys), shards, scope])
     if own not in _COUNTED:
@@ -155,18 +121,30 @@ def _count(
             manifest.dataset_name,
             why,
         )
-        _COUNTED[own] = _read_through(version_dir, manifest, keys, config)
+        found = dict.fromkeys(keys.features, np.zeros((0, 4), np.int64))
+        for rows in _read_rows(version_dir, manifest, keys, config):
+            for part, table in found.items():
+                found[part] = _add_up(np.concatenate([table, _find_counts(rows, keys, part)]))
+        tables = {part: np.ascontiguousarray(table.T) for part, table in found.items()}
+        _COUNTED[own] = {part: TrainCounts(*table) for part, table in tables.items()}
     return _COUNTED[own]
 
 
-def _read_through(
-    version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
-) -> dict[KeyPart, TrainCounts]:
-    counters: dict[KeyPart, _Counter] = {part: _Counter() for part in keys.features}
-    for rows in _read_rows(version_dir, manifest, keys, config):
-        for part, counter in counters.items():
-            counter.update(rows, keys, part)
-    return {part: counter.result() for part, counter in counters.items()}
+def _find_counts(rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> np.ndarray:
+    """Ids, and whether each is of a row, an event, a positive; int64 `[n, 4]`."""
+    ids = rows.dense[keys.features[part]]
+    event, positive = _find_events(rows, keys)
+    table = np.stack(
+        [ids, np.ones(len(ids), bool), event, positive], axis=1, dtype=np.int64, casting="unsafe"
+    )
+    if keys.history is None:
+        return table
+    values, lengths = keys.cut(*_read_history(rows, keys.history))
+    owners = np.repeat(table, lengths, axis=0)
+    owners[:, 1] = 0  # The row itself is counted once.
+    if part == "item":
+        owners[:, 0] = values
+    return np.concatenate([table, owners[owners[:, 2:].any(axis=1)]])
 
 
 def read_train_pairs(
@@ -174,18 +152,10 @@ def read_train_pairs(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Reads which items users had in the rows that train; of sequences, all items of histories.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: How the train split is read; see `read_train_counts`.
-        positives: Whether events with a label above 0 alone are read, else all events.
+    With `positives`, events with a label above 0 alone are read, else all events.
 
     Yields:
         Ids of users and of items, int64 `[n]` each; a pair may come several times.
-
-    Raises:
-        ConfigError: The dataset has no such key.
-        InputDataError: Its ids are no numbers, or a record is damaged.
     """
     keys = require_counted_keys(manifest, "user", "item")
     user, item = (keys.features[part] for part in ("user", "item"))
@@ -219,48 +189,12 @@ def read_train_rows(
 ) -> Iterator[DecodedRows]:
     """Yields the rows of train as the first epoch has them, without mixed datasets, in parts.
 
-    Args:
-        version_dir: Directory that holds the manifest.
-        manifest: The version's manifest.
-        config: How the train split is read.
-        names: Features to read.
-        lists: Those of them that stay lists of their own length.
-
-    Raises:
-        InputDataError: A record is damaged.
+    Features of `lists` stay lists of their own length.
     """
-    alone = {"cache": None, "cache_dir": None, "mix": (), "bucket_boundaries": None}
-    options = InputOptions(counts=InputCounts())
-    source = SplitSource(version_dir, manifest, "train", config.model_copy(update=alone), options)
+    alone = config.model_copy(update={"mix": (), "bucket_boundaries": None})
+    source = SplitSource(version_dir, manifest, "train", alone)
     specs = [manifest.schema[name] for name in dict.fromkeys(names)]
     yield from read_epoch(source.plan(plan_columns(manifest, specs, lists), None), 0)
-
-
-class _Counter:
-    """Counts one key, part by part of the rows."""
-
-    def __init__(self) -> None:
-        self._found = [np.zeros((0, 1 + len(_COUNTS)), np.int64)]
-
-    def update(self, rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> None:
-        ids = rows.dense[keys.features[part]]
-        event, positive = _find_events(rows, keys)
-        entries = [ids, ids[event], ids[positive]]
-        if keys.history is not None:
-            values, lengths = keys.cut(*_read_history(rows, keys.history))
-            before = np.repeat(ids, lengths) if part == "user" else values
-            for place, chosen in ((1, event), (2, positive)):
-                more = before[np.repeat(chosen, lengths)]
-                entries[place] = np.concatenate([entries[place], more])
-        for place, found in enumerate(entries):
-            distinct, counts = np.unique(found, return_counts=True)
-            table = np.zeros((len(distinct), 1 + len(_COUNTS)), np.int64)
-            table[:, 0], table[:, 1 + place] = distinct, counts
-            self._found.append(table)
-        self._found = [_add_up(np.concatenate(self._found))]
-
-    def result(self) -> TrainCounts:
-        return TrainCounts(*np.ascontiguousarray(self._found[0].T))
 
 
 def _find_events(rows: DecodedRows, keys: CountedKeys) -> tuple[np.ndarray, np.ndarray]:
@@ -277,14 +211,10 @@ def _read_history(rows: DecodedRows, name: str) -> tuple[np.ndarray, np.ndarray]
     return lists.flatten().to_numpy(zero_copy_only=False), lengths
 
 
-_COUNTS = COUNT_COLUMNS[1:]
-
-
 def _add_up(table: np.ndarray) -> np.ndarray:
-    """Adds up the rows of one id, int64 `[n, 4]`: ids first."""
-    if not len(table):
-        return table
+    """Adds up the rows of one id, int64 `[n, 4]`: ids first, ascending."""
     table = table[np.argsort(table[:, 0], kind="stable")]
-    starts = np.flatnonzero(np.append(True, table[1:, 0] != table[:-1, 0]))
-    sums = np.add.reduceat(table[:, 1:], starts, axis=0)
-    return np.concatenate([table[starts, :1], sums], axis=1)
+    ids, starts = np.unique(table[:, 0], return_index=True)
+    if not len(ids):
+        return table
+    return np.column_stack([ids, np.add.reduceat(table[:, 1:], starts, axis=0)])

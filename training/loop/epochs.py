@@ -30,18 +30,22 @@ from training.distribution.strategy import RunSteps, distribute_batches
 from training.distribution.workers import NullWriter, Workers, describe_error
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys
-from training.input.batches import FINITE_ADVICE, Batch, build_train_dataset, tell_non_finite
-from training.input.carried_errors import input_errors, is_carried
+from training.input.batches import (
+    FINITE_ADVICE,
+    Batch,
+    build_train_dataset,
+    input_errors,
+    is_carried,
+    tell_non_finite,
+)
 from training.loop.plan import StepPlan
 from training.loop.validation import StepValidations
 from training.models.embedded_inputs import vector_errors
 from training.monitoring.progress import StepStatus, TrainingProgress
 from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog
 from training.networks.user_code import user_errors
-from training.reader.damage import DamagePolicy, InputCounts, ShardChecks
-from training.reader.shards import compare_begun
-from training.reader.split_source import InputOptions
-from training.reader.training_data import TrainingData
+from training.reader.shards import DamagePolicy, InputCounts, ShardChecks, compare_begun
+from training.reader.training_data import InputOptions, TrainingData
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SECONDS_PER_MINUTE = 60

@@ -35,8 +35,7 @@ from training.objectives.objective import (
     list_state,
 )
 from training.objectives.softmax_memory import require_memory
-from training.reader.batch_plan import find_sparse_pairs
-from training.reader.mixing import check_mixed_ids, find_mixed
+from training.reader.batch_plan import check_mixed_ids, find_mixed, find_sparse_pairs
 
 
 @dataclass(frozen=True)

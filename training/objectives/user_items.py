@@ -23,7 +23,7 @@ from training.embedding.key_mapping import read_keys
 from training.encoders.vocabularies import find_named_ids, is_named
 from training.input.batches import Batch
 from training.input.train_counts import read_train_pairs
-from training.reader.mixing import find_mixed
+from training.reader.batch_plan import find_mixed
 
 
 class RowItems(NamedTuple):

@@ -10,46 +10,46 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.encoders.bags import SparseIndices, Weights
-from conf.errors import ConfigError, TooFewRowsError
+from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.load import override_config
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
+from conf.storage.locations import find_path
 from conf.training.input import InputConfig
-from training.encoders.vocabularies import read_plan
-from training.reader.damage import InputCounts
-from training.reader.decoded_rows import DecodedRows, regroup
-from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
-from training.reader.mixing import build_mixed_reader
-from training.reader.row_sampling import bucket_batches, skip_batches
-from training.reader.shares import BatchShare
+from training.encoders.vocabularies import match_keys, read_encoded_version, read_plan
+from training.reader.epoch_plan import BatchShare
+from training.reader.feature_columns import (
+    FeatureColumn,
+    check_specs,
+    plan_columns,
+    select_features,
+)
+from training.reader.rows import DecodedRows, bucket_batches, mix_rows, regroup
+from training.reader.shards import compare_begun
 from training.reader.shuffle_buffer import ReadPlan, read_epoch
-from training.reader.split_source import InputOptions, SplitSource, build_size_error, count_steps
+from training.reader.training_data import SplitSource, build_size_error, count_steps
 
 EVAL_BUFFER_ROWS = 16_384
 """Rows that are decoded at a time where they keep their order."""
 # Options of `input` that decide which rows are drawn, and in which order.
 _SHUFFLED_ONLY = ("class_balance", "mix", "bucket_boundaries", "sparse")
+_Remade = Callable[[int, int], Iterator[DecodedRows]]
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a batch is made of.
-
-    Attributes:
-        columns: The features.
-        batch_size: Rows per batch.
-        drop_remainder: Whether every batch has that many.
-        cut: Padded lists whose length differs from batch to batch.
-        sparse: Feature of the weights by feature of the ids.
-    """
+    """What a batch is made of."""
 
     columns: tuple[FeatureColumn, ...]
     batch_size: int
-    drop_remainder: bool
-    cut: tuple[str, ...] = ()
-    sparse: Mapping[str, str] = field(default_factory=dict)
+    drop_remainder: bool  # whether every batch has that many rows
+    cut: tuple[str, ...] = ()  # padded lists whose length differs from batch to batch
+    sparse: Mapping[str, str] = field(default_factory=dict)  # ids to weights
 
     @property
     def is_uniform(self) -> bool:
@@ -59,18 +59,12 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batches of a split.
-
-    Attributes:
-        shape: What a batch is made of.
-        rows: How the rows are read.
-        remade: Function of epoch and first batch to the batches from there on, where they depend
-            on more than their own rows; None where they are the rows in their order.
-    """
+    """Batches of a split, as they are read."""
 
     shape: BatchShape
     rows: ReadPlan
-    remade: Callable[[int, int], Iterator[DecodedRows]] | None = None
+    # Batches from a first one on, where they depend on more than their own rows.
+    remade: _Remade | None = None
 
     def read(self, epoch: int = 0, first_batch: int = 0) -> Iterator[DecodedRows]:
         """Reads the rows of an epoch from a batch on, in parts of any size."""
@@ -79,7 +73,7 @@ class BatchPlan:
         return read_epoch(self.rows, epoch, first_batch * self.shape.batch_size)
 
     def read_part(self, epoch: int, first_batch: int, share: BatchShare) -> Iterator[DecodedRows]:
-        """Reads a part of each batch, or of every so manieth, from a batch on.
+        """Reads this rank's rows of every n-th batch, from a batch on.
 
         Rows of the other parts are not decoded, unless rows are left out or drawn anew: only then
         it is known which rows a batch has.
@@ -98,18 +92,164 @@ class BatchPlan:
                 yield batch.slice(first, last)
 
 
+@dataclass(frozen=True)
+class Batches:
+    """Batches that somebody asks of a split."""
+
+    source: SplitSource
+    specs: Sequence[FeatureSpec]
+    is_shuffled: bool = False
+    seed: int = 0
+    drop_remainder: bool = False
+    ragged: tuple[str, ...] = ()  # features that stay lists although they are bounded
+
+    def plan(self) -> BatchPlan:
+        """Plans how they are read."""
+        source, manifest = self.source, self.source.manifest
+        if not self.is_shuffled:
+            columns = plan_columns(manifest, self.specs, self.ragged)
+            rows = source.plan(columns, None, EVAL_BUFFER_ROWS)
+            return BatchPlan(BatchShape(columns, source.batch_size, self.drop_remainder), rows)
+        pairs = self._find_sparse()
+        columns = plan_columns(manifest, self.specs, (*self.ragged, *pairs, *pairs.values()))
+        cut = _padded_lists(columns) if source.config.bucket_boundaries else {}
+        shape = BatchShape(columns, source.batch_size, self.drop_remainder, tuple(cut), pairs)
+        read_columns = _with_class(source, columns)
+        rows = source.plan(read_columns, self.seed)
+        if source.config.mix:
+            return BatchPlan(shape, rows, _plan_mix(source, read_columns, rows, self.seed))
+        if cut:
+            boundaries = source.config.bucket_boundaries or ()
+            return BatchPlan(shape, rows, functools.partial(_read_bucketed, rows, boundaries, cut))
+        return BatchPlan(shape, rows)
+
+    def count(self, ranks: int = 1) -> int | None:
+        """Batches of an epoch, None where only reading tells; the same for workers in step.
+
+        A batch with fewer rows than the `ranks` that share it is dropped.
+        """
+        source, config, drop = self.source, self.source.config, self.drop_remainder
+        number, workers = source.options.worker
+        if config.mix or (drop and workers > 1):
+            return count_steps(source)
+        if not config.is_exact or config.bucket_boundaries:
+            return None
+        rows = sum(count for _, count in source.ranges(number))
+        batches = rows // source.batch_size if drop else -(-rows // source.batch_size)
+        if not batches:
+            raise build_size_error(source, rows)
+        if 0 < rows % source.batch_size < ranks and not drop:
+            batches -= 1
+        if not batches:
+            raise build_share_error(source.split, ranks)
+        return batches
+
+    def _find_sparse(self) -> dict[str, str]:
+        if not self.source.config.sparse:
+            return {}
+        names = {spec.name for spec in self.specs}
+        pairs = find_sparse_pairs(self.source.version_dir, self.source.manifest)
+        return {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
+
+
+def _with_class(
+    source: SplitSource, columns: tuple[FeatureColumn, ...]
+) -> tuple[FeatureColumn, ...]:
+    """The columns, and the class that rows are drawn by where the model does not read it."""
+    balance = source.config.class_balance
+    if balance is None or any(column.name == balance.feature for column in columns):
+        return columns
+    specs = select_features(source.manifest, [balance.feature])
+    return (*columns, *plan_columns(source.manifest, specs))
+
+
+def _padded_lists(columns: Sequence[FeatureColumn]) -> dict[str, int]:
+    lists = {c.name: c.length or 0 for c in columns if c.is_dense and c.spec.is_ragged}
+    if not lists:
+        raise ConfigError(
+            "input.bucket_boundaries needs a list feature whose length is bounded",
+            received=", ".join(column.name for column in columns),
+            fix="leave bucket_boundaries out, or set the feature's max_len in the build",
+        )
+    return lists
+
+
+def _read_bucketed(
+    rows: ReadPlan, boundaries: Sequence[int], cut: Mapping[str, int], epoch: int, batch: int
+) -> Iterator[DecodedRows]:
+    seed = [rows.seed or 0, epoch]
+    batches = bucket_batches(read_epoch(rows, epoch), boundaries, cut, rows.batch_size, seed)
+    return _skip(batches, batch)
+
+
+def _skip(batches: Iterator[DecodedRows], count: int) -> Iterator[DecodedRows]:
+    return (rows for number, rows in enumerate(batches) if number >= count)
+
+
+def build_share_error(split: str, ranks: int) -> TooFewRowsError:
+    return TooFewRowsError(
+        f"an epoch of the {split} split has no batch",
+        received=f"fewer rows than the {ranks} ranks that share them" if ranks > 1 else "no row",
+        allowed="a batch with a row for each rank",
+        fix="let filter, validation and on_corrupt leave rows, or open it with fewer ranks",
+    )
+
+
+def build_config(
+    batch_size: int, options: Mapping[str, Any], split: str, shuffle: bool | None, held_out: bool
+) -> tuple[InputConfig, bool]:
+    """Builds the config of batches that are asked for, and tells whether they are shuffled.
+
+    `shuffle` None shuffles train alone; `held_out` asks for the rows that `validation` keeps apart.
+    """
+    is_shuffled = split == "train" and not held_out if shuffle is None else shuffle
+    config = override_config(InputConfig(), {**options, "batch_size": batch_size}, "of the input")
+    unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not is_shuffled]
+    if unfit:
+        raise ConfigError(
+            f"{unfit[0]} needs shuffled rows",
+            received="shuffle=False",
+            fix=f"set shuffle=True, or leave {unfit[0]} out",
+        )
+    if held_out and (config.validation is None or split != "train"):
+        raise ConfigError(
+            "no rows are held out",
+            received=f"split={split!r}, validation={config.validation}",
+            allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
+        )
+    return config, is_shuffled
+
+
+def bound_specs(
+    manifest: Manifest, names: Sequence[str], ragged: Sequence[str] = ()
+) -> list[FeatureSpec]:
+    """Specs of features, and `ragged` ones known; lists are bounded by the longest of any split."""
+    splits = [found.name for found in manifest.splits]
+    select_features(manifest, ragged)
+    return [bound_list(manifest, spec, splits) for spec in select_features(manifest, names)]
+
+
+def check_number(what: str, given: tuple[int, int]) -> None:
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    if not is_pair or not all(map(is_whole, given)) or not given[0] < given[1]:
+        raise ConfigError(
+            f"there is no such {what}",
+            received=repr(given),
+            allowed=f"(number, {what}s), whole numbers with 0 <= number < {what}s",
+        )
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_number and int(value) >= 0
+
+
 def find_sparse_pairs(version_dir: ReadablePath, manifest: Manifest) -> dict[str, str]:
-    """Finds the features that are the two halves of sparse rows.
+    """Finds the halves of sparse rows: feature of the weights by feature of the indices.
 
     The encoders tell: weights are made from the columns of weights and, behind these, the very
     columns of ids that the indices are made from.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-
-    Returns:
-        Feature of the weights by feature of the indices.
     """
     plan = read_plan(version_dir, manifest)
     names = set(manifest.schema.names)
@@ -128,254 +268,78 @@ def find_sparse_pairs(version_dir: ReadablePath, manifest: Manifest) -> dict[str
     return found
 
 
-def plan_ordered(
-    source: SplitSource, columns: Sequence[FeatureColumn], *, drop_remainder: bool
-) -> BatchPlan:
-    """Plans the batches of a split in the manifest's order.
+def find_mixed(
+    config: InputConfig, manifest: Manifest, names: Sequence[str]
+) -> list[tuple[ReadablePath, Manifest]]:
+    """Finds the datasets of `input.mix`: directory and manifest of each version.
 
-    Args:
-        source: The split, as it is read.
-        columns: Features to deliver.
-        drop_remainder: Whether to drop rows at the end that fill no batch.
-
-    Raises:
-        InputDataError: There is no such split.
-        ConfigError: The config does not fit the dataset.
+    One that lacks a feature of these names, or has it with another type, shape or vocabulary, is
+    refused.
     """
-    rows = source.plan(columns, None, EVAL_BUFFER_ROWS)
-    return BatchPlan(BatchShape(tuple(columns), source.batch_size, drop_remainder), rows)
+    found: list[tuple[ReadablePath, Manifest]] = []
+    specs = select_features(manifest, names)
+    for part in config.mix:
+        version_dir = resolve_version(find_path(part.dataset))
+        other = read_manifest(version_dir, config.tolerates)
+        check_specs(other, specs)
+        found.append((version_dir, other))
+    return found
 
 
-def plan_shuffled(
-    source: SplitSource,
-    specs: Sequence[FeatureSpec],
-    seed: int,
-    *,
-    drop_remainder: bool,
-    ragged: Sequence[str] = (),
-) -> BatchPlan:
-    """Plans the batches of a shuffled split.
+def _plan_mix(
+    source: SplitSource, columns: Sequence[FeatureColumn], own: ReadPlan, seed: int
+) -> _Remade:
+    names = [column.name for column in columns]
+    plans = [own]
+    for version_dir, manifest in find_mixed(source.config, source.manifest, names):
+        lists = manifest.find_feature_lists()
+        theirs = [replace(column, is_sequence=column.name in lists) for column in columns]
+        other = replace(source, version_dir=version_dir, manifest=manifest)
+        plans.append(other.plan(theirs, seed))
+    batches = count_steps(source)
 
-    Args:
-        source: The split, as it is read.
-        specs: Features to deliver.
-        seed: The run's seed.
-        drop_remainder: Whether to drop rows at the end that fill no batch.
-        ragged: Names of features to leave ragged although their length is bounded.
+    def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
+        # Each pass of a dataset is an epoch of its own, which no other pass has.
+        sources = [functools.partial(_read_pass, plan, epoch * (batches + 1)) for plan in plans]
+        shares, size = source.config.mix_shares, source.batch_size
+        yield from _skip(mix_rows(sources, shares, batches, size, [seed, epoch]), batch)
+        compare_begun(own.damage)
 
-    Raises:
-        InputDataError: A dataset of `mix` lacks a feature.
-        ConfigError: The config does not fit the dataset.
-    """
-    manifest, config = source.manifest, source.config
-    pairs = find_sparse_pairs(source.version_dir, manifest) if config.sparse else {}
-    names = {spec.name for spec in specs}
-    pairs = {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
-    columns = plan_columns(manifest, specs, (*ragged, *pairs, *pairs.values()))
-    cut = _padded_lists(columns) if config.bucket_boundaries else {}
-    shape = BatchShape(columns, source.batch_size, drop_remainder, tuple(cut), pairs)
-    read_columns = _with_class(source, columns)
-    rows = source.plan(read_columns, seed)
-    if config.mix:
-        return BatchPlan(shape, rows, build_mixed_reader(source, read_columns, rows, seed))
-    if not cut:
-        return BatchPlan(shape, rows)
-    if not rows.has_lengths:
-        raise ConfigError("input.bucket_boundaries needs a list feature")
-    remade = functools.partial(_read_bucketed, rows, config.bucket_boundaries or (), cut)
-    return BatchPlan(shape, rows, remade)
+    return read
 
 
-def _read_bucketed(
-    rows: ReadPlan, boundaries: Sequence[int], cut: Mapping[str, int], epoch: int, batch: int
-) -> Iterator[DecodedRows]:
-    seed = [rows.seed or 0, epoch]
-    read = read_epoch(rows, epoch)
-    return skip_batches(bucket_batches(read, boundaries, cut, rows.batch_size, seed), batch)
+def _read_pass(plan: ReadPlan, first: int, number: int) -> Iterator[DecodedRows]:
+    return read_epoch(plan, first + number)
 
 
-def _with_class(
-    source: SplitSource, columns: tuple[FeatureColumn, ...]
-) -> tuple[FeatureColumn, ...]:
-    """The columns, and the class that rows are drawn by where the model does not read it."""
-    balance = source.config.class_balance
-    if balance is None or any(column.name == balance.feature for column in columns):
-        return columns
-    specs: tuple[FeatureSpec, ...] = select_features(source.manifest, [balance.feature])
-    return (*columns, *plan_columns(source.manifest, specs))
-
-
-def _padded_lists(columns: Sequence[FeatureColumn]) -> dict[str, int]:
-    lists = {c.name: c.length or 0 for c in columns if c.is_dense and c.spec.is_ragged}
-    if not lists:
-        raise ConfigError(
-            "input.bucket_boundaries needs a list feature whose length is bounded",
-            received=", ".join(column.name for column in columns),
-            fix="leave bucket_boundaries out, or set the feature's max_len in the build",
-        )
-    return lists
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """Which batches somebody asks for, beside the keys of `input`.
-
-    Attributes:
-        split: Name of the split.
-        shuffle: Whether rows are drawn in random order; None: those of train alone.
-        seed: Seed of the order.
-        drop_remainder: Whether rows at the end that fill no batch are dropped.
-        held_out: Whether the rows that `validation` keeps out of train are the ones to read.
-        ragged: Names of features that stay ragged although their length is bounded.
-    """
-
-    split: str = "train"
-    shuffle: bool | None = None
-    seed: int = 0
-    drop_remainder: bool = False
-    held_out: bool = False
-    ragged: tuple[str, ...] = ()
-
-    @property
-    def is_shuffled(self) -> bool:
-        """Whether rows are drawn in random order."""
-        if self.shuffle is None:
-            return self.split == "train" and not self.held_out
-        return self.shuffle
-
-    def build_config(self, batch_size: int, options: Mapping[str, Any], asked: str) -> InputConfig:
-        """Builds the config of the input.
-
-        Args:
-            batch_size: Rows of a batch, of all workers.
-            options: Keys of `input`.
-            asked: Name of the function that was called, for errors.
-
-        Raises:
-            ConfigError: An option is unknown, or does not fit the request.
-        """
-        values = {**options, "batch_size": batch_size}
-        config = override_config(InputConfig(), values, f"of {asked}")
-        unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not self.is_shuffled]
-        if unfit:
-            raise ConfigError(
-                f"{unfit[0]} needs shuffled rows",
-                received="shuffle=False",
-                fix=f"set shuffle=True, or leave {unfit[0]} out",
-            )
-        if self.held_out and (config.validation is None or self.split != "train"):
-            raise ConfigError(
-                "no rows are held out",
-                received=f"split={self.split!r}, validation={config.validation}",
-                allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
-            )
-        return config
-
-
-@dataclass(frozen=True)
-class RequestedBatches:
-    """The batches that somebody asked for.
-
-    Attributes:
-        source: The split, as it is read.
-        request: What was asked for.
-        specs: Features that are read.
-    """
-
-    source: SplitSource
-    request: BatchRequest
-    specs: tuple[FeatureSpec, ...]
-
-    def plan(self, counts: InputCounts | None = None) -> BatchPlan:
-        """Plans the batches.
-
-        Args:
-            counts: Counts what is left out.
-
-        Raises:
-            InputDataError: A dataset of `mix` lacks a feature.
-            ConfigError: The config does not fit the dataset.
-        """
-        source, request = self.source, self.request
-        if counts is not None:
-            source = replace(source, options=replace(source.options, counts=counts))
-        drop, ragged = request.drop_remainder, request.ragged
-        if request.is_shuffled:
-            return plan_shuffled(
-                source, self.specs, request.seed, drop_remainder=drop, ragged=ragged
-            )
-        columns = plan_columns(source.manifest, self.specs, ragged)
-        return plan_ordered(source, columns, drop_remainder=drop)
-
-    def count(self, ranks: int = 1) -> int | None:
-        """Batches of an epoch, None where only reading tells; the same for workers in step.
-
-        Args:
-            ranks: Ranks that share each batch; one with fewer rows than that is dropped.
-
-        Raises:
-            InputDataError: There is no batch.
-        """
-        source, config = self.source, self.source.config
-        number, workers = source.options.worker
-        drop = self.request.drop_remainder
-        if config.mix or (drop and workers > 1):
-            return count_steps(source)
-        if not config.is_exact or config.bucket_boundaries:
-            return None
-        rows = sum(count for _, count in source.ranges(number))
-        batches = rows // source.batch_size if drop else -(-rows // source.batch_size)
-        if not batches:
-            raise build_size_error(source, rows)
-        if 0 < rows % source.batch_size < ranks and not drop:
-            batches -= 1
-        if not batches:
-            raise build_share_error(source.split, ranks)
-        return batches
-
-
-def build_share_error(split: str, ranks: int) -> TooFewRowsError:
-    """Returns the error of an epoch without a batch that has a row for each rank.
-
-    Args:
-        split: Name of the split.
-        ranks: How many there are.
-    """
-    return TooFewRowsError(
-        f"an epoch of the {split} split has no batch",
-        received=f"fewer rows than the {ranks} ranks that share them" if ranks > 1 else "no row",
-        allowed="a batch with a row for each rank",
-        fix="let filter, validation, take and on_corrupt leave rows, or open it with fewer ranks",
-    )
-
-
-def request_batches(
-    source: SplitSource, request: BatchRequest, names: Sequence[str]
-) -> RequestedBatches:
-    """Plans which features of a split are read; lists are bounded by the longest of any split.
-
-    Args:
-        source: The split, as it is read.
-        request: What is asked for.
-        names: Features to read.
-
-    Raises:
-        InputDataError: There is no such feature.
-    """
-    manifest = source.manifest
-    splits = [found.name for found in manifest.splits]
-    select_features(manifest, request.ragged)
-    specs = [bound_list(manifest, spec, splits) for spec in select_features(manifest, names)]
-    return RequestedBatches(source, request, tuple(specs))
-
-
-def build_source(
+def check_mixed_ids(
     version_dir: ReadablePath,
     manifest: Manifest,
-    config: InputConfig,
-    request: BatchRequest,
-    worker: tuple[int, int] = (0, 1),
-) -> SplitSource:
-    """Builds the split of a request, as it is read."""
-    options = InputOptions(worker=worker)
-    return SplitSource(version_dir, manifest, request.split, config, options, request.held_out)
+    mixed: Sequence[tuple[ReadablePath, Manifest]],
+    features: Sequence[str],
+) -> None:
+    """Refuses datasets whose ids stand for other tokens: they would train the wrong rows.
+
+    Vocabularies of one length need not hold the same tokens in the same order.
+    """
+    names = [name for name in features if manifest.schema[name].vocabulary_size is not None]
+    mixed = [
+        part for part in mixed if part[1].encoders_fingerprint != manifest.encoders_fingerprint
+    ]
+    if not names or not mixed:
+        return
+    own = read_encoded_version(version_dir, manifest)
+    for other_dir, other_manifest in mixed:
+        other = read_encoded_version(other_dir, other_manifest)
+        encoded = {column.feature for plan in (own.plan, other.plan) for column in plan.columns}
+        # Of ids as they came nothing tells what they stand for.
+        for name in (name for name in names if name in encoded):
+            keys = np.arange(1, manifest.schema[name].vocabulary_size)
+            found = match_keys(name, keys, own, other)
+            if found is None or not np.array_equal(found, keys):
+                raise InputDataError(
+                    f"ids of feature {name!r} stand for other tokens in a dataset of input.mix",
+                    received=f"encoders of dataset {other_manifest.dataset_name!r}",
+                    allowed=f"those of dataset {manifest.dataset_name!r}",
+                    fix="leave it out of the mix, or encode the feature by hashing in both builds",
+                )

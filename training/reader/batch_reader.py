@@ -1,80 +1,69 @@
-"""Batches of a dataset version as dictionaries of NumPy arrays, without TensorFlow."""
+"""Batches as dictionaries of NumPy arrays, without TensorFlow: of a dataset version, or bare files.
+
+Files without a manifest are described as a dataset version that has them as one split.
+"""
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.errors import ConfigError, SluiceError
-from conf.manifest import Manifest
-from conf.schema import FeatureSpec, fingerprint
+from conf.errors import ConfigError, InputDataError, SluiceError
+from conf.local_paths import local_path
+from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
+from conf.paths import ReadablePath
+from conf.schema import FeatureSchema, FeatureSpec, fingerprint
 from conf.storage.locations import find_path
-from training.reader.bare_shards import describe_shards
-from training.reader.batch_plan import (
-    BatchPlan,
-    BatchRequest,
-    BatchShape,
-    RequestedBatches,
-    build_share_error,
-    build_source,
-    request_batches,
+from etl.tfrecord.reading import (
+    HEADER_BYTES,
+    BadRange,
+    crc32c,
+    detect_compression,
+    infer_features,
+    read_record_blocks,
 )
-from training.reader.damage import InputCounts, explain_error, warn_of_losses
-from training.reader.decoded_rows import DecodedRows, RaggedList
+from training.reader.batch_plan import (
+    Batches,
+    BatchShape,
+    bound_specs,
+    build_config,
+    build_share_error,
+    check_number,
+    find_mixed,
+    is_whole,
+)
+from training.reader.epoch_plan import BatchShare
 from training.reader.feature_columns import select_features, split_features
-from training.reader.mixing import find_mixed
-from training.reader.shares import BatchShare
+from training.reader.rows import DecodedRows, RaggedList
+from training.reader.shards import WIRE_COMPRESSIONS, InputCounts, explain_error, warn_of_losses
+from training.reader.training_data import SplitSource
 
 Arrays = dict[str, np.ndarray | RaggedList]
 """A batch: numbers `[batch]` or `[batch, length]`, byte strings as objects, lists of any length."""
 T = TypeVar("T")
 
 _FORMAT = 1
+_READ_BYTES = 4 << 20
 # A number in JSON is exact up to 2^53, which is 13 digits of 16.
 _DIGITS = 13
 # Keys of `input` that decide which rows an epoch has; in the second group, in which order.
-_WHICH_ROWS = ("filter", "validation", "take", "on_corrupt")
+_WHICH_ROWS = ("filter", "validation", "on_corrupt")
 _WHICH_ORDER = ("class_balance", "bucket_boundaries", "shuffle_buffer", "interleave_shards")
-
-
-@dataclass(frozen=True)
-class _Identity:
-    """What a state must agree with, as numbers.
-
-    Attributes:
-        seed: Seed of the order.
-        batch_size: Rows of a batch, of all ranks.
-        version: Stands for the dataset version, and those that are mixed into it.
-        rows: Stands for what decides which rows there are, and their order.
-    """
-
-    seed: int
-    batch_size: int
-    version: int
-    rows: int
-
-
-_WHAT = {
-    "seed": ("another seed", "open the batches with the seed that the state names"),
-    "batch_size": (
-        "batches of another size",
-        "open the batches with the batch_size that the state names; it counts the rows of all "
-        "ranks, whose number may change",
-    ),
-    "version": (
-        "another dataset version, or another split",
-        "open the version that the state was taken from by its own directory, and the same split",
-    ),
-    "rows": (
-        "other rows, or another order of them",
-        "give split, held_out, shuffle, drop_remainder, "
-        f"{', '.join((*_WHICH_ROWS, 'mix', *_WHICH_ORDER))} as they were",
-    ),
+_AS_THEY_WERE = {
+    "format": "begin anew: the state is of another release",
+    "seed": "open the batches with the seed that the state names",
+    "batch_size": "open the batches with the batch_size that the state names; it counts the rows "
+    "of all ranks, whose number may change",
+    "version": "open the version, or the files, and the split that the state was taken from",
+    "rows": "give split, held_out, shuffle, drop_remainder, "
+    f"{', '.join((*_WHICH_ROWS, 'mix', *_WHICH_ORDER))} as they were",
 }
 
 
@@ -84,11 +73,6 @@ class BatchReader:
     An iterator gives the rest of the epoch that the reader stands in, and the next one the next
     epoch. It may be copied and pickled into other processes.
 
-    Args:
-        batches: What is read.
-        share: Part of each batch that this process takes.
-        first_epoch: Epoch to begin with.
-
     Attributes:
         epoch: Epoch that the reader stands in, from 0.
         batch: Batches of it that have been handed out.
@@ -96,49 +80,39 @@ class BatchReader:
             reading tells.
     """
 
-    def __init__(self, batches: RequestedBatches, share: BatchShare, first_epoch: int = 0) -> None:
+    def __init__(self, batches: Batches, share: BatchShare, first_epoch: int = 0) -> None:
         self._batches, self._share = batches, share
         self.epoch, self.batch = first_epoch, 0
         self.batches_per_epoch = batches.count(share.ranks)
         # What does not fit the dataset is said here, not by the first batch.
-        self._shape = batches.plan().shape
+        self._threads = batches.plan().rows.threads
         self._identity = _identify(batches)
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The features of a batch, with types, shapes and sizes of vocabularies."""
-        return tuple(column.spec for column in self._shape.columns)
+        return tuple(self._batches.specs)
 
     def __iter__(self) -> Iterator[Arrays]:
-        """Reads the rest of the epoch.
-
-        Raises:
-            InputDataError: A shard is damaged or missing, or a record is not what the schema says.
-        """
+        """Reads the rest of the epoch."""
         return self.track(self.read_part())
 
     def read_part(self, worker: int = 0, workers: int = 1) -> Iterator[Arrays]:
-        """Reads every so manieth batch of the epoch's rest, in a worker of a data loader.
+        """Reads every n-th batch of the epoch's rest, in worker `worker` of a data loader.
 
         Batches in turn from worker 0, 1, … are those of one reader, in its order. The main
         process counts them by `track`.
-
-        Args:
-            worker: Number of the worker, from 0.
-            workers: How many there are.
-
-        Raises:
-            ConfigError: There is no such worker.
-            InputDataError: As for an iterator.
         """
-        _check_number("worker", (worker, workers))
+        check_number("worker", (worker, workers))
         share = replace(self._share, worker=worker, workers=workers)
         # Where the reader stands now, not where it stands when the first batch is taken.
         return self._read(self.epoch, self.batch, share)
 
     def _read(self, epoch: int, batch: int, share: BatchShare) -> Iterator[Arrays]:
-        counts, source = InputCounts(), self._batches.source
-        plan = _plan_for_worker(self._batches, counts, share.workers)
+        # Workers share the threads of the machine.
+        counts, threads = InputCounts(), max(1, self._threads // share.workers)
+        source = self._batches.source.replacing(counts=counts, threads=threads)
+        plan = replace(self._batches, source=source).plan()
         is_empty = batch == 0 and share.worker == 0
         try:
             for rows in plan.read_part(epoch, batch, share):
@@ -154,11 +128,7 @@ class BatchReader:
         self.epoch, self.batch = epoch + 1, 0
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
-        """Hands on batches of the epoch's rest, and moves the reader as it does.
-
-        Args:
-            batches: What a data loader makes of the batches that its workers read.
-        """
+        """Hands on what a data loader makes of the epoch's rest, and moves the reader by it."""
         epoch, batch = self.epoch, self.batch
         for number, one in enumerate(batches, start=batch + 1):
             self.epoch, self.batch = epoch, number
@@ -170,37 +140,32 @@ class BatchReader:
 
         The numbers fit into JSON. They do not depend on the rank or the number of ranks.
         """
-        return {
-            "format": _FORMAT, "epoch": self.epoch, "batch": self.batch, **vars(self._identity),
-        }  # fmt: skip
+        return {"format": _FORMAT, "epoch": self.epoch, "batch": self.batch, **self._identity}
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Goes to where a reader stood; what follows is, bit for bit, what followed there.
 
-        Args:
-            state: What `state` returned, to a reader of any rank and number of ranks.
+        The state may be of a reader of any rank and number of ranks.
 
         Raises:
             ConfigError: It is no state, or one of another version, seed, batch size or choice of
                 rows.
         """
-        expected = {"format": _FORMAT, **vars(self._identity)}
-        _check_state(state, {*expected, "epoch", "batch"})
-        for name, value in expected.items():
-            if state[name] != value:
-                what, fix = _WHAT.get(name, ("another release", "begin anew"))
-                raise ConfigError(
-                    f"the state of a reader is of {what}",
-                    received=f"{name} {state[name]}", allowed=f"{name} {value}", fix=fix,
-                )  # fmt: skip
-        most = self._batches.count()  # Fewer ranks may have had one more.
-        if most is not None and state["batch"] > most:
+        expected = self.state()
+        is_state = isinstance(state, Mapping) and set(state) == set(expected)
+        if not is_state or not all(map(is_whole, state.values())):
             raise ConfigError(
-                "the state of a reader lies behind the end of an epoch",
-                received=f"batch {state['batch']}",
-                allowed=f"0 to {most}",
-                fix="restore the state as it was saved",
+                "this is no state of a reader",
+                received=str(state)[:300],
+                allowed=f"whole numbers, 0 or more: {', '.join(sorted(expected))}",
+                fix="restore what state() returned",
             )
+        for name, fix in _AS_THEY_WERE.items():
+            if state[name] != expected[name]:
+                raise ConfigError(
+                    f"the state of a reader is of another {name}",
+                    received=state[name], allowed=expected[name], fix=fix,
+                )  # fmt: skip
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
 
 
@@ -220,7 +185,7 @@ def open_batches(
     rank: tuple[int, int] = (0, 1),
     **options: Any,
 ) -> BatchReader:
-    """Opens a split of a dataset version, or bare TFRecord files, for a training loop of one's own.
+    """Opens a split of a dataset version, or bare TFRecord files, for your own training loop.
 
     A batch is a dictionary of NumPy arrays: scalars `[batch]`, lists padded to `[batch, max_len]`
     (without `max_len`: to the longest list that the statistics count), other lists as
@@ -234,7 +199,7 @@ def open_batches(
         split: Name of the split.
         features: Features to read; None reads all but those of role id.
         ragged: Features to give as `RaggedList` although their length is bounded.
-        schema: What bare files hold; None finds out by reading them through. Not for versions.
+        schema: What bare files hold; None finds out by reading them through.
         shuffle: Whether to draw rows in random order; None: those of train alone.
         seed: Seed of the order.
         first_epoch: Epoch to begin with.
@@ -242,151 +207,65 @@ def open_batches(
         held_out: Whether to read the rows of train that `validation` keeps apart instead.
         rank: Number of this rank and of all of them. Each takes its rows of every batch, so all
             have as many batches; what is left at the end without a row for each is dropped.
-        options: Keys of the config's `input` section, such as `shuffle_buffer`, `filter`, `take`,
-            `cache`, `on_corrupt`, `validation`.
+        options: Keys of the config's `input` section, such as `filter` and `validation`.
 
     Raises:
-        ConfigError: There is no such rank, an argument is of another type, or an option is unknown
-            or does not fit the dataset.
-        InputDataError: There is no such split or feature, or the split is empty or does not fill
-            a batch.
+        ConfigError: There is no such rank, or an option is unknown or does not fit the dataset.
+        InputDataError: There is no such split or feature, or the split does not fill a batch.
         UpstreamNotReadyError: There is no such dataset.
     """
-    _check_number("rank", rank)
-    for name, value, least in (
-        ("batch_size", batch_size, 1), ("seed", seed, 0), ("first_epoch", first_epoch, 0),
-    ):  # fmt: skip
-        _require_whole(name, value, least)
+    check_number("rank", rank)
     # NumPy's whole numbers would stay what they are in a state, which JSON does not take.
-    batch_size, seed, first_epoch = int(batch_size), int(seed), int(first_epoch)
-    rank = (int(rank[0]), int(rank[1]))
-    _check_names(source, features)
-    if batch_size % rank[1]:
+    batch_size, seed, first_epoch = map(operator.index, (batch_size, seed, first_epoch))
+    share = BatchShare(*map(operator.index, rank))
+    config, is_shuffled = build_config(batch_size, options, split, shuffle, held_out)
+    if config.batch_size % share.ranks:
         raise ConfigError(
             "batch_size must be a multiple of the number of ranks",
-            received=f"{batch_size} rows on {rank[1]} ranks",
-            allowed=f"a multiple of {rank[1]}; it counts the rows of all ranks",
+            received=f"{batch_size} rows on {share.ranks} ranks",
+            allowed=f"a multiple of {share.ranks}; it counts the rows of all ranks",
         )
-    request = BatchRequest(split, shuffle, seed, drop_remainder, held_out, tuple(ragged))
-    config = request.build_config(batch_size, options, "open_batches")
     if not isinstance(source, str | Path):
         version_dir, manifest = describe_shards(source, split, schema, config.on_corrupt)
-    elif schema is not None:
-        raise ConfigError(
-            "schema is for bare files: a dataset version has its own",
-            received=str(source),
-            fix="leave schema out, or give a list of files",
-        )
     else:
         version_dir = resolve_version(find_path(source))
         manifest = read_manifest(version_dir, config.tolerates)
-    names = _choose_features(manifest, split) if features is None else features
-    chosen = build_source(version_dir, manifest, config, request)
-    share = BatchShare(*rank)
-    return BatchReader(request_batches(chosen, request, names), share, first_epoch)
+    if features is None:
+        found = select_features(manifest, split_features(manifest, split))
+        features = [spec.name for spec in found if spec.role != "id"]
+    chosen = SplitSource(version_dir, manifest, split, config, is_held_out=held_out)
+    specs = bound_specs(manifest, features, ragged)
+    batches = Batches(chosen, specs, is_shuffled, seed, drop_remainder, tuple(ragged))
+    return BatchReader(batches, share, first_epoch)
 
 
-def _choose_features(manifest: Manifest, split: str) -> list[str]:
-    specs = select_features(manifest, split_features(manifest, split))
-    return [spec.name for spec in specs if spec.role != "id"]
-
-
-def _check_number(what: str, given: tuple[int, int]) -> None:
-    is_pair = isinstance(given, Sequence) and len(given) == 2
-    if not is_pair or not all(map(_is_whole, given)) or not given[0] < given[1]:
-        raise ConfigError(
-            f"there is no such {what}",
-            received=f"{what} {given[0]} of {given[1]}" if is_pair else repr(given),
-            allowed=f"(number, {what}s), whole numbers with 0 <= number < {what}s",
-        )
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_number and int(value) >= 0
-
-
-def _require_whole(name: str, value: Any, least: int) -> None:
-    if not _is_whole(value) or value < least:
-        raise ConfigError(
-            f"{name} is no such number",
-            received=repr(value), allowed=f"a whole number, {least} or more",
-        )  # fmt: skip
-
-
-def _check_names(source: Any, features: Any) -> None:
-    """Refuses what names neither a dataset nor files, and features that are no names."""
-    files = source if _is_list(source) else [source]
-    if not all(isinstance(file, str | Path) for file in files):
-        raise ConfigError(
-            "this names no dataset",
-            received=repr(source)[:300],
-            allowed="a directory or URI of a dataset, or a list of TFRecord files",
-        )
-    named = [] if features is None else features
-    if not _is_list(named) or not all(isinstance(name, str) for name in named):
-        raise ConfigError(
-            "features must be a list of names",
-            received=repr(features)[:300],
-            allowed='such as ["user_id", "history"], or None for all',
-        )
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def _check_state(state: Mapping[str, int], names: set[str]) -> None:
-    is_state = isinstance(state, Mapping) and set(state) == names
-    if not is_state or not all(_is_whole(value) for value in state.values()):
-        raise ConfigError(
-            "this is no state of a reader",
-            received=str(state)[:300],
-            allowed=f"whole numbers, 0 or more: {', '.join(sorted(names))}",
-            fix="restore what state() returned",
-        )
-
-
-def _identify(batches: RequestedBatches) -> _Identity:
-    source, request = batches.source, batches.request
-    config, names = source.config, [spec.name for spec in batches.specs]
-    versions = [(source.manifest, source.split)]
+def _identify(batches: Batches) -> dict[str, int]:
+    """What a state must agree with, as numbers."""
+    source, config = batches.source, batches.source.config
+    names, is_shuffled = [spec.name for spec in batches.specs], batches.is_shuffled
     mixed = find_mixed(config, source.manifest, names)
-    versions += [(manifest, source.split) for _, manifest in mixed]
-    rows: dict[str, Any] = {
-        "split": [source.split, request.held_out, request.drop_remainder, request.is_shuffled]
+    versions = [source.manifest, *(manifest for _, manifest in mixed)]
+    shards = [[[s.path, s.rows, s.crc32c] for s in m.split(source.split).shards] for m in versions]
+    names_of = [[m.dataset_name, m.dataset_version] for m in versions]
+    outlines = [[*own, files] for own, files in zip(names_of, shards, strict=True)]
+    keys = (*_WHICH_ROWS, *(_WHICH_ORDER if is_shuffled else ()))
+    rows = {
+        "split": [source.split, source.is_held_out, batches.drop_remainder, is_shuffled],
+        **config.model_dump(mode="json", include=set(keys)),
+        "mix": [part.weight for part in config.mix],
+        # The length of a row is that of the longest list that is read of it.
+        "lists": names if config.bucket_boundaries else [],
     }
-    keys = (*_WHICH_ROWS, *_WHICH_ORDER) if request.is_shuffled else _WHICH_ROWS
-    rows.update(config.model_dump(mode="json", include=set(keys)))
-    rows["mix"] = [part.weight for part in config.mix]
-    # The length of a row is that of the longest list that is read of it.
-    rows["lists"] = names if config.bucket_boundaries else []
-    return _Identity(
-        request.seed,
-        config.batch_size,
-        _number([_outline(manifest, split) for manifest, split in versions]),
-        _number(rows),
-    )
-
-
-def _outline(manifest: Manifest, split: str) -> list[Any]:
-    shards = [[s.path, s.rows, s.crc32c] for s in manifest.split(split).shards]
-    return [manifest.dataset_name, manifest.dataset_version, shards]
+    return {
+        "seed": batches.seed,
+        "batch_size": config.batch_size,
+        "version": _number(outlines),
+        "rows": _number(rows),
+    }
 
 
 def _number(value: Any) -> int:
     return int(fingerprint(value)[:_DIGITS], 16)
-
-
-def _plan_for_worker(batches: RequestedBatches, counts: InputCounts, workers: int) -> BatchPlan:
-    """The plan of one of several workers, which share the threads of the machine."""
-    plan, source = batches.plan(counts), batches.source
-    if source.config.parallel_parses is not None or workers == 1:
-        return plan
-    threads = max(1, plan.rows.threads // workers)
-    config = source.config.model_copy(update={"parallel_parses": threads})
-    return replace(batches, source=replace(source, config=config)).plan(counts)
 
 
 def _build_arrays(shape: BatchShape, rows: DecodedRows) -> Arrays:
@@ -400,3 +279,73 @@ def _build_arrays(shape: BatchShape, rows: DecodedRows) -> Arrays:
                 value = value.pad(column.length, column.pad)
         arrays[column.name] = value
     return arrays
+
+
+def describe_shards(
+    files: Sequence[str | Path],
+    split: str,
+    schema: Sequence[FeatureSpec] | None = None,
+    on_corrupt: str = "fail",
+) -> tuple[ReadablePath, Manifest]:
+    """Describes files of `tf.train.Example` as a version, whose folder is the one around them.
+
+    They are local, all compressed alike or none, and read through once to count their records.
+    Without a schema, reading them tells what they hold: scalars, and lists without a bound.
+    """
+    paths = [local_path(file).absolute() for file in files]
+    if not paths:
+        raise ConfigError("there is no file to read", received="an empty list of files")
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    try:
+        compression = _find_compression(paths)
+        is_salvaging = on_corrupt != "fail"
+        shards = tuple(_describe_shard(folder, path, is_salvaging) for path in paths)
+        if schema is None:
+            hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
+            found = infer_features(paths, on_corrupt=hook)
+            shapes = [(None,) if feature.is_list else () for feature in found]
+            schema = [
+                FeatureSpec(feature.name, feature.kind, "context", shape)
+                for feature, shape in zip(found, shapes, strict=True)
+            ]
+    except OSError as error:
+        raise InputDataError(
+            "a file cannot be read",
+            received=f"{error.filename}: {error.strerror}",
+            fix="correct the list of files",
+        ) from error
+    return folder, Manifest(
+        dataset_name="bare files", dataset_version="", created_at="", record_type="Example",
+        compression=compression, splits=(SplitInfo(split, shards),),
+        schema=FeatureSchema(tuple(schema)), keys=DatasetKeys(None, None), encoder_files=(),
+        encoders_fingerprint="", statistics={}, label_rate={},
+        source=SourceSnapshot((), None, {}, ""), counts=RowCounts({}, {}, 0, {}, {}),
+        code_version="",
+    )  # fmt: skip
+
+
+def _find_compression(paths: Sequence[Path]) -> str | None:
+    found: dict[str | None, Path] = {}
+    for path in paths:
+        with path.open("rb") as file:
+            found.setdefault(detect_compression(file.read(HEADER_BYTES)), path)
+    if len(found) > 1:
+        raise ConfigError(
+            "files that are read as one split must be compressed alike",
+            received=", ".join(f"{path}: {kind or 'plain'}" for kind, path in found.items()),
+            fix="open them apart, or write them anew in one way",
+        )
+    (wire,) = found
+    return next(name for name, kind in WIRE_COMPRESSIONS.items() if kind == wire)
+
+
+def _describe_shard(folder: Path, path: Path, is_salvaging: bool) -> ShardInfo:
+    bad: list[BadRange] = []
+    blocks = read_record_blocks(path, verify=False, on_corrupt=bad.append if is_salvaging else None)
+    # What reads them counts a range of bad bytes as a record.
+    rows = sum(len(block.index) for block in blocks) + sum(not one.continues for one in bad)
+    checksum = size = 0
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            checksum, size = crc32c(piece, checksum), size + len(piece)
+    return ShardInfo(str(path.relative_to(folder)), rows, size, f"{checksum:08x}")

@@ -1,21 +1,22 @@
-"""Which records meet in which shuffle buffer: arithmetic on the manifest's counts alone."""
+"""The plan of an epoch: which records meet in which buffer, and whose batches they make.
+
+Arithmetic on the manifest's counts alone. Training workers divide the shards before anything is
+shuffled (`divide_shards`): each reads its own files, and has an order of its own. Ranks of
+data-parallel loops and the workers of a data loader divide batches that all of them plan alike
+(`BatchShare`): together they have one order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class ShardRange:
-    """A run of records of one shard.
-
-    Attributes:
-        shard: Number of the shard in the split.
-        first: Number of its first record in the shard.
-        rows: How many records.
-        start: How many records of the buffer come before it.
-    """
+    """A run of records of one shard; `start` records of the buffer come before it."""
 
     shard: int
     first: int
@@ -25,14 +26,7 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class BufferPlan:
-    """Records that are shuffled together.
-
-    Attributes:
-        number: Number of the buffer in the epoch.
-        first: How many records of the epoch come before it.
-        rows: How many it holds.
-        ranges: Where they come from.
-    """
+    """Records that are shuffled together; `first` records of the epoch come before them."""
 
     number: int
     first: int
@@ -40,14 +34,25 @@ class BufferPlan:
     ranges: tuple[ShardRange, ...]
 
 
-def limit_rows(shard_rows: Sequence[int], take: int | None) -> list[int]:
-    """Records to read of each shard so that the first `take` of all are read."""
-    left = sum(shard_rows) if take is None else take
-    limited = []
-    for rows in shard_rows:
-        limited.append(min(rows, left))
-        left -= limited[-1]
-    return limited
+def divide_shards(
+    shard_rows: Sequence[int], worker: int, workers: int
+) -> tuple[tuple[int, int], ...]:
+    """First record and number of records that one of several workers reads of each shard.
+
+    Whole files, as evenly as they divide: each goes to the worker that has the fewest records so
+    far, the largest first. With fewer files than workers, an equal range of records of every file.
+    """
+    if not 0 <= worker < workers:
+        raise ValueError(f"worker {worker} of {workers}")
+    if sum(rows > 0 for rows in shard_rows) < workers:
+        edges = [[rows * i // workers for i in (worker, worker + 1)] for rows in shard_rows]
+        return tuple((first, last - first) for first, last in edges)
+    loads = [0] * workers
+    owner = [0] * len(shard_rows)
+    for shard in sorted(range(len(shard_rows)), key=lambda s: (-shard_rows[s], s)):
+        owner[shard] = int(np.argmin(loads))
+        loads[owner[shard]] += shard_rows[shard]
+    return tuple((0, shard_rows[s] if owner[s] == worker else 0) for s in range(len(owner)))
 
 
 def plan_buffers(
@@ -57,7 +62,7 @@ def plan_buffers(
     interleave: int,
     multiple: int = 1,
 ) -> list[BufferPlan]:
-    """Plans the shuffle buffers of an epoch.
+    """Plans the shuffle buffers of an epoch, which together hold each record once.
 
     `interleave` shards are read at once, a buffer taking like many records of each; when one ends
     the next in order follows it. Buffers are of like size: none is left with few records.
@@ -68,14 +73,11 @@ def plan_buffers(
         buffer_rows: Records that a buffer holds at most (at least `multiple`).
         interleave: Shards that are read at once.
         multiple: Buffers but the last hold a multiple of it: batches then cross no buffer.
-
-    Returns:
-        Buffers in order; together they hold each record once.
     """
     total = sum(rows for _, rows in ranges)
     size = _buffer_size(total, buffer_rows, multiple)
     unopened = [shard for shard in reversed(order) if ranges[shard][1]]
-    opened: list[_OpenShard] = []
+    opened: list[list[int]] = []
     buffers: list[BufferPlan] = []
     for first in range(0, total, max(1, size)):
         rows = min(size, total - first)
@@ -84,30 +86,25 @@ def plan_buffers(
         while need:
             while len(opened) < interleave and unopened:
                 shard = unopened.pop()
-                opened.append(_OpenShard(shard, *ranges[shard]))
+                opened.append([shard, *ranges[shard]])
             need = _take_evenly(opened, taken, need)
-            opened = [entry for entry in opened if entry.left]
+            opened = [entry for entry in opened if entry[2]]
         buffers.append(BufferPlan(len(buffers), first, rows, _number_ranges(taken)))
     return buffers
 
 
-@dataclass
-class _OpenShard:
-    """A shard that is being read: its number, its next record, how many are left."""
+def _take_evenly(opened: Sequence[list[int]], taken: dict[int, list[int]], need: int) -> int:
+    """Takes like many records of each open shard; returns how many are needed still.
 
-    shard: int
-    record: int
-    left: int
-
-
-def _take_evenly(opened: Sequence[_OpenShard], taken: dict[int, list[int]], need: int) -> int:
-    """Takes like many records of each open shard; returns how many are needed still."""
+    A shard that is open: its number, its next record, how many are left.
+    """
     share = -(-need // len(opened))
     for entry in opened:
-        count = min(share, entry.left, need)
+        shard, record, left = entry
+        count = min(share, left, need)
         if count:
-            taken.setdefault(entry.shard, [entry.record, 0])[1] += count
-        entry.record, entry.left = entry.record + count, entry.left - count
+            taken.setdefault(shard, [record, 0])[1] += count
+        entry[1:] = record + count, left - count
         need -= count
     return need
 
@@ -125,3 +122,46 @@ def _buffer_size(total: int, buffer_rows: int, multiple: int) -> int:
     count = max(1, -(-total // most))
     even = -(-total // count)
     return min(most, -(-even // multiple) * multiple)
+
+
+@dataclass(frozen=True)
+class BatchShare:
+    """The part of an epoch's batches that one of several readers takes.
+
+    Each rank takes its rows of every batch; the workers of a rank take its batches in turn.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        return self.ranks == 1 and self.workers == 1
+
+    def find_rows(self, count: int) -> tuple[int, int]:
+        """Rows `[first, last)` of a batch of `count` rows that the rank takes.
+
+        A batch with fewer rows than ranks gives none to any of them: so all have as many batches.
+        """
+        if count < self.ranks:
+            return 0, 0
+        return count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks
+
+    def select_rows(self, first: int, rows: int, batch_size: int, total: int) -> np.ndarray:
+        """Which of the rows `[first, first + rows)` are taken, bool `[rows]`.
+
+        Rows before 0 are not taken, row 0 begins a batch, and `total` rows are shared out.
+        """
+        numbers = np.arange(first, first + rows)
+        batch, place = np.divmod(numbers, batch_size)
+        start, stop = self.find_rows(batch_size)
+        last, rest = divmod(total, batch_size)
+        rest_start, rest_stop = self.find_rows(rest)
+        is_tail = batch == last
+        inside = np.where(
+            is_tail, (place >= rest_start) & (place < rest_stop), (place >= start) & (place < stop)
+        )
+        taken = (numbers >= 0) & (batch % self.workers == self.worker)
+        return taken & inside & (numbers < total)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,39 +14,31 @@ from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import WireFeature, list_lengths
 
+PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
+ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
+"""Role of the features that the records of a split hold, where it is one side alone."""
+
 
 def list_length(spec: FeatureSpec) -> int | None:
-    """Returns the length of a padded list, or None where it has no bound."""
+    """Length of a padded list, or None where it has no bound."""
     return spec.max_len if spec.is_ragged else spec.shape[0]
-
-
-PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
 
 
 @dataclass(frozen=True)
 class FeatureColumn:
-    """One feature as it is read.
-
-    Attributes:
-        spec: Its spec.
-        is_ragged: Whether it stays a list of any length (scalars among them may be absent).
-        is_sequence: Whether it stands in the feature lists of a SequenceExample.
-        may_lack: Whether it is a label that records may lack, NaN then.
-    """
+    """One feature as it is read."""
 
     spec: FeatureSpec
-    is_ragged: bool
-    is_sequence: bool = False
-    may_lack: bool = False
+    is_ragged: bool  # it stays a list of any length (scalars among them may be absent)
+    is_sequence: bool = False  # it stands in the feature lists of a SequenceExample
+    may_lack: bool = False  # a label that records may lack, NaN then
 
     @property
     def name(self) -> str:
-        """Name of the feature."""
         return self.spec.name
 
     @property
     def wire(self) -> WireFeature:
-        """What a decoder is asked for."""
         is_list = self.spec.is_list or self.is_ragged
         return WireFeature(self.name, self.spec.dtype, is_list, self.is_sequence)
 
@@ -62,16 +53,9 @@ class FeatureColumn:
         return self.spec.is_list and not self.spec.is_ragged and not self.is_ragged
 
     @property
-    def numpy_dtype(self) -> np.dtype:
-        """Type of its numbers."""
-        return np.dtype(self.spec.dtype)
-
-    @property
     def length(self) -> int | None:
         """Values per row of a dense list, None for a scalar."""
-        if not self.spec.is_list:
-            return None
-        return self.spec.max_len if self.spec.is_ragged else self.spec.shape[0]
+        return list_length(self.spec) if self.spec.is_list else None
 
     @property
     def absent(self) -> int | float | str | None:
@@ -81,13 +65,7 @@ class FeatureColumn:
         return OOV_ID if self.spec.vocabulary_size is not None else self.spec.pad_value
 
     @property
-    def may_be_empty(self) -> bool:
-        """Whether a list of fixed length may be absent: it is all padding then."""
-        return self.spec.pad_value is not None or self.spec.vocabulary_size is not None
-
-    @property
     def pad(self) -> int | float | str:
-        """What fills a list."""
         if self.spec.vocabulary_size is not None:
             return PAD_ID
         given = self.spec.pad_value
@@ -97,13 +75,7 @@ class FeatureColumn:
 def plan_columns(
     manifest: Manifest, specs: Sequence[FeatureSpec], ragged: Sequence[str] = ()
 ) -> tuple[FeatureColumn, ...]:
-    """Plans how features are read.
-
-    Args:
-        manifest: The version's manifest, which says which features are feature lists.
-        specs: The features.
-        ragged: Names of those to leave ragged although their length is bounded.
-    """
+    """Plans how features are read; those of `ragged` stay lists although they are bounded."""
     lists = manifest.find_feature_lists()
     return tuple(
         FeatureColumn(
@@ -119,27 +91,23 @@ def plan_columns(
 def select_features(
     manifest: Manifest, names: Sequence[str] | None, exclude_roles: Sequence[str] = ()
 ) -> tuple[FeatureSpec, ...]:
-    """Returns the specs of the named features, or of all but some roles.
-
-    Raises:
-        InputDataError: A name is not in the schema.
-    """
+    """Returns the specs of the named features, or of all but some roles."""
     schema = manifest.schema
     if names is None:
         return tuple(spec for spec in schema.features if spec.role not in exclude_roles)
     for name in names:
         if name not in schema:
-            raise InputDataError(
-                f"dataset {manifest.dataset_name!r} has no such feature",
-                received=name,
-                allowed=", ".join(schema.names),
-                fix=did_you_mean(name, schema.names),
-            )
+            raise unknown_feature(f"dataset {manifest.dataset_name!r}", name, schema.names)
     return tuple(schema[name] for name in dict.fromkeys(names))
 
 
-ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
-"""Role of the features that the records of a split hold, where it is one side alone."""
+def unknown_feature(where: str, name: str, names: Sequence[str]) -> InputDataError:
+    return InputDataError(
+        f"{where} has no such feature",
+        received=name,
+        allowed=", ".join(names),
+        fix=did_you_mean(name, names),
+    )
 
 
 def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
@@ -154,31 +122,18 @@ def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
 
 
 def check_specs(manifest: Manifest, expected: Sequence[FeatureSpec]) -> None:
-    """Refuses a dataset whose features are not those that a model was built for.
-
-    Args:
-        manifest: The dataset.
-        expected: Specs of the features that the model reads.
-
-    Raises:
-        InputDataError: A feature is missing, or has another type, shape or vocabulary; names it
-            and both.
-    """
+    """Refuses a dataset whose features are not those that a model was built for."""
     select_features(manifest, [spec.name for spec in expected])
     for spec in expected:
-        found = manifest.schema[spec.name]
-        if _outline(found) != _outline(spec):
+        found = _describe(manifest.schema[spec.name])
+        if found != _describe(spec):
             raise InputDataError(
                 f"feature {spec.name!r} of dataset {manifest.dataset_name!r} is not what the "
                 "model was built for",
-                received=_describe(found),
+                received=found,
                 allowed=_describe(spec),
                 fix="train on this dataset from the start, or take the version the model knows",
             )
-
-
-def _outline(spec: FeatureSpec) -> tuple[object, ...]:
-    return spec.dtype, spec.shape, spec.max_len, spec.vocabulary_size
 
 
 def _describe(spec: FeatureSpec) -> str:
@@ -188,29 +143,18 @@ def _describe(spec: FeatureSpec) -> str:
 
 
 def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
-    """Puts the schema's values where records lack a feature, and checks fixed lengths.
-
-    Raises:
-        InputDataError: A feature is absent that has no pad value, or a list has another length
-            than the schema says; names the feature and the record.
-    """
+    """Puts the schema's values where records lack a feature, and checks fixed lengths."""
     spec = column.spec
     if column.is_ragged:
         return array.fill_null([]) if array.null_count else array
     if column.may_lack and pc.any(pc.is_nan(array)).as_py():
         raise _unfit(column, where, "NaN", "a number, or none")
     if not spec.is_list:
-        if not array.null_count:
-            return array
-        absent = column.absent
-        if absent is None:
-            raise _unfit(column, where, "no value", "one value")
-        value = absent.encode() if isinstance(absent, str) else absent
-        return array.fill_null(pa.scalar(value, array.type))
+        return _fill_scalars(column, array, where) if array.null_count else array
     if not spec.is_ragged:
         lengths = list_lengths(array)
         bad = lengths != spec.shape[0]
-        if column.may_be_empty:
+        if spec.pad_value is not None or spec.vocabulary_size is not None:  # all padding then
             bad &= lengths != 0
         if bad.any():
             found = int(lengths[int(bad.argmax())])
@@ -218,22 +162,12 @@ def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
     return array
 
 
-def check_binary(name: str, array: pa.Array, where: str) -> None:
-    """Refuses labels other than 0 and 1.
-
-    Raises:
-        InputDataError: There is one; names the feature and the value.
-    """
-    values = array.drop_null().to_numpy(zero_copy_only=False)
-    bad = (values != 0) & (values != 1)
-    if bad.any():
-        raise InputDataError(
-            f"label {name!r} holds a value that a binary objective cannot learn",
-            received=f"{values[int(bad.argmax())]} in {where}",
-            allowed="0 or 1",
-            fix="map the label in the build config, leave such rows out by input.filter, or "
-            "choose another objective",
-        )
+def _fill_scalars(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
+    absent = column.absent
+    if absent is None:
+        raise _unfit(column, where, "no value", "one value")
+    value = absent.encode() if isinstance(absent, str) else absent
+    return array.fill_null(pa.scalar(value, array.type))
 
 
 def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputDataError:
@@ -244,3 +178,17 @@ def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputD
         fix="in the build say what stands for a missing value, such as encoding: {kind: normalize, "
         "method: null, fill_missing: 0}; of imported records give the feature a pad_value",
     )
+
+
+def check_binary(name: str, array: pa.Array, where: str) -> None:
+    """Refuses labels other than 0 and 1."""
+    values = array.drop_null().to_numpy(zero_copy_only=False)
+    bad = (values != 0) & (values != 1)
+    if bad.any():
+        raise InputDataError(
+            f"label {name!r} holds a value that a binary objective cannot learn",
+            received=f"{values[int(bad.argmax())]} in {where}",
+            allowed="0 or 1",
+            fix="map the label in the build config, leave such rows out by input.filter, or "
+            "choose another objective",
+        )

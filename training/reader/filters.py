@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
 from etl.tfrecord.reading import list_lengths
@@ -21,6 +21,7 @@ from training.reader.feature_columns import (
     fill_absent,
     plan_columns,
     select_features,
+    unknown_feature,
 )
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -34,14 +35,7 @@ _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Keeps some rows.
-
-    Attributes:
-        columns: Features that it looks at.
-        filters: Comparisons; a row must pass all.
-        held_out: Share of the keys that is kept apart, or None.
-        is_held_out: Whether the rows of that share are the ones to keep.
-    """
+    """Keeps rows that pass all filters, and whose key is held out, or is not (`is_held_out`)."""
 
     columns: tuple[FeatureColumn, ...]
     filters: tuple[FilterConfig, ...]
@@ -49,25 +43,17 @@ class RowFilter:
     is_held_out: bool = False
 
     def keep(self, batch: pa.RecordBatch, where: str) -> np.ndarray:
-        """Which rows of a decoded block are kept, bool `[rows]`.
+        """Which rows of a decoded block are kept, bool `[rows]`; `where` names it in errors.
 
         Of a number that records may lack, rows without it pass `!=` and `not_in` alone; a text is
         empty there.
-
-        Args:
-            batch: The block.
-            where: What it is of, for messages.
-
-        Raises:
-            InputDataError: A record lacks a value that it must have.
         """
         kept = np.ones(batch.num_rows, bool)
         for config in self.filters:
             kept &= find_passing(config, *self._values(batch, config.feature, where))
         if self.held_out is not None:
             keys = [self._values(batch, name, where)[0] for name in self.held_out.key]
-            hashed = hash_together(keys)
-            is_inside = hashed < np.uint64(self.held_out.share * 2**64)
+            is_inside = hash_together(keys) < np.uint64(self.held_out.share * 2**64)
             kept &= is_inside if self.is_held_out else ~is_inside
         return kept
 
@@ -75,20 +61,20 @@ class RowFilter:
         self, batch: pa.RecordBatch, name: str, where: str
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Values of a feature, and which are absent; None: all are there, or the schema's."""
-        column, spec = batch.column(name), next(c for c in self.columns if c.name == name)
-        if spec.wire.is_list or spec.is_sequence:
-            return list_lengths(column), None
+        array, column = batch.column(name), next(c for c in self.columns if c.name == name)
+        if column.wire.is_list or column.is_sequence:
+            return list_lengths(array), None
         is_absent = None
-        if pa.types.is_list(column.type):  # A value that records may lack, read as a list of it.
-            column = _take_first(column)
-            if column.null_count and spec.absent is None:
-                is_text = spec.spec.dtype == "bytes"
-                is_absent = None if is_text else column.is_null().to_numpy(zero_copy_only=False)
+        if pa.types.is_list(array.type):  # A value that records may lack, read as a list of it.
+            array = _take_first(array)
+            if array.null_count and column.absent is None:
+                is_text = column.spec.dtype == "bytes"
+                is_absent = None if is_text else array.is_null().to_numpy(zero_copy_only=False)
                 # With a null left, Arrow would make whole numbers float64, which holds but some.
-                column = column.fill_null(pa.scalar(b"" if is_text else 0, column.type))
-        if column.null_count:
-            column = fill_absent(spec, column, where)
-        return column.to_numpy(zero_copy_only=False), is_absent
+                array = array.fill_null(pa.scalar(b"" if is_text else 0, array.type))
+        if array.null_count:
+            array = fill_absent(column, array, where)
+        return array.to_numpy(zero_copy_only=False), is_absent
 
 
 def _take_first(lists: pa.ListArray) -> pa.Array:
@@ -104,32 +90,25 @@ def build_row_filter(
     is_held_out: bool = False,
     evaluation_filter: tuple[FilterConfig, ...] = (),
 ) -> RowFilter | None:
-    """Builds the filter of a config; None where all rows are kept.
+    """Builds the filter of a config's `filter` and `validation`; None where all rows are kept.
 
-    Args:
-        manifest: The dataset.
-        config: Its `filter` and `validation`.
-        is_held_out: Whether to keep the rows that are held out, instead of the others.
-        evaluation_filter: What rows must pass as well: `evaluation.filter`.
-
-    Raises:
-        InputDataError: A feature is unknown.
-        ConfigError: A value is not of the feature's type, or a key is a list.
+    Rows must pass `evaluation_filter` as well.
     """
-    asked = (("input.filter", config.filter), (EVALUATION_FILTER, evaluation_filter))
-    for setting, filters in asked:
-        _require_features(manifest, filters, setting)
-    names = [item.feature for _, filters in asked for item in filters]
-    if config.validation is not None:
-        names.extend(config.validation.key)
+    asked = [("input.filter", item) for item in config.filter]
+    asked += [(EVALUATION_FILTER, item) for item in evaluation_filter]
+    for setting, item in asked:
+        if item.feature not in manifest.schema:
+            where = f"{setting}: dataset {manifest.dataset_name!r}"
+            raise unknown_feature(where, item.feature, manifest.schema.names)
+    key = () if config.validation is None else config.validation.key
+    names = [item.feature for _, item in asked] + list(key)
     if not names:
         return None
     columns = plan_columns(manifest, select_features(manifest, names))
     by_name = {column.name: column for column in columns}
-    for setting, filters in asked:
-        for item in filters:
-            _check_value(by_name[item.feature], item, setting)
-    for name in () if config.validation is None else config.validation.key:
+    for setting, item in asked:
+        _check_value(by_name[item.feature], item, setting)
+    for name in key:
         if by_name[name].wire.is_list:
             raise ConfigError(
                 "input.validation.hash_of must be one value per row",
@@ -138,79 +117,39 @@ def build_row_filter(
     return RowFilter(columns, (*config.filter, *evaluation_filter), config.validation, is_held_out)
 
 
-def _require_features(manifest: Manifest, filters: Sequence[FilterConfig], setting: str) -> None:
-    names = manifest.schema.names
-    for item in filters:
-        if item.feature not in names:
-            raise InputDataError(
-                f"{setting}: dataset {manifest.dataset_name!r} has no such feature",
-                received=item.feature,
-                allowed=", ".join(names),
-                fix=did_you_mean(item.feature, names),
-            )
+def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> None:
+    values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
+    is_text = column.spec.dtype == "bytes" and not column.wire.is_list
+    is_whole = column.wire.is_list or column.spec.dtype == "int64"
+    if is_text:
+        fits, allowed = [isinstance(value, str) for value in values], "text"
+    elif is_whole and config.op in ("in", "not_in"):
+        fits, allowed = list(map(_is_int64, values)), "whole numbers of 64 bits"
+    else:
+        fits, allowed = list(map(_is_number, values)), "numbers of 64 bits"
+    if not all(fits):
+        kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
+        raise ConfigError(
+            f"{setting}: feature {column.name!r} is {kind}", received=config.value, allowed=allowed
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, str) and abs(value) <= sys.float_info.max
+
+
+def _is_int64(value: Any) -> bool:
+    return _is_number(value) and value == int(value) and -(2**63) <= value < 2**63
 
 
 def find_passing(
     config: FilterConfig, values: np.ndarray, is_absent: np.ndarray | None = None
 ) -> np.ndarray:
-    """Returns which values pass, bool `[rows]`; absent ones pass `!=` and `not_in` alone."""
+    """Which values pass, bool `[rows]`; absent ones pass `!=` and `not_in` alone."""
     passed = _compare(values, config)
     if is_absent is None:
         return passed
     return np.where(is_absent, config.op in ("!=", "not_in"), passed)
-
-
-def passes(config: InputConfig, feature: str, value: float) -> bool:
-    """Returns whether rows with a value of a number pass the filters of that feature."""
-    own = [item for item in config.filter if item.feature == feature]
-    return all(bool(find_passing(item, np.array([value]))[0]) for item in own)
-
-
-def hash_keys(values: np.ndarray) -> np.ndarray:
-    """Hashes keys, the same on every machine and in every run.
-
-    Integers (and float32, by their bits) go through the finalizer of SplitMix64 (Steele, Lea and
-    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); byte strings through
-    64-bit FNV-1a and then the same.
-
-    Args:
-        values: int64, float32 or objects that are bytes (None counts as empty), `[rows]`.
-
-    Returns:
-        uint64 `[rows]`.
-    """
-    if values.dtype == object:
-        keys = np.array([_fnv(value or b"") for value in values], np.uint64)
-    elif values.dtype == np.float32:
-        keys = values.view(np.uint32).astype(np.uint64)
-    else:
-        keys = values.astype(np.int64).view(np.uint64)
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def hash_together(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Hashes the values of several columns of a row together; of one column, as `hash_keys` does.
-
-    Args:
-        columns: One or more, as `hash_keys` takes them.
-
-    Returns:
-        uint64 `[rows]`.
-    """
-    hashed = hash_keys(columns[0])
-    for column in columns[1:]:  # Hashed once more: (a, b) is not (b, a), and (a, a) no constant.
-        hashed = hash_keys((hash_keys(hashed.view(np.int64)) + hash_keys(column)).view(np.int64))
-    return hashed
-
-
-def _fnv(data: bytes) -> int:
-    value = _FNV_OFFSET
-    for byte in data:
-        value = (value ^ byte) * _FNV_PRIME % 2**64
-    return value
 
 
 def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
@@ -227,29 +166,41 @@ def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
     return np.asarray(_COMPARE[config.op](values, wanted), bool)
 
 
-def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> None:
-    values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
-    is_text = column.spec.dtype == "bytes" and not column.wire.is_list
-    if any(isinstance(value, str) != is_text for value in values):
-        kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
-        raise ConfigError(
-            f"{setting}: feature {column.name!r} is {kind}",
-            received=config.value,
-            allowed="text" if is_text else "a number",
-        )
-    is_whole = column.wire.is_list or column.spec.dtype == "int64"
-    fits = _is_int64 if is_whole and config.op in ("in", "not_in") else _is_float64
-    if not is_text and not all(map(fits, values)):
-        raise ConfigError(
-            f"{setting}: no row of feature {column.name!r} can hold such a number",
-            received=config.value,
-            allowed="whole numbers of 64 bits" if fits is _is_int64 else "numbers of 64 bits",
-        )
+def passes(config: InputConfig, feature: str, value: float) -> bool:
+    """Whether rows with a value of a number pass the filters of that feature."""
+    own = [item for item in config.filter if item.feature == feature]
+    return all(bool(find_passing(item, np.array([value]))[0]) for item in own)
 
 
-def _is_int64(value: float) -> bool:
-    return value == int(value) and -(2**63) <= value < 2**63
+def hash_keys(values: np.ndarray) -> np.ndarray:
+    """Hashes keys to uint64 `[rows]`, the same on every machine and in every run.
+
+    Integers (and float32, by their bits) go through the finalizer of SplitMix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); byte strings (objects,
+    None counts as empty) through 64-bit FNV-1a and then the same.
+    """
+    if values.dtype == object:
+        keys = np.array([_fnv(value or b"") for value in values], np.uint64)
+    elif values.dtype == np.float32:
+        keys = values.view(np.uint32).astype(np.uint64)
+    else:
+        keys = values.astype(np.int64).view(np.uint64)
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
-def _is_float64(value: float) -> bool:
-    return abs(value) <= sys.float_info.max
+def hash_together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Hashes one or more columns as `hash_keys` takes them, row by row, to uint64 `[rows]`."""
+    hashed = hash_keys(columns[0])
+    for column in columns[1:]:  # Hashed once more: (a, b) is not (b, a), and (a, a) no constant.
+        hashed = hash_keys((hash_keys(hashed.view(np.int64)) + hash_keys(column)).view(np.int64))
+    return hashed
+
+
+def _fnv(data: bytes) -> int:
+    value = _FNV_OFFSET
+    for byte in data:
+        value = (value ^ byte) * _FNV_PRIME % 2**64
+    return value

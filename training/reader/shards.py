@@ -1,27 +1,25 @@
-"""Shards of a split: listed by the manifest, read in pieces of whole records, kept when decoded.
-
-Decoded shards are kept for the epochs that follow: in memory, or as Arrow files on disk.
-"""
+"""Shards of a split: read in pieces of whole records, compared with the manifest; damage."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 
-from conf.errors import InputDataError
+from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest, ShardInfo
-from conf.storage.atomic_output import atomic_file
+from conf.paths import ReadablePath
 from conf.storage.locations import Compression, FileOpener
 from etl.tfrecord.reading import (
+    FIX_CORRUPT,
     BadRange,
     CorruptRecordError,
     Decoder,
@@ -29,65 +27,125 @@ from etl.tfrecord.reading import (
     crc32c,
     read_record_blocks,
 )
-from training.reader.damage import DamagePolicy, InputCounts
 
 WIRE_COMPRESSIONS: dict[str | None, Compression | None] = {
     None: None,
     "gzip": "GZIP",
     "zlib": "ZLIB",
 }
-RECORD_TYPES = ("Example", "SequenceExample")
-
-
-def check_format(manifest: Manifest) -> None:
-    """Refuses records that training does not read.
-
-    Raises:
-        InputDataError: Records of another kind, or an unknown compression.
-    """
-    if manifest.record_type not in RECORD_TYPES:
-        raise InputDataError(
-            "training reads another record type",
-            received=manifest.record_type,
-            allowed=", ".join(RECORD_TYPES),
-        )
-    if manifest.compression not in WIRE_COMPRESSIONS:
-        raise InputDataError(
-            "the manifest names an unknown compression",
-            received=manifest.compression,
-            allowed=", ".join(str(key) for key in WIRE_COMPRESSIONS),
-        )
+BLOCK_BYTES = 2 << 20
+"""Bytes that are read and decoded at a time: they stay in a core's cache between the two."""
+_LOGGER = logging.getLogger(__name__)
+_LOCK = threading.Lock()  # of all counts: readers that hold some go to other processes
 
 
 def filled_shards(manifest: Manifest, split: str) -> tuple[ShardInfo, ...]:
-    """Returns a split's shards that hold records, in the manifest's order.
-
-    Raises:
-        InputDataError: There is no such split, or training does not read its records.
-    """
-    check_format(manifest)
+    """A split's shards that hold records, in the manifest's order."""
     return tuple(shard for shard in manifest.split(split).shards if shard.rows)
-
-
-BLOCK_BYTES = 2 << 20
-"""Bytes that are read and decoded at a time: they stay in a core's cache between the two."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to read.
-
-    Attributes:
-        path: Path or URI.
-        rows: Records that the manifest counts.
-        crc32c: Checksum that the manifest has, which names its content.
-        compression: As the wire calls it.
-    """
+    """A shard to read: records and checksum as the manifest has them."""
 
     path: str
     rows: int
     crc32c: str
     compression: Compression | None
+
+
+def list_shards(version_dir: ReadablePath, manifest: Manifest, split: str) -> tuple[Shard, ...]:
+    """The filled shards of a split, as readers take them."""
+    shards = filled_shards(manifest, split)
+    compression = WIRE_COMPRESSIONS[manifest.compression]
+    return tuple(Shard(f"{version_dir}/{s.path}", s.rows, s.crc32c, compression) for s in shards)
+
+
+@dataclass
+class InputCounts:
+    """What the input left out; safe to read and write from several threads."""
+
+    records: Counter[str] = field(default_factory=Counter)  # bad ones by reason
+    shards: dict[str, str] = field(default_factory=dict)  # those left out, with the reason
+    filtered: int = 0  # rows that a filter left out
+    first_bad: str | None = None  # where the first bad record was met
+
+    def add_records(self, reason: str, where: str, records: int = 1) -> None:
+        with _LOCK:
+            self.records[reason] += records
+            self.first_bad = self.first_bad or where
+
+    def add_shard(self, path: str, reason: str) -> None:
+        """Counts a shard that is left out, once however often it is met."""
+        with _LOCK:
+            self.shards[path] = reason
+
+    def add_filtered(self, rows: int) -> None:
+        with _LOCK:
+            self.filtered += rows
+
+    def totals(self) -> dict[str, int]:
+        """What was left out: `bad_records`, `shards`, `filtered_rows`; empty where nothing was."""
+        with _LOCK:
+            found = {
+                "bad_records": sum(self.records.values()),
+                "shards": len(self.shards),
+                "filtered_rows": self.filtered,
+            }
+        return {name: count for name, count in found.items() if count}
+
+    def describe(self) -> list[str]:
+        """One line for each kind of loss; none where nothing was left out."""
+        with _LOCK:
+            lines = []
+            if self.records:
+                reasons = ", ".join(f"{n} x {why}" for why, n in sorted(self.records.items()))
+                total = sum(self.records.values())
+                lines.append(f"{total} bad record(s) skipped: {reasons}; first: {self.first_bad}")
+            lines += [f"shard skipped: {path}: {why}" for path, why in sorted(self.shards.items())]
+            if self.filtered:
+                lines.append(f"{self.filtered} row(s) left out by input.filter or input.validation")
+            return lines
+
+
+def warn_of_losses(counts: InputCounts, split: str, epoch: int) -> None:
+    """Warns of what an epoch of a split left out."""
+    for line in counts.describe():
+        _LOGGER.warning("split %r, epoch %d: %s", split, epoch, line)
+
+
+def explain_error(
+    error: SluiceError, version_dir: ReadablePath, manifest: Manifest, split: str
+) -> None:
+    """Adds to an error of the input which dataset it is of, and what can be done about it."""
+    if split == "train" and isinstance(error, CorruptRecordError):
+        error.fix = (
+            f"{FIX_CORRUPT}; or set input.on_corrupt to skip_record or skip_shard, which train on "
+            "the rest"
+        )
+    error.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
+
+
+@dataclass
+class ShardChecks:
+    """Which shards were begun to be read, and which were compared with their checksums."""
+
+    begun: dict[Shard, None] = field(default_factory=dict)
+    compared: set[Shard] = field(default_factory=set)
+
+    def select_begun(self, shards: Iterable[Shard] | None = None) -> list[Shard]:
+        """Those of some shards, or of all, that were begun and not compared."""
+        asked = tuple(self.begun) if shards is None else shards
+        return [one for one in asked if one in self.begun and one not in self.compared]
+
+
+@dataclass(frozen=True)
+class DamagePolicy:
+    """What becomes of damage: `fail`, `skip_record` or `skip_shard`; what counts and notes it."""
+
+    on_corrupt: str = "fail"
+    counts: InputCounts = field(default_factory=InputCounts)
+    checks: ShardChecks = field(default_factory=ShardChecks)
 
 
 class _SummedFile(io.RawIOBase):
@@ -114,12 +172,7 @@ class _SummedFile(io.RawIOBase):
 
 
 class ShardReader:
-    """Reads records in order; one thread at a time.
-
-    Args:
-        shard: The shard.
-        first: Number of the record to begin with: what precedes it is not decoded.
-        damage: What becomes of damage, and what counts it.
+    """Reads records in order, from number `first` on; one thread at a time.
 
     Attributes:
         position: Number of the record after the last that was returned.
@@ -132,8 +185,9 @@ class ShardReader:
         self._is_damaged = False
         self._file: _SummedFile | None = None
         self._rest: RecordBlock | None = None
-        self._blocks = self._drop(self._open(), first)
-        damage.checks.begin(shard)
+        is_salvaging = damage.on_corrupt == "skip_record"
+        self._blocks = self._drop(self._salvage() if is_salvaging else self._read(None), first)
+        damage.checks.begun[shard] = None
 
     def read(self, stop: int) -> RecordBlock | None:
         """Returns the next records before record `stop`, or None where there are no more."""
@@ -162,21 +216,17 @@ class ShardReader:
         """Reads what is left, and compares the file with the manifest's checksum.
 
         One whose damage has been told is another file for that reason.
-
-        Raises:
-            InputDataError: It is another file than the manifest lists.
-            OSError: It cannot be read.
         """
         for _ in self._blocks:
             pass
         found = f"{0 if self._file is None else self._file.crc:08x}"
         if found != self._shard.crc32c and not self._is_damaged:
-            raise build_changed_shard_error(self._shard, found)
-        self._damage.checks.end(self._shard)
-
-    def _open(self) -> Iterator[RecordBlock]:
-        hook = self._damage.hook(self._shard.path)
-        return self._read(None) if hook is None else self._salvage(hook)
+            raise shard_error(
+                f"{self._shard.path} is not the file that was written",
+                f"CRC-32C {found}",
+                self._shard.crc32c,
+            )
+        self._damage.checks.compared.add(self._shard)
 
     def _read(self, hook: Callable[[BadRange], None] | None) -> Iterator[RecordBlock]:
         return read_record_blocks(
@@ -191,13 +241,15 @@ class ShardReader:
         self._file = _SummedFile(FileOpener()(path))
         return cast("BinaryIO", self._file)
 
-    def _salvage(self, hook: Callable[[BadRange], None]) -> Iterator[RecordBlock]:
+    def _salvage(self) -> Iterator[RecordBlock]:
         """Reads what is there of the shard, and counts what is not."""
+        path, counts = self._shard.path, self._damage.counts
 
         def count(bad: BadRange) -> None:
             self._is_damaged = True
-            self._seen += not bad.continues
-            hook(bad)
+            if not bad.continues:
+                self._seen += 1
+                counts.add_records(bad.reason, f"{path}, byte offset {bad.offset}")
 
         for block in self._read(count):
             self._seen += len(block.index)
@@ -205,7 +257,9 @@ class ShardReader:
         # One bad range may have been several records, and a file may end between two.
         if self._seen < self._shard.rows:
             self._is_damaged = True
-            self._damage.counts.add_lost(self._shard.path, self._shard.rows - self._seen)
+            lost = self._shard.rows - self._seen
+            reason = "not there, though the manifest counts it"
+            counts.add_records(reason, f"{path}, which ends early", lost)
 
     @staticmethod
     def _drop(blocks: Iterator[RecordBlock], first: int) -> Iterator[RecordBlock]:
@@ -223,10 +277,6 @@ def decode_records(
 
     Returns:
         The columns, and which of the records they hold: bool `[records]`, None for all.
-
-    Raises:
-        CorruptRecordError: A record is malformed and must not be skipped.
-        InputDataError: A record does not hold what the schema says.
     """
     if damage.on_corrupt != "skip_record":
         return decoder.decode_block(block, path), None
@@ -235,57 +285,21 @@ def decode_records(
     for record in bad:
         sound[record.record] = False
         offset = block.offset + int(block.index[record.record, 0])
-        damage.counts.add_record(path, offset, record.reason)
+        damage.counts.add_records(record.reason, f"{path}, byte offset {offset}")
     return batch, sound
 
 
-def build_missing_shard_error(shard: Shard, error: OSError) -> InputDataError:
-    """The error of a shard that cannot be read."""
-    return InputDataError(
-        "a shard that the manifest lists cannot be read",
-        received=f"{shard.path}: {_describe_damage(error)}",
-        fix="restore the shard, roll back to an earlier version, or build again",
-    )
-
-
-def _describe_damage(error: Exception) -> str:
-    """Describes damage, without the path that an error of the system repeats."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def build_changed_shard_error(shard: Shard, found: str) -> InputDataError:
-    """The error of a shard whose records are sound, and not those that were written."""
-    return InputDataError(
-        f"{shard.path} is not the file that was written",
-        received=f"CRC-32C {found}",
-        allowed=f"{shard.crc32c}, as the manifest says",
-        fix="restore the shard, roll back to an earlier version, or build again",
-    )
-
-
 def compare_begun(damage: DamagePolicy, shards: Iterable[Shard] | None = None) -> None:
-    """Reads through what was begun and never ended, and compares it with its checksum.
-
-    Args:
-        damage: What becomes of damage, and what has been begun.
-        shards: Which shards are looked at; None: all that were begun.
-
-    Raises:
-        InputDataError: One is damaged, or another file than the manifest lists.
-    """
+    """Compares shards that were read in part with their checksums: of some shards, or of all."""
     for shard in damage.checks.select_begun(shards):
         try:
             ShardReader(shard, 0, replace(damage, counts=InputCounts())).compare()
         except OSError as error:
-            raise build_missing_shard_error(shard, error) from error
+            raise missing_shard(shard, error) from error
 
 
 def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
-    """Reads a shard through; returns what is damaged in it, or None.
-
-    Raises:
-        InputDataError: A record does not hold what the schema says.
-    """
+    """Reads a shard through; returns what is damaged in it, or None."""
     reader = ShardReader(shard, 0, DamagePolicy())
     try:
         while (block := reader.read(shard.rows)) is not None:
@@ -301,185 +315,20 @@ def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
     return f"{found} records"
 
 
-def build_short_shard_error(shard: Shard, records: int) -> InputDataError:
-    """The error of a shard that ends before the manifest says."""
+def _describe_damage(error: Exception) -> str:
+    """Describes damage, without the path that an error of the system repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def shard_error(what: str, received: str, allowed: object = None) -> InputDataError:
     return InputDataError(
-        f"{shard.path} ends early",
-        received=f"{records} records",
-        allowed=f"{shard.rows}, as the manifest says",
+        what,
+        received=received,
+        allowed=None if allowed is None else f"{allowed}, as the manifest says",
         fix="restore the shard, roll back to an earlier version, or build again",
     )
 
 
-def build_long_shard_error(shard: Shard) -> InputDataError:
-    """The error of a shard that goes on where the manifest says that it ends."""
-    return InputDataError(
-        f"{shard.path} does not end where the manifest says",
-        received=f"more than {shard.rows} records",
-        allowed=f"{shard.rows}, as the manifest says",
-        fix="the manifest or the shard was edited: restore it, roll back to an earlier version, or "
-        "build again",
-    )
-
-
-def decode_shard(shard: Shard, decoder: Decoder, damage: DamagePolicy) -> DecodedRuns:
-    """Decodes all records of a shard, to be kept."""
-    runs: DecodedRuns = []
-    reader = ShardReader(shard, 0, damage)
-    while (block := reader.read(shard.rows)) is not None:
-        batch, sound = decode_records(decoder, block, shard.path, damage)
-        runs += split_runs(block.first_record, batch, sound)
-    if reader.has_more and damage.on_corrupt == "fail":
-        raise build_long_shard_error(shard)
-    reader.compare()
-    return runs
-
-
-_LOGGER = logging.getLogger(__name__)
-_NUMBERS = b"sluice.first_records"
-# Behind the Arrow file lies the CRC32C of it: Arrow checks none of its data.
-_CHECKSUM_BYTES = 4
-
-DecodedRuns = list[tuple[int, pa.RecordBatch]]
-"""Decoded records of a shard: number of the first of each run, and the run."""
-
-# One scope at a time: what another run of this process has kept is of no use to the next.
-_MEMORY: dict[str, dict[str, DecodedRuns]] = {}
-
-
-@dataclass(frozen=True)
-class ShardCache:
-    """Keeps decoded shards.
-
-    A shard that lacks records is not kept: it may be repaired, and each epoch counts what it lacks.
-
-    Attributes:
-        scope: All that decides what a shard decodes to, besides its content.
-        directory: Where Arrow files are kept; None keeps the shards in memory.
-    """
-
-    scope: str
-    directory: Path | None = None
-
-    def load(self, shard: Shard, decode: Callable[[], DecodedRuns]) -> DecodedRuns:
-        """Returns the records of a shard, decoding them where they have not been kept.
-
-        Args:
-            shard: The shard; one thread at a time.
-            decode: Decodes all of it.
-        """
-        name = hashlib.sha256(f"{self.scope}\0{shard.path}\0{shard.crc32c}".encode()).hexdigest()
-        if self.directory is not None:
-            return self._load_file(self.directory / f"{name}.arrow", shard, decode)
-        kept = _MEMORY.get(self.scope)
-        if kept is None:
-            _MEMORY.clear()
-            kept = _MEMORY.setdefault(self.scope, {})
-        runs = kept.get(name) or decode()
-        if _is_whole(runs, shard):
-            kept[name] = runs
-        return runs
-
-    def _load_file(
-        self, path: Path, shard: Shard, decode: Callable[[], DecodedRuns]
-    ) -> DecodedRuns:
-        if path.exists():
-            try:
-                return _read_runs(path)
-            except (OSError, pa.ArrowInvalid, KeyError, ValueError):
-                _LOGGER.warning("%s is damaged and is made again", path)
-        runs = decode()
-        try:
-            if _is_whole(runs, shard):
-                _write_runs(path, runs)
-        except OSError as error:
-            _LOGGER.warning("%s is not kept: %s", path, error)
-        return runs
-
-
-class CachedReader:
-    """Reads a kept shard in order, as `ShardReader` does.
-
-    Attributes:
-        position: Number of the record after the last that was returned.
-        has_more: False: what is kept ends where the manifest says.
-    """
-
-    has_more = False
-
-    def __init__(self, runs: DecodedRuns, first: int) -> None:
-        self.position = first
-        self._runs = runs
-
-    def compare(self) -> None:
-        """What is kept was compared when it was decoded."""
-
-    def read(self, stop: int) -> tuple[int, pa.RecordBatch] | None:
-        """Returns the number of the next record before `stop` and the records from it on."""
-        for number, batch in self._runs:
-            behind = number + batch.num_rows
-            start = max(number, self.position)
-            if behind > start and start < stop:
-                self.position = min(stop, behind)
-                return start, batch.slice(start - number, self.position - start)
-        return None
-
-
-def split_runs(number: int, batch: pa.RecordBatch, sound: np.ndarray | None) -> Iterator[
-    tuple[int, pa.RecordBatch]
-]:  # fmt: skip
-    """Splits decoded records at those that were left out.
-
-    Args:
-        number: Number of the first record.
-        batch: Columns of the sound ones.
-        sound: Which records are sound, bool `[records]`; None for all.
-    """
-    if sound is None or sound.all():
-        yield number, batch
-        return
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], sound.view(np.int8), [0]))))
-    done = 0
-    for first, last in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        yield number + first, batch.slice(done, last - first)
-        done += last - first
-
-
-def _is_whole(runs: DecodedRuns, shard: Shard) -> bool:
-    return sum(batch.num_rows for _, batch in runs) == shard.rows
-
-
-def _read_runs(path: Path) -> DecodedRuns:
-    """Runs of a file, which stay in the system's memory of files.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
-    content = pa.memory_map(str(path)).read_buffer()
-    if len(content) < _CHECKSUM_BYTES:
-        raise ValueError("the file is cut off")
-    arrow = content.slice(0, len(content) - _CHECKSUM_BYTES)
-    if _checksum(arrow) != content.slice(len(arrow)).to_pybytes():
-        raise ValueError("the file has another checksum")
-    reader = pa.ipc.open_file(pa.BufferReader(arrow))
-    numbers = json.loads(reader.schema.metadata[_NUMBERS])
-    return [(number, reader.get_batch(i)) for i, number in enumerate(numbers)]
-
-
-def _write_runs(path: Path, runs: DecodedRuns) -> None:
-    if not runs:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    numbers = json.dumps([number for number, _ in runs]).encode()
-    schema = runs[0][1].schema.with_metadata({_NUMBERS: numbers})
-    with atomic_file(path, durable=False) as unfinished:
-        with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for _, batch in runs:
-                writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-        checksum = _checksum(pa.memory_map(str(unfinished)).read_buffer())
-        with unfinished.open("ab") as file:
-            file.write(checksum)
-
-
-def _checksum(content: pa.Buffer) -> bytes:
-    return crc32c(memoryview(content)).to_bytes(_CHECKSUM_BYTES, "little")
+def missing_shard(shard: Shard, error: OSError) -> InputDataError:
+    received = f"{shard.path}: {_describe_damage(error)}"
+    return shard_error("a shard that the manifest lists cannot be read", received)

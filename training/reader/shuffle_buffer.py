@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.schema import PackedSlot
+from conf.training.input import ClassBalanceConfig
 from etl.tfrecord.reading import (
     Decoder,
     RecordBlock,
@@ -28,80 +29,54 @@ from etl.tfrecord.reading import (
     join_steps,
     list_lengths,
 )
-from training.reader.damage import DamagePolicy
-from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows
-from training.reader.epoch_plan import BufferPlan, ShardRange, plan_buffers
+from training.reader.epoch_plan import BatchShare, BufferPlan, ShardRange, plan_buffers
 from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.reader.filters import RowFilter
+from training.reader.rows import LENGTH_COLUMN, DecodedRows, balance_classes
 from training.reader.shards import (
-    CachedReader,
+    DamagePolicy,
     Shard,
-    ShardCache,
     ShardReader,
-    build_long_shard_error,
-    build_missing_shard_error,
-    build_short_shard_error,
     compare_begun,
     decode_records,
-    decode_shard,
     find_shard_damage,
+    missing_shard,
+    shard_error,
 )
-from training.reader.shares import BatchShare
 
 _ORDER, _BUFFER = 0, 1  # streams of random numbers
+_DAMAGE_OF_SHARD: dict[tuple[object, ...], str | None] = {}
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How the rows of a split are read.
-
-    Attributes:
-        columns: Features to deliver.
-        shards: Shards of the split, by number.
-        ranges: First record and number of records to read of each.
-        seed: The run's seed; None keeps the order of the records.
-        buffer_rows: Records that are shuffled together.
-        interleave: Shards that are read at once.
-        batch_size: Rows per batch.
-        is_exact: Whether as many rows are delivered as are planned.
-        redraw: Draws the rows of a buffer anew, given a seed; None leaves them.
-        row_filter: Which rows are kept; None keeps all.
-        record_type: `Example` or `SequenceExample`.
-        threads: Threads that read and decode.
-        damage: What becomes of damage.
-        binary_labels: Features whose values must be 0 or 1.
-        has_lengths: Whether to deliver the length of each row's longest list.
-        cache: Where decoded shards are kept; None for nowhere.
-        slots: Positions of features in packed features.
-    """
+    """How the rows of a split are read."""
 
     columns: tuple[FeatureColumn, ...]
     shards: tuple[Shard, ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()
-    seed: int | None = None
-    buffer_rows: int = 1
-    interleave: int = 1
+    ranges: tuple[tuple[int, int], ...] = ()  # first record to read of each, and how many
+    seed: int | None = None  # None keeps the order of the records
+    buffer_rows: int = 1  # records that are shuffled together
+    interleave: int = 1  # shards that are read at once
     batch_size: int = 1
-    is_exact: bool = True
-    redraw: Callable[[DecodedRows, Sequence[int]], DecodedRows] | None = None
+    is_exact: bool = True  # whether as many rows are delivered as are planned
+    balance: ClassBalanceConfig | None = None  # how rows of a buffer are drawn anew
     row_filter: RowFilter | None = None
     record_type: str = "Example"
     threads: int = 1
     damage: DamagePolicy = field(default_factory=DamagePolicy)
-    binary_labels: tuple[str, ...] = ()
-    has_lengths: bool = False
-    cache: ShardCache | None = None
+    binary_labels: tuple[str, ...] = ()  # their values must be 0 or 1
+    has_lengths: bool = False  # whether to deliver the length of each row's longest list
     slots: tuple[PackedSlot, ...] = ()
 
     @property
     def rows(self) -> int:
-        """Records that are planned."""
         return sum(rows for _, rows in self.ranges)
 
     @property
     def can_skip(self) -> bool:
         """Whether rows need not be decoded to be left out: each record is one planned row."""
-        return self.is_exact and self.redraw is None
+        return self.is_exact and self.balance is None
 
     @property
     def features(self) -> tuple[WireFeature, ...]:
@@ -117,15 +92,11 @@ class ReadPlan:
         return tuple((column, positions[column.name], column.is_dense) for column in self.columns)
 
     def build_decoder(self) -> Decoder:
-        """Builds a decoder for one thread."""
+        """A decoder for one thread."""
         return build_decoder(self.features, self.record_type, self.slots)
 
     def is_usable(self, shard: Shard) -> bool:
-        """Whether a shard may be read; with `skip_shard` it is read through once to find out.
-
-        Raises:
-            InputDataError: A record does not hold what the schema says.
-        """
+        """Whether a shard may be read; with `skip_shard` it is read through once to find out."""
         if self.damage.on_corrupt != "skip_shard":
             return True
         # The result is kept per process: each epoch asks again.
@@ -138,19 +109,12 @@ class ReadPlan:
         return reason is None
 
 
-_DAMAGE_OF_SHARD: dict[tuple[object, ...], str | None] = {}
-
-
 class ShuffleBuffer:
-    """Reads one buffer of rows after another, in several threads.
-
-    Args:
-        plan: How the rows are read.
-    """
+    """Reads one buffer of rows after another, in several threads."""
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        self._readers: dict[int, ShardReader | CachedReader] = {}
+        self._readers: dict[int, ShardReader] = {}
         self._executor = ThreadPoolExecutor(plan.threads, "sluice-input")
         self._decoders = [plan.build_decoder() for _ in range(plan.threads)]
         self._lock = threading.Lock()
@@ -170,10 +134,6 @@ class ShuffleBuffer:
 
         Returns:
             Function that waits for the rows, in the order of their indices from `skip_below` on.
-
-        Raises:
-            InputDataError: By that function: a shard is damaged, missing or shorter than the
-                manifest says, or a record does not hold what the schema says.
         """
         filling = _Filling(self._plan, indices - skip_below)
         self._waiting = queue.SimpleQueue()
@@ -199,12 +159,12 @@ class ShuffleBuffer:
     def _work(self, filling: _Filling, decoder: Decoder) -> None:
         try:
             while not self._is_over and (part := self._waiting.get()) is not None:
-                records = self._read(part)
-                if records is None:
+                block = self._read(part)
+                if block is None:
                     self._end_range()
                     continue
                 self._waiting.put(part)
-                self._decode(filling, part, records, decoder)
+                self._decode(filling, part, block, decoder)
         except BaseException:
             self._end()
             raise
@@ -222,61 +182,45 @@ class ShuffleBuffer:
         for _ in range(self._plan.threads):
             self._waiting.put(None)
 
-    def _read(self, part: ShardRange) -> RecordBlock | tuple[int, pa.RecordBatch] | None:
+    def _read(self, part: ShardRange) -> RecordBlock | None:
         """Reads the next records of a range, which no other thread holds."""
-        shard, stop = self._plan.shards[part.shard], part.first + part.rows
+        damage, shard = self._plan.damage, self._plan.shards[part.shard]
+        stop = part.first + part.rows
         if part.shard not in self._readers:
             if not self._plan.is_usable(shard):
                 return None
-            self._readers[part.shard] = self._open(shard, part.first)
+            self._readers[part.shard] = ShardReader(shard, part.first, damage)
         reader = self._readers[part.shard]
         try:
-            records = reader.read(stop)
-            if records is None and reader.position >= shard.rows:
-                if reader.has_more and self._plan.damage.on_corrupt == "fail":
-                    raise build_long_shard_error(shard)
+            block = reader.read(stop)
+            if block is None and reader.position >= shard.rows:
+                if reader.has_more and damage.on_corrupt == "fail":
+                    what = f"{shard.path} does not end where the manifest says"
+                    raise shard_error(what, f"more than {shard.rows} records", shard.rows)
                 reader.compare()
                 del self._readers[part.shard]  # closes the file
                 return None
         except OSError as error:
-            raise build_missing_shard_error(shard, error) from error
-        if records is None and self._plan.damage.on_corrupt == "fail" and reader.position < stop:
-            raise build_short_shard_error(shard, reader.position)
-        return records
-
-    def _open(self, shard: Shard, first: int) -> ShardReader | CachedReader:
-        plan = self._plan
-        if plan.cache is None:
-            return ShardReader(shard, first, plan.damage)
-        runs = plan.cache.load(
-            shard, lambda: decode_shard(shard, plan.build_decoder(), plan.damage)
-        )
-        return CachedReader(runs, first)
+            raise missing_shard(shard, error) from error
+        if block is None and damage.on_corrupt == "fail" and reader.position < stop:
+            found = f"{reader.position} records"
+            raise shard_error(f"{shard.path} ends early", found, shard.rows)
+        return block
 
     def _decode(
-        self,
-        filling: _Filling,
-        part: ShardRange,
-        records: RecordBlock | tuple[int, pa.RecordBatch],
-        decoder: Decoder,
+        self, filling: _Filling, part: ShardRange, block: RecordBlock, decoder: Decoder
     ) -> None:
-        """Decodes records where they are not decoded yet, and writes their rows."""
+        """Decodes the records that are wanted, and writes their rows."""
         path = self._plan.shards[part.shard].path
-        if isinstance(records, RecordBlock):
-            first, count = records.first_record, len(records.index)
-        else:
-            first, count = records[0], records[1].num_rows
+        first, count = block.first_record, len(block.index)
         start = part.start + first - part.first
         indices = filling.indices[start : start + count]
-        if isinstance(records, RecordBlock):
-            wanted = indices >= 0
-            if not wanted.all():
-                indices = indices[wanted]
-                records = RecordBlock(records.data, records.index[wanted], records.offset, first)
-            batch, sound = decode_records(decoder, records, path, self._plan.damage)
-            indices = indices if sound is None else indices[sound]
-        else:
-            batch = records[1]
+        wanted = indices >= 0
+        if not wanted.all():
+            indices = indices[wanted]
+            block = RecordBlock(block.data, block.index[wanted], block.offset, first)
+        batch, sound = decode_records(decoder, block, path, self._plan.damage)
+        indices = indices if sound is None else indices[sound]
         filling.write(batch, indices, f"{path}, records {first} to {first + count - 1}")
 
 
@@ -286,9 +230,6 @@ class _Filling:
     Args:
         plan: How the rows are read.
         indices: Output index of each record, int64 `[rows]`; those below 0 are left out.
-
-    Attributes:
-        indices: As given.
     """
 
     def __init__(self, plan: ReadPlan, indices: np.ndarray) -> None:
@@ -298,7 +239,7 @@ class _Filling:
         self._lock = threading.Lock()
         self._kept = np.zeros(self._rows, bool)
         dense = [column for column in plan.columns if column.is_dense]
-        shapes = {c.name: (_shape(self._rows, c), c.numpy_dtype) for c in dense}
+        shapes = {c.name: (_shape(self._rows, c), np.dtype(c.spec.dtype)) for c in dense}
         if plan.has_lengths:
             shapes[LENGTH_COLUMN] = (self._rows,), np.dtype(np.int64)
         self._dense = allocate(shapes)
@@ -310,13 +251,7 @@ class _Filling:
     def write(self, batch: pa.RecordBatch, indices: np.ndarray, where: str) -> None:
         """Writes decoded rows to their output indices; any number of threads may do so.
 
-        Args:
-            batch: The rows.
-            indices: Output index of each, int64 `[rows]`; those below 0 are left out.
-            where: File and records, for errors.
-
-        Raises:
-            InputDataError: A row does not hold what the schema says.
+        `where` names the file and the records in errors.
         """
         plan = self._plan
         indices = self._filter(batch, indices, where)
@@ -370,12 +305,8 @@ class _Filling:
             return {c.name: pa.array([], c.wire.arrow_type) for c in self._lists}
         indices = np.concatenate([indices for indices, _ in self._pieces])
         order = pa.array(np.argsort(indices, kind="stable")[int((indices < 0).sum()) :])
-        return {
-            c.name: pa.concat_arrays([batch.column(c.name) for _, batch in self._pieces]).take(
-                order
-            )
-            for c in self._lists
-        }
+        columns = {c.name: [batch.column(c.name) for _, batch in self._pieces] for c in self._lists}
+        return {name: pa.concat_arrays(parts).take(order) for name, parts in columns.items()}
 
 
 def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
@@ -391,7 +322,8 @@ def read_epoch(
     """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
     Buffers before `first_row` are not read at all where every planned record is delivered, and
-    otherwise read and dropped: only then is it known how many rows they have.
+    otherwise read and dropped: only then is it known how many rows they have. What comes out is the
+    same for the same seed and epoch, whatever the threads.
 
     Args:
         plan: How the rows are read.
@@ -399,12 +331,6 @@ def read_epoch(
         first_row: Rows to leave out at the start; a multiple of the batch where rows are shared.
         share: Part of the batches to deliver, and rows of the epoch that are shared out; others
             are not decoded. None delivers all. Only where the plan `can_skip`.
-
-    Yields:
-        The rows of each buffer. The same for the same seed and epoch, whatever the threads.
-
-    Raises:
-        InputDataError: As for `ShuffleBuffer.start`.
     """
     buffers = _plan_epoch(plan, epoch)
     skip = first_row
@@ -429,8 +355,9 @@ def read_epoch(
             if number + 1 < len(buffers):
                 following = buffers[number + 1]
                 pending = shuffle.start(following, place(following))
-            if plan.redraw is not None:
-                rows = plan.redraw(rows, [plan.seed or 0, epoch, buffer.number])
+            if plan.balance is not None:
+                own = [plan.seed or 0, epoch, buffer.number]
+                rows = balance_classes(rows, plan.balance.feature, plan.balance.shares, own)
             dropped = 0 if share is not None else min(skip - skip_below, rows.count)
             skip -= skip_below + dropped
             if rows.count > dropped:

@@ -1,97 +1,279 @@
-"""A dataset version that a run trains on, and how many rows and steps its input leaves."""
+"""The data of a run: a dataset version, its splits as they are read, their rows and steps.
+
+The manifest's counts tell rows and steps without reading anything, unless rows are left out:
+by a filter, a held-out share, or because they are damaged. Then the split is counted once,
+reading only what the filter looks at; the number is kept per process, and beside the run
+where a file is given.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from conf.artefacts.dataset import read_manifest, resolve_version
+from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
-from conf.paths import ReadablePath
+from conf.manifest_checks import count_most_rows, find_ratio
+from conf.paths import ReadablePath, open_sizes
+from conf.schema import fingerprint
+from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig
-from conf.training.train import TrainConfig
-from training.reader.split_source import InputOptions, SplitSource, count_rows, count_steps
+from training.reader.epoch_plan import divide_shards
+from training.reader.feature_columns import FeatureColumn
+from training.reader.filters import build_row_filter
+from training.reader.shards import (
+    DamagePolicy,
+    InputCounts,
+    ShardChecks,
+    filled_shards,
+    list_shards,
+)
+from training.reader.shuffle_buffer import ReadPlan, read_epoch
+
+if TYPE_CHECKING:
+    from conf.training.train import TrainConfig
+
+MAX_THREADS = 8
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What a run asks of the input beside its config."""
+
+    binary_labels: tuple[str, ...] = ()  # their values must be 0 or 1
+    # This worker and how many there are: each reads its own files, for its part of the batch.
+    worker: tuple[int, int] = (0, 1)
+    counts: InputCounts = field(default_factory=InputCounts)
+    evaluation_filter: tuple[FilterConfig, ...] = ()  # rows must pass it beside the config's own
+    checks: ShardChecks = field(default_factory=ShardChecks)  # over all epochs
+    threads: int | None = None  # None: one per core, at most 8
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """A split to read; `is_held_out`: of its rows those that `config.validation` keeps apart."""
+
+    version_dir: ReadablePath
+    manifest: Manifest
+    split: str
+    config: InputConfig
+    options: InputOptions = field(default_factory=InputOptions)
+    is_held_out: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the manifest's counts alone tell how many rows there are."""
+        return self.config.is_exact and not self.options.evaluation_filter
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch that this worker makes."""
+        workers = self.options.worker[1]
+        if self.config.batch_size % workers:
+            raise ConfigError(
+                "input.batch_size must be a multiple of the number of workers",
+                received=f"{self.config.batch_size} rows on {workers} workers",
+                allowed=f"a multiple of {workers}",
+            )
+        return self.config.batch_size // workers
+
+    def ranges(self, worker: int) -> tuple[tuple[int, int], ...]:
+        """First record and number of records that a worker reads of each filled shard."""
+        return divide_shards(self._possible_rows, worker, self.options.worker[1])
+
+    @functools.cached_property
+    def _possible_rows(self) -> list[int]:
+        """Records of each filled shard, no more than it can hold where damage is tolerated.
+
+        The manifest may say anything of a shard that is missing or of another size. One that is
+        missing has a record, so that it is looked for.
+        """
+        shards = filled_shards(self.manifest, self.split)
+        if self.config.on_corrupt == "fail":
+            return [shard.rows for shard in shards]
+        find_bytes, ratio = open_sizes(self.version_dir), find_ratio(self.manifest.compression)
+        most = [count_most_rows(find_bytes(shard.path) or 0, ratio) for shard in shards]
+        return [min(s.rows, max(1, rows)) for s, rows in zip(shards, most, strict=True)]
+
+    def replacing(self, **options: Any) -> SplitSource:
+        """The same split with some other options."""
+        return replace(self, options=replace(self.options, **options))
+
+    def plan(
+        self, columns: Sequence[FeatureColumn], seed: int | None, buffer_rows: int | None = None
+    ) -> ReadPlan:
+        """Plans how rows are read: `buffer_rows` at a time, or as many as the config says.
+
+        A seed of None keeps the order of the records.
+        """
+        config, manifest, options = self.config, self.manifest, self.options
+        is_shuffled = seed is not None
+        shards = list_shards(self.version_dir, manifest, self.split)
+        row_filter = build_row_filter(manifest, config, self.is_held_out, options.evaluation_filter)
+
+        return ReadPlan(
+            columns=tuple(columns),
+            shards=shards,
+            ranges=self.ranges(options.worker[0]),
+            seed=seed,
+            buffer_rows=buffer_rows or config.shuffle_buffer,
+            interleave=config.interleave_shards if is_shuffled else 1,
+            batch_size=self.batch_size,
+            is_exact=config.is_exact and row_filter is None,
+            balance=config.class_balance if is_shuffled else None,
+            row_filter=row_filter,
+            record_type=manifest.record_type,
+            threads=options.threads or min(MAX_THREADS, _cores()),
+            damage=DamagePolicy(config.on_corrupt, options.counts, options.checks),
+            binary_labels=options.binary_labels,
+            has_lengths=is_shuffled and config.bucket_boundaries is not None,
+            slots=manifest.slots,
+        )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def count_rows(source: SplitSource, file: Path | None = None) -> int:
+    """Returns how many rows a source gives to all its workers.
+
+    Counts are kept in the file, if one is given, from process to process.
+    """
+    return sum(_count_workers(source, file))
+
+
+def count_steps(source: SplitSource, file: Path | None = None) -> int:
+    """The steps of an epoch: whole batches, of which each worker makes its part."""
+    steps = min(rows // source.batch_size for rows in _count_workers(source, file))
+    if source.config.mix:
+        steps = int(steps / source.config.mix_shares[0])
+    if not steps:
+        raise build_size_error(source, count_rows(source, file))
+    return steps
+
+
+def build_size_error(source: SplitSource, rows: int) -> InputDataError:
+    """The error of a split whose rows do not fill one batch."""
+    listed = source.manifest.split(source.split).rows
+    lower = f"set input.batch_size to {rows} or less, or " if rows else ""
+    left = (
+        "let input.filter, input.validation and input.on_corrupt leave rows, or " if listed else ""
+    )
+    kind = TooFewRowsError if listed else InputDataError
+    return kind(
+        f"the {source.split} split is {'smaller than one batch' if rows else 'empty'}",
+        received=f"{rows} rows" + ("" if rows == listed else f" that the input leaves of {listed}"),
+        allowed=f"at least input.batch_size = {source.config.batch_size} rows",
+        fix=f"{lower}{left}build the dataset with more rows in this split",
+    )
+
+
+_COUNTED: dict[str, int] = {}
+
+
+def _count_workers(source: SplitSource, file: Path | None) -> Sequence[int]:
+    workers = range(source.options.worker[1])
+    if source.is_exact:
+        return [sum(rows for _, rows in source.ranges(worker)) for worker in workers]
+    return [_count_kept(source, worker, file) for worker in workers]
+
+
+def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
+    config, more = source.config, source.options.evaluation_filter
+    # Not the path: a run that goes on elsewhere keeps its number of steps.
+    key = fingerprint(
+        {
+            "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
+            "version": f"{source.manifest.dataset_name}/{source.manifest.dataset_version}",
+            "filter": [item.model_dump(mode="json") for item in (*config.filter, *more)],
+            "validation": config.validation and config.validation.model_dump(mode="json"),
+            "held_out": source.is_held_out,
+            "on_corrupt": config.on_corrupt,
+            "worker": [worker, source.options.worker[1]],
+        }
+    )
+    kept, own = _read_counts(file), f"{source.version_dir}\0{key}"
+    if key in kept:
+        _COUNTED[own] = kept[key]
+    elif own not in _COUNTED:
+        _COUNTED[own] = _read_through(source, worker)
+    if file is not None and key not in kept:
+        write_text_atomic(file, json.dumps({**kept, key: _COUNTED[own]}, indent=1) + "\n")
+    return _COUNTED[own]
+
+
+def _read_through(source: SplitSource, worker: int) -> int:
+    options = InputOptions(
+        worker=(worker, source.options.worker[1]),
+        evaluation_filter=source.options.evaluation_filter,
+    )
+    plain = source.config.model_copy(update={"mix": ()})
+    counted = replace(source, config=plain, options=options)
+    return sum(rows.count for rows in read_epoch(counted.plan((), None), 0))
+
+
+def _read_counts(file: Path | None) -> dict[str, int]:
+    if file is None or not file.exists():
+        return {}
+    try:
+        counts = dict(json.loads(file.read_text(encoding="utf-8")))
+        return {str(key): int(rows) for key, rows in counts.items()}
+    except (ValueError, TypeError):  # damaged: count again
+        return {}
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A dataset version that a run trains on.
-
-    Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        counts_file: Keeps how many rows the input leaves, where they had to be counted; None
-            keeps it for this process alone.
-    """
+    """A dataset version that a run trains on."""
 
     version_dir: ReadablePath
     manifest: Manifest
-    counts_file: Path | None = None
+    counts_file: Path | None = None  # keeps how many rows the input leaves, once counted
 
     def steps_per_epoch(self, config: InputConfig) -> int:
-        """Whole batches of an epoch; the rows left over are drawn anew each epoch.
-
-        Args:
-            config: How the train split is read. Only where it leaves rows out is the split read
-                through, once.
-
-        Raises:
-            InputDataError: There is no whole batch, or a shard is damaged.
-        """
+        """Whole batches of an epoch; the rows left over are drawn anew each epoch."""
         source = SplitSource(self.version_dir, self.manifest, "train", config)
         return count_steps(source, self.counts_file)
 
     def held_out_rows(
         self, config: InputConfig, evaluation_filter: tuple[FilterConfig, ...] = ()
     ) -> int:
-        """Rows of train that `config.validation` keeps apart; counted as those of an epoch are.
-
-        Args:
-            config: How the train split is read.
-            evaluation_filter: What the rows must pass as well.
-
-        Raises:
-            InputDataError: A shard is damaged.
-        """
-        source = SplitSource(
-            self.version_dir,
-            self.manifest,
-            "train",
-            config,
-            InputOptions(evaluation_filter=evaluation_filter),
-            is_held_out=True,
-        )
-        return count_rows(source, self.counts_file)
+        """Rows of train that `config.validation` keeps apart, and that pass `evaluation.filter`."""
+        return self._count("train", config, evaluation_filter, is_held_out=True)
 
     def filtered_rows(self, split: str, evaluation_filter: tuple[FilterConfig, ...]) -> int:
-        """Rows of a split that pass `evaluation.filter`.
+        """Rows of a split that pass `evaluation.filter`."""
+        return self._count(split, InputConfig(), evaluation_filter)
 
-        Args:
-            split: Name of the split.
-            evaluation_filter: The filter.
-
-        Raises:
-            InputDataError: There is no such split or feature, or a shard is damaged.
-            ConfigError: A value is not of the feature's type.
-        """
-        config, options = InputConfig(), InputOptions(evaluation_filter=evaluation_filter)
-        source = SplitSource(self.version_dir, self.manifest, split, config, options)
+    def _count(
+        self,
+        split: str,
+        config: InputConfig,
+        evaluation_filter: tuple[FilterConfig, ...],
+        is_held_out: bool = False,
+    ) -> int:
+        where, options = self.version_dir, InputOptions(evaluation_filter=evaluation_filter)
+        source = SplitSource(where, self.manifest, split, config, options, is_held_out)
         return count_rows(source, self.counts_file)
 
 
 def read_current_data(config: TrainConfig) -> TrainingData:
-    """Reads the manifest of the dataset version that a new run of a config trains on.
-
-    Raises:
-        SluiceError: There is no such version, or it is damaged.
-    """
+    """Reads the manifest of the dataset version that a new run of a config trains on."""
     return _read_current(config.dataset, config)
 
 
 def read_current_mixed(config: TrainConfig) -> tuple[TrainingData, ...]:
-    """Reads the manifests of the versions that a new run mixes in, as `read_current_data` does."""
+    """Reads the manifests of the versions that a new run mixes in."""
     return tuple(_read_current(part.dataset, config) for part in config.input.mix)
 
 
@@ -101,7 +283,7 @@ def _read_current(dataset: str, config: TrainConfig) -> TrainingData:
 
 
 def pin_mixed(config: TrainConfig, versions: Sequence[str]) -> TrainConfig:
-    """Returns the config with versions in the place of the datasets of `input.mix`."""
+    """The config with versions in the place of the datasets of `input.mix`."""
     parts = zip(config.input.mix, versions, strict=True)
     mix = tuple(part.model_copy(update={"dataset": version}) for part, version in parts)
     return config.model_copy(update={"input": config.input.model_copy(update={"mix": mix})})

@@ -17,9 +17,10 @@ from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
 from tests.bench.shapes import SHAPES, RowShape, build_batch
 from training.input.batches import build_train_dataset
-from training.reader.batch_plan import BatchRequest, build_source, request_batches
+from training.reader import batch_plan
 from training.reader.batch_reader import Arrays, BatchReader
-from training.reader.shares import BatchShare
+from training.reader.epoch_plan import BatchShare
+from training.reader.training_data import InputOptions, SplitSource
 
 _PIECE_ROWS = 20_000
 
@@ -227,23 +228,22 @@ class _Own:
         return pipelines
 
     def _read(self, count: int) -> Callable[[], Batches]:
-        config, where = self._build_config(count), (self.files.directory, self.files.manifest)
-        return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED)
+        config, where = self._config, (self.files.directory, self.files.manifest)
+        options = InputOptions(threads=count)
+        return lambda: build_train_dataset(*where, config, epoch=0, seed=_SEED, options=options)
 
     def _read_arrays(self, count: int) -> Callable[[], Batches]:
-        config, manifest = self._build_config(count), self.files.manifest
-        request = BatchRequest(seed=_SEED, drop_remainder=True)
-        source = build_source(self.files.directory, manifest, config, request)
-        batches = request_batches(source, request, manifest.schema.names)
+        manifest, options = self.files.manifest, InputOptions(threads=count)
+        source = SplitSource(self.files.directory, manifest, "train", self._config, options)
+        specs = batch_plan.bound_specs(manifest, manifest.schema.names)
+        batches = batch_plan.Batches(
+            source, specs, is_shuffled=True, seed=_SEED, drop_remainder=True
+        )
         return lambda: ArrayBatches(BatchReader(batches, BatchShare()))
 
-    def _build_config(self, count: int) -> InputConfig:
-        return InputConfig.model_validate(
-            {
-                "batch_size": self.batch_size, "shuffle_buffer": self.shuffle_buffer,
-                "parallel_parses": count,
-            }
-        )  # fmt: skip
+    @property
+    def _config(self) -> InputConfig:
+        return InputConfig(batch_size=self.batch_size, shuffle_buffer=self.shuffle_buffer)
 
 
 def _records(files: InputFiles) -> tf.data.Dataset:

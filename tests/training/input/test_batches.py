@@ -13,22 +13,20 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.encoders.bags import Weights
-from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset
 from training.input.batches import (
-    BatchLayout,
+    build_dataset,
     build_eval_dataset,
     build_sparse,
     build_train_dataset,
 )
-from training.input.carried_errors import input_errors
 from training.reader import batch_plan as sparse_module
 from training.reader.batch_plan import BatchShape, find_sparse_pairs
-from training.reader.decoded_rows import DecodedRows
-from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
+from training.reader.feature_columns import FeatureColumn, plan_columns
+from training.reader.rows import DecodedRows
 
 CONFIG = InputConfig(batch_size=32, shuffle_buffer=400, interleave_shards=2)
 
@@ -41,27 +39,6 @@ def read_rows(dataset: tf.data.Dataset, names: tuple[str, ...]) -> list[tuple]:
     return rows
 
 
-def train_rows(
-    version: Path,
-    manifest: Manifest,
-    config: InputConfig = CONFIG,
-    *,
-    epoch: int = 0,
-    seed: int = 1,
-) -> list[tuple]:
-    dataset = build_train_dataset(version, manifest, config, epoch=epoch, seed=seed)
-    return read_rows(dataset, ("user_id", "movie_id", "history"))
-
-
-def test_same_seed_and_epoch_replay_the_same_rows(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    first = train_rows(tiny_version, tiny_manifest)
-    assert train_rows(tiny_version, tiny_manifest) == first
-    assert train_rows(tiny_version, tiny_manifest, epoch=1) != first
-    assert train_rows(tiny_version, tiny_manifest, seed=2) != first
-
-
 def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
     stored = Counter(
         read_rows(
@@ -69,32 +46,12 @@ def test_an_epoch_is_the_split_less_the_tail(tiny_version: Path, tiny_manifest: 
             ("user_id", "movie_id", "history"),
         )
     )
-    rows = train_rows(tiny_version, tiny_manifest)
+    dataset = build_train_dataset(tiny_version, tiny_manifest, CONFIG, epoch=0, seed=1)
+    rows = read_rows(dataset, ("user_id", "movie_id", "history"))
     total = sum(stored.values())
     assert total == tiny_manifest.split("train").rows
     assert len(rows) == total - total % CONFIG.batch_size
     assert not Counter(rows) - stored  # each row at most as often as it is stored
-
-
-def test_records_are_shuffled_not_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    stored = read_rows(
-        build_eval_dataset(tiny_version, tiny_manifest, "train", 64),
-        ("user_id", "movie_id", "history"),
-    )
-    size = CONFIG.batch_size
-    blocks = {frozenset(stored[i : i + size]) for i in range(0, len(stored), size)}
-    rows = train_rows(tiny_version, tiny_manifest)
-    batches = [frozenset(rows[i : i + size]) for i in range(0, len(rows), size)]
-    assert all(max(len(batch & block) for block in blocks) < size // 2 for batch in batches)
-
-
-def test_shapes_and_types(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    dataset = build_train_dataset(tiny_version, tiny_manifest, CONFIG, epoch=0, seed=0)
-    spec = dataset.element_spec
-    assert set(spec) == set(tiny_manifest.schema.names) - {"seen"}
-    assert spec["user_id"] == tf.TensorSpec([32], tf.int64)
-    assert spec["history"] == tf.TensorSpec([32, 8], tf.int64)
-    assert spec["label"] == tf.TensorSpec([32], tf.float32)
 
 
 def test_evaluation_keeps_order_and_tail_and_raggedness(
@@ -110,31 +67,6 @@ def test_evaluation_keeps_order_and_tail_and_raggedness(
     again = list(build_eval_dataset(tiny_version, tiny_manifest, "test", 60, ["user_id"]))
     together = np.concatenate([batch["user_id"].numpy() for batch in batches])
     np.testing.assert_array_equal(together, again[0]["user_id"].numpy())
-
-
-def test_padded_and_ragged_hold_the_same_values(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    padded = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 50, ["history"])))
-    ragged = next(
-        iter(
-            build_eval_dataset(
-                tiny_version, tiny_manifest, "train", 50, ["history"], ragged=["history"]
-            )
-        )
-    )
-    lists = ragged["history"].to_list()
-    assert {len(values) for values in lists} >= {0, 8}  # from no history to a full one
-    expected = [values + [0] * (8 - len(values)) for values in lists]
-    assert padded["history"].numpy().tolist() == expected
-
-
-def test_gzip_reads_the_same(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(compression="gzip"))
-    names = ("user_id", "movie_id")
-    plain = read_rows(build_eval_dataset(tiny_version, tiny_manifest, "test", 16), names)
-    packed = read_rows(build_eval_dataset(version, read_manifest(version), "test", 16), names)
-    assert packed == plain
 
 
 def test_one_sided_splits_hold_their_side(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -155,26 +87,6 @@ def test_an_empty_split_gives_no_batch(tmp_path: Path) -> None:
     dataset = build_eval_dataset(version, read_manifest(version), "validation", 8)
     assert list(dataset) == []
     assert dataset.element_spec["user_id"].dtype == tf.int64
-
-
-def test_unknown_feature_and_split_are_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    with pytest.raises(InputDataError, match="movie_id"):
-        build_eval_dataset(tiny_version, tiny_manifest, "test", 8, ["movie"])
-    with pytest.raises(InputDataError, match="no such split"):
-        build_eval_dataset(tiny_version, tiny_manifest, "tset", 8)
-
-
-def test_a_batch_larger_than_the_split_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    config = CONFIG.model_copy(update={"batch_size": 10_000})
-    with pytest.raises(InputDataError, match="780 rows"):
-        build_train_dataset(tiny_version, tiny_manifest, config, epoch=0, seed=0)
-
-
-def test_roles_can_be_left_out(tiny_manifest: Manifest) -> None:
-    names = [spec.name for spec in select_features(tiny_manifest, None, ("id", "label"))]
-    assert names == ["user_id", "gender", "history", "movie_id", "genres"]
 
 
 @pytest.mark.parametrize(
@@ -255,9 +167,7 @@ def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest:
     def read() -> Iterator[DecodedRows]:
         yield from (rows_of(0, 3, late), rows_of(3, 9, late), rows_of(9, 10, late))
 
-    batches = list(
-        BatchLayout(shape).build_dataset(read).repeat(epochs)
-    )  # no batch lies across two
+    batches = list(build_dataset(shape, read).repeat(epochs))  # no batch lies across two
     numbers = [batch["number"].numpy().tolist() for batch in batches]
     whole = [[0, 1, 2, 3], [4, 5, 6, 7]]
     tail = [] if drop else [[8, 9]]
@@ -270,41 +180,8 @@ def test_parts_of_any_size_become_batches(late: bool, drop: bool, tiny_manifest:
         assert batch["key"].numpy().tolist() == [b"4", b"5", b"6", b"7"]
 
 
-def test_the_size_of_a_batch_is_known(tiny_manifest: Manifest) -> None:
-    for late in (False, True):
-        layout = BatchLayout(BatchShape(columns_of(tiny_manifest, late), 4, True))
-        spec = layout.build_dataset(lambda: iter([])).element_spec
-        assert spec["number"] == tf.TensorSpec([4], tf.int64)
-        assert spec["padded"] == tf.TensorSpec([4, 2], tf.float32)
-
-
-def test_an_error_comes_through_as_what_it_was(tiny_manifest: Manifest) -> None:
-    def read() -> Iterator[DecodedRows]:
-        raise InputDataError("a shard is broken", received="x")
-        yield
-
-    dataset = BatchLayout(BatchShape(columns_of(tiny_manifest, False), 4, True)).build_dataset(read)
-    with (
-        pytest.raises(InputDataError, match="a shard is broken"),
-        input_errors("there", tiny_manifest, "train"),
-    ):
-        list(dataset)
-
-
 def ragged(rows: list, dtype: tf.DType) -> tf.RaggedTensor:
     return tf.ragged.constant(rows, dtype, row_splits_dtype=tf.int64)
-
-
-def test_a_sparse_row_multiplies_as_a_dense_one() -> None:
-    ids, weights = [[5, 2], [], [7, 1]], [[0.5, 1.5], [], [1.0, 3.0]]
-    dense = np.zeros((3, 9), np.float32)
-    for row, (own, values) in enumerate(zip(ids, weights, strict=True)):
-        dense[row, own] = values
-    found = build_sparse(ragged(ids, tf.int64), ragged(weights, tf.float32), 9)
-    matrix = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    np.testing.assert_allclose(
-        tf.sparse.sparse_dense_matmul(found, matrix), dense @ matrix, rtol=1e-6
-    )
 
 
 def test_as_many_weights_as_ids_are_needed() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import InputDataError
 from conf.manifest import Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.locations import find_path
@@ -23,8 +22,6 @@ from training.input.batches import (
     build_train_dataset,
     read_batches,
 )
-from training.reader.batch_plan import find_sparse_pairs
-from training.reader.feature_columns import check_specs
 
 
 def feature(values: list) -> tf.train.Feature:
@@ -112,15 +109,6 @@ def test_byte_strings_and_fixed_lists(tmp_path: Path, tiny_manifest: Manifest) -
             assert batch["dense"][row].numpy().tolist() == [i + 0.5] * 3
 
 
-def test_a_list_of_another_length_is_named(tmp_path: Path, tiny_manifest) -> None:
-    schema = FeatureSchema((FeatureSpec("dense", "float32", "user", shape=(3,)),))
-    example = tf.train.Example()
-    example.features.feature["dense"].CopyFrom(feature([1.0, 2.0]))
-    manifest = dataset_of(tmp_path, tiny_manifest, schema, [example.SerializeToString()])
-    with pytest.raises(InputDataError, match=r"'dense'[\s\S]*a list of 2[\s\S]*a list of 3"):
-        train(tmp_path, manifest, batch_size=1)
-
-
 def test_batches_of_like_length_are_padded_to_their_boundary(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
@@ -150,28 +138,6 @@ def test_sparse_rows_are_those_of_tensorflow() -> None:
     )
     for name in ("indices", "values", "dense_shape"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-
-
-def test_a_dataset_without_weights_has_no_sparse_rows(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    assert find_sparse_pairs(tiny_version, tiny_manifest) == {}
-
-
-def test_a_dataset_that_a_model_does_not_fit_is_told(tiny_manifest: Manifest) -> None:
-    specs = tiny_manifest.schema.features
-    check_specs(tiny_manifest, specs)
-    other = replace(tiny_manifest.schema["history"], max_len=50)
-    with pytest.raises(InputDataError, match=r"'history'[\s\S]*max_len 8[\s\S]*max_len 50"):
-        check_specs(tiny_manifest, [other])
-
-
-def test_class_shares_reach_the_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
-    batches = train(tiny_version, tiny_manifest, batch_size=20, class_balance=balance)
-    labels = np.concatenate([batch["label"].numpy() for batch in batches])
-    assert len(batches) == 39
-    assert abs(labels.mean() - 0.5) < 0.01
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

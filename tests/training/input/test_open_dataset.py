@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError, TooFewRowsError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from tests.datasets import pack_version
 from tests.training.sequence_dataset import write_sequences
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import open_dataset
@@ -54,19 +52,11 @@ def bytes_of(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value.numpy().tobytes() for name, value in batch.items()}
 
 
-@pytest.fixture(scope="module")
-def packed_version(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_version(tiny_version, tmp_path_factory.mktemp("packed") / tiny_version.name)
-
-
-@pytest.mark.parametrize("layout", ["columns", "packed"])
 def test_a_keras_model_trains_for_several_epochs(
-    layout: str, tiny_version: Path, packed_version: Path, tiny_manifest: Manifest
+    tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    version = tiny_version if layout == "columns" else packed_version
-
     def read(split: str) -> tf.data.Dataset:
-        return open_dataset(version, 32, split, features=NETWORK_INPUTS)
+        return open_dataset(tiny_version, 32, split, features=NETWORK_INPUTS)
 
     model = compile_network(tiny_manifest)
     validation = read("validation")
@@ -76,24 +66,6 @@ def test_a_keras_model_trains_for_several_epochs(
     assert len(found["val_auc"]) == 4
     assert model.optimizer.iterations.numpy() == 4 * 25  # the tail of 12 rows is a batch as well
     assert model.predict(read("test"), verbose=0).shape == (60, 1)
-
-
-def test_both_layouts_give_the_same_batches(tiny_version: Path, packed_version: Path) -> None:
-    for (columns, label), (packed, same) in zip(
-        open_dataset(tiny_version, 50), open_dataset(packed_version, 50), strict=True
-    ):
-        assert bytes_of(columns) == bytes_of(packed)
-        assert label.numpy().tolist() == same.numpy().tolist()
-
-
-def test_elements_have_static_shapes_where_they_can(tiny_version: Path) -> None:
-    inputs, label = open_dataset(tiny_version, 32, drop_remainder=True).element_spec
-    assert set(inputs) == INPUTS
-    assert inputs["user_id"] == tf.TensorSpec([32], tf.int64)
-    assert inputs["history"] == tf.TensorSpec([32, 8], tf.int64)
-    assert label == tf.TensorSpec([32], tf.float32)
-    inputs, _ = open_dataset(tiny_version, 32).element_spec
-    assert inputs["history"] == tf.TensorSpec([None, 8], tf.int64)
 
 
 def test_the_batches_are_those_of_the_trainer(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -115,12 +87,6 @@ def test_each_iterator_is_the_next_epoch(tiny_version: Path) -> None:
     assert users_of(open_dataset(tiny_version, 64, seed=3, first_epoch=1)) == epochs[1]
     ordered = open_dataset(tiny_version, 64, shuffle=False)
     assert users_of(ordered) == users_of(ordered) != epochs[0]
-
-
-def test_no_thread_of_tensorflow_tunes_it(tiny_version: Path) -> None:
-    """An iterator that is let go of would wait for that thread, up to a minute."""
-    dataset = open_dataset(tiny_version, 32).map(lambda *batch: batch)
-    assert dataset.options().autotune.enabled is False
 
 
 def test_cardinality_is_known_where_no_row_is_left_out(tiny_version: Path) -> None:
@@ -148,18 +114,6 @@ def test_workers_read_other_rows_in_as_many_steps(drop: bool, tmp_path: Path) ->
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def test_held_out_rows_are_the_others(tiny_version: Path) -> None:
-    validation = {"hash_of": "user_id", "share": 0.3}
-    kept, apart = (
-        users_of(open_dataset(tiny_version, 64, validation=validation, held_out=held_out))
-        for held_out in (False, True)
-    )
-    assert len(kept) + len(apart) == ROWS
-    assert not set(kept) & set(apart)
-    with pytest.raises(ConfigError, match="no rows are held out"):
-        open_dataset(tiny_version, 64, held_out=True)
-
-
 def test_features_and_labels_can_be_chosen(tiny_version: Path) -> None:
     inputs = open_dataset(tiny_version, 8, features=["movie_id", "seen"], labels=())
     assert set(inputs.element_spec) == {"movie_id", "seen"}
@@ -180,30 +134,6 @@ def test_sequence_examples_with_weights_train_too(tmp_path: Path, tiny_manifest:
         users = values["user"].numpy()
         np.testing.assert_array_equal(target.numpy(), (users - 2) % 2)
         assert set(factor.numpy().tolist()) <= {1.0, 2.0, 3.0}
-    user, times = keras.Input((), name="user", dtype="int64"), keras.Input((4,), name="times")
-    vector = keras.layers.Embedding(9, 2)(user)
-    output = keras.layers.Dense(1, "sigmoid")(keras.ops.concatenate([vector, times], axis=-1))
-    model = keras.Model({"user": user, "times": times}, output)
-    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
-    short = open_dataset(tmp_path, 8, features=["user", "times"])
-    losses = model.fit(short, epochs=10, verbose=0).history["loss"]
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_an_epoch_logs_what_it_left_out(
-    tiny_version: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    version = write_tiny_dataset(tmp_path)
-    shard = version / "train" / "part-00001.tfrecord"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 255
-    shard.write_bytes(content)
-    with pytest.raises(tf.errors.OpError, match=r"part-00001"):
-        list(open_dataset(version, 32))
-    dataset = open_dataset(version, 32, on_corrupt="skip_record")
-    with caplog.at_level(logging.WARNING):
-        assert ROWS - 5 < len(users_of(dataset)) < ROWS
-    assert "split 'train', epoch 0: 1 bad record(s) skipped" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -223,8 +153,3 @@ def test_refuses_what_cannot_be_read(
 ) -> None:
     with pytest.raises(error, match=text):
         open_dataset(tiny_version, **{"batch_size": 8, **arguments})
-
-
-def test_a_dataset_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(UpstreamNotReadyError):
-        open_dataset(tmp_path / "nothing", 8)

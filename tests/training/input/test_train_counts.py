@@ -18,7 +18,7 @@ from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest
 from conf.training.input import InputConfig
 from etl.tfrecord.codec.crc32c import crc32c
-from tests.datasets import Counts, count_train_records, pack_manifest, read_train_records
+from tests.datasets import Counts, count_train_records, read_train_records
 from training.input import train_counts
 from training.input.train_counts import TrainCounts, read_train_counts
 
@@ -77,7 +77,6 @@ def test_drawn_negatives_are_rows_and_no_events(
 FILTERS: list[dict[str, Any]] = [
     {"filter": [{"feature": "label", "value": 1}]},
     {"filter": [{"feature": "history", "op": ">=", "value": 3}]},
-    {"take": 100},
     {"validation": {"hash_of": "user_id", "share": 0.3}},
 ]
 
@@ -98,13 +97,6 @@ def test_rows_that_the_input_leaves_out_do_not_count(
         met.update(batch["movie_id"].numpy().tolist())
     assert {i: rows for i, (rows, _, _) in found.items()} == met
     assert 0 < sum(met.values()) < tiny_manifest.split("train").rows
-
-
-def test_packed_records_are_counted_alike(
-    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
-) -> None:
-    manifest = pack_manifest(tiny_manifest, tiny_version, tmp_path)
-    assert read(tmp_path, manifest) == read(tiny_version, tiny_manifest)
 
 
 def test_a_file_is_read_as_it_is_and_another_one_refused(

@@ -29,7 +29,7 @@ from training.embedding.key_space import KeySpace
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
-from training.reader.damage import InputCounts
+from training.reader.shards import InputCounts
 
 STEPS = 12
 

@@ -155,7 +155,6 @@ FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}
     [
         FILTER,
         {"validation": {"hash_of": "user_id", "share": 0.3}},
-        {"take": 300},
         {"on_corrupt": "skip_record"},
         {"mix": [{"dataset": "", "weight": 0.4}]},
     ],

@@ -23,8 +23,7 @@ from training.models.calibration import (
     pool_adjacent_violators,
     undo_keep_rate,
 )
-from training.reader.decoded_rows import DecodedRows
-from training.reader.row_sampling import balance_classes
+from training.reader.rows import DecodedRows, balance_classes
 
 LINE = Calibration((-1.0, 0.5, 2.0), (-3.0, 0.0, 0.25))
 HALVES = {0: 0.5, 1: 0.5}

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import pyarrow as pa
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import InputDataError
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
+from etl.tfrecord.codec.framing import RecordBlock
 from etl.tfrecord.types.features import WireFeature
 from tests.tensorflow_decoder import TensorFlowDecoder
 
@@ -120,45 +113,6 @@ def plain(batch: pa.RecordBatch) -> dict[str, list]:
     return columns
 
 
-@pytest.fixture
-def _kept_lock() -> Iterator[None]:
-    """Threads keep Python's lock until they give it away."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)
-    yield
-    sys.setswitchinterval(interval)
-
-
-def turns_of_others(work: Callable[[], object]) -> int:
-    """How often this thread runs Python while another one works: never, unless that lets it."""
-    turns, counted = 0, list[int]()
-
-    def run() -> None:
-        before = turns
-        work()
-        counted.append(turns - before)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while thread.is_alive():
-        turns += 1
-        time.sleep(1e-4)  # Gives the lock away.
-    return counted[0]
-
-
-@pytest.mark.usefixtures("_kept_lock")
-def test_a_block_is_decoded_without_pythons_lock():
-    lists = feature("int64", list(range(2000)), True)
-    record = delimited(1, delimited(1, delimited(1, b"int64s") + delimited(2, lists)))
-    block = block_of([record] * 10_000)
-    decoder = DECODERS["block", "Example"]
-    decoder.decode_block(block, "file")  # compiled
-    numbers = np.random.default_rng(0).random(1_000_000).tolist()
-    assert turns_of_others(lambda: sorted(numbers)) == 0  # Holds the lock.
-    # One core gives it to the other thread now and then.
-    assert any(turns_of_others(lambda: decoder.decode_block(block, "f")) > 30 for _ in range(50))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(feature_maps(), min_size=1, max_size=5))
 def test_examples_of_any_writer(maps):
@@ -196,26 +150,3 @@ def test_records_made_by_tensorflow():
     assert found[0] == found[1]
     assert found[0]["int64s"][4] == [-4, -1, 2]
     assert found[0]["float32"] == [None] * 50
-
-
-def test_what_is_not_as_wanted_is_named():
-    decoder = DECODERS["block", "Example"]
-    good = delimited(1, b"")
-    wrong = delimited(1, delimited(1, delimited(1, b"int64") + delimited(
-        2, feature("float32", [1.0], True))))  # fmt: skip
-    with pytest.raises(InputDataError, match=r"'int64' holds another kind[\s\S]*record 1,"):
-        decoder.decode_block(block_of([good, wrong]), "file")
-    several = delimited(1, delimited(1, delimited(1, b"int64") + delimited(
-        2, feature("int64", [1, 2], True))))  # fmt: skip
-    with pytest.raises(InputDataError, match=r"'int64' holds several values[\s\S]*record 1,"):
-        decoder.decode_block(block_of([good, several]), "file")
-
-
-def test_a_record_that_is_no_protobuf_is_refused_or_left_out():
-    decoder = DECODERS["block", "Example"]
-    block = block_of([delimited(1, b""), b"\xff\xff", delimited(1, b"")])
-    with pytest.raises(CorruptRecordError, match=r"byte offset 2 \(record 1\)"):
-        decoder.decode_block(block, "file")
-    batch, bad = decoder.decode_sound(block, "file")
-    assert batch.num_rows == 2
-    assert [record.record for record in bad] == [1]

@@ -15,10 +15,9 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.machine import IS_EXHAUSTIVE
 from training.input.batches import build_train_dataset
-from training.reader.epoch_plan import limit_rows, plan_buffers
-from training.reader.shares import divide_shards
+from training.reader.epoch_plan import divide_shards, plan_buffers
 from training.reader.shuffle_buffer import ShuffleBuffer
-from training.reader.split_source import InputOptions
+from training.reader.training_data import InputOptions
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
@@ -57,13 +56,6 @@ def test_buffers_are_of_like_size_and_draw_from_several_shards():
     assert [len(plan.ranges) for plan in buffers] == [4, 4, 4]
 
 
-@given(rows=ROWS, take=st.none() | st.integers(1, 100))
-def test_take_limits_the_first_shards(rows, take):
-    limited = limit_rows(rows, take)
-    assert sum(limited) == min(sum(rows), take or sum(rows))
-    assert all(0 <= a <= b for a, b in zip(limited, rows, strict=True))
-
-
 @given(rows=ROWS, workers=st.integers(1, 6))
 def test_workers_read_each_record_once(rows, workers):
     parts = [divide_shards(rows, worker, workers) for worker in range(workers)]
@@ -89,15 +81,12 @@ def test_files_are_shared_out_evenly():
 BASE = {"batch_size": 32, "shuffle_buffer": 200, "interleave_shards": 3}
 CASES = {
     "plain": {},
-    "one thread": {"parallel_parses": 1},
     "buffer of a batch": {"shuffle_buffer": 1},
     "one buffer": {"shuffle_buffer": 10_000},
     "filter": {"filter": [{"feature": "history", "op": ">", "value": 1}]},
     "held out": {"validation": {"hash_of": "user_id", "share": 0.2}},
     "balanced": {"class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}}},
     "buckets": {"bucket_boundaries": [2, 5]},
-    "cache": {"cache": "memory"},
-    "take": {"take": 500},
 }
 
 
@@ -125,17 +114,6 @@ def test_the_tail_is_bit_identical(case, tiny_version: Path, tiny_manifest: Mani
     starts = range(len(whole) + 1) if every else (1, len(whole) // 2, len(whole) - 1, len(whole))
     for start in starts:
         assert read(tiny_version, tiny_manifest, config, start) == whole[start:], start
-
-
-def test_numbers_of_threads_give_the_same_batches(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    configs = [
-        InputConfig.model_validate({**BASE, "parallel_parses": threads}) for threads in (1, 3)
-    ]
-    features = tiny_manifest.schema.names[:-1]
-    found = [read(tiny_version, tiny_manifest, config, features=features) for config in configs]
-    assert found[0] == found[1]
 
 
 def test_a_mix_resumes_too(tiny_version: Path, tiny_manifest: Manifest) -> None:

@@ -16,33 +16,18 @@ from conf.training.input import FilterConfig, InputConfig
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock
 from tests.training.tiny_dataset import encode_example, write_shard
-from training.reader.damage import DamagePolicy
-from training.reader.decoded_rows import LENGTH_COLUMN
 from training.reader.epoch_plan import BufferPlan, ShardRange
 from training.reader.feature_columns import plan_columns, select_features
-from training.reader.filters import RowFilter, build_row_filter
+from training.reader.filters import RowFilter
+from training.reader.rows import LENGTH_COLUMN
 from training.reader.shards import (
+    DamagePolicy,
     Shard,
-    build_missing_shard_error,
     decode_records,
     find_shard_damage,
 )
 from training.reader.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
-from training.reader.split_source import SplitSource, list_shards
-
-
-def test_what_the_filter_looks_at_is_decoded_too(tiny_manifest: Manifest) -> None:
-    config = InputConfig.model_validate({"filter": [{"feature": "label", "value": 1}]})
-    columns = plan_columns(tiny_manifest, select_features(tiny_manifest, ["seen", "user_id"]))
-    plan = ReadPlan(columns, row_filter=build_row_filter(tiny_manifest, config))
-    names = [feature.name for feature in plan.features]
-    assert sorted(names) == ["label", "seen", "user_id"]
-    assert [(c.name, names[position], dense) for c, position, dense in plan.column_positions] == [
-        ("seen", "seen", False),
-        ("user_id", "user_id", True),
-    ]
-    assert plan.build_decoder() is not plan.build_decoder()  # one per thread
-
+from training.reader.training_data import SplitSource, list_shards
 
 SCHEMA = FeatureSchema((FeatureSpec("f", "int64", "user"),))
 
@@ -106,27 +91,11 @@ def test_a_damaged_shard_is_left_out_whole(
     assert plan_of(tiny_manifest, "fail").is_usable(shard)  # found when it is read
 
 
-def test_a_shard_that_cannot_be_read_is_named() -> None:
-    error = build_missing_shard_error(
-        Shard("there/a.tfrecord", 1, "0", None), FileNotFoundError("no file")
-    )
-    assert isinstance(error, InputDataError)
-    assert "there/a.tfrecord: no file" in str(error)
-    gone = FileNotFoundError(2, "No such file or directory", "there/a.tfrecord")
-    assert (
-        str(build_missing_shard_error(Shard("there/a.tfrecord", 1, "0", None), gone)).count(
-            "there/"
-        )
-        == 1
-    )
-
-
 SPECS = (
     FeatureSpec("number", "int64", "user"),
     FeatureSpec("padded", "int64", "user", shape=(None,), max_len=3),
     FeatureSpec("ragged", "float32", "user", shape=(None,)),
 )
-PLAN = BufferPlan(0, 0, 4, (ShardRange(0, 0, 4, 0),))
 
 
 def batch_of(numbers: list[int]) -> pa.RecordBatch:
@@ -166,26 +135,6 @@ def test_rows_that_the_filter_leaves_out_leave_no_gap(tiny_manifest: Manifest) -
     assert damage.counts.filtered == 2
 
 
-def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
-    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_labels=("number",))
-    fill = _Filling(plan, np.arange(4))
-    with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
-        fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")
-
-
-def test_threads_end_after_the_last_range(tmp_path: Path, tiny_manifest: Manifest) -> None:
-    columns = plan_columns(tiny_manifest, SPECS)
-    shard = Shard(str(tmp_path / "a.tfrecord"), 4, "0", None)
-    write_shard(Path(shard.path), [], FeatureSchema(SPECS))
-    plan = ReadPlan(columns, (shard,), threads=2, damage=DamagePolicy("skip_record"))
-    buffer = ShuffleBuffer(plan)
-    empty = buffer.start(PLAN, np.arange(4))()  # nothing was written: every record was bad
-    assert buffer._is_over
-    buffer.close()
-    assert empty.count == 0
-    assert len(empty.lists["ragged"]) == 0
-
-
 def open_buffer(manifest: Manifest, shards: Sequence[Shard], threads: int = 3) -> ShuffleBuffer:
     columns = plan_columns(manifest, select_features(manifest, ["user_id", "history", "seen"]))
     return ShuffleBuffer(ReadPlan(columns, tuple(shards), threads=threads))
@@ -214,19 +163,6 @@ def test_rows_stand_at_their_output_indices(
     assert plain.count == shuffled.count == 30
 
 
-def test_what_lies_below_is_left_out(
-    plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    shards = list_shards(tiny_version, tiny_manifest, "train")
-    indices = np.random.default_rng(2).permutation(30)
-    whole, part = (
-        open_buffer(tiny_manifest, shards).start(plan, indices, low)() for low in (0, 12)
-    )
-    assert part.count == 18
-    for name in ("user_id", "history"):
-        np.testing.assert_array_equal(part.dense[name], whole.dense[name][12:])
-
-
 def test_closing_ends_the_threads(
     plan: BufferPlan, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
@@ -236,16 +172,6 @@ def test_closing_ends_the_threads(
     reader.close()
     own = set(threading.enumerate()) - before
     assert not [thread for thread in own if thread.name.startswith("sluice-input")]
-
-
-def test_a_shard_that_ends_early_is_named(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    shards = list_shards(tiny_version, tiny_manifest, "train")
-    beyond = BufferPlan(0, 0, 20, (ShardRange(1, 185, 20, 0),))
-    longer = [type(shard)(shard.path, 205, shard.crc32c, None) for shard in shards]
-    reader = open_buffer(tiny_manifest, longer)
-    with pytest.raises(InputDataError, match=r"part-00001.* ends early"):
-        reader.start(beyond, np.arange(20))()
-    reader.close()
 
 
 def epoch_of(version: Path, manifest: Manifest, seed: int | None, **config) -> ReadPlan:
@@ -287,17 +213,6 @@ def test_each_epoch_has_its_own_order_of_shards(
     assert len({str(epoch) for epoch in epochs}) > 2
 
 
-def test_each_epoch_has_its_own_order_of_rows(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    """In one buffer and with one shard there is no other order to change."""
-    split = tiny_manifest.split("train")
-    alone = replace(split, shards=split.shards[:1])
-    others = tuple(s for s in tiny_manifest.splits if s.name != "train")
-    config = epoch_of(tiny_version, replace(tiny_manifest, splits=(alone, *others)), 3)
-    whole = replace(config, buffer_rows=1000)
-    assert not np.array_equal(pairs(whole, 0), pairs(whole, 1))
-    assert sorted(map(tuple, pairs(whole, 0))) == sorted(map(tuple, pairs(whole, 1)))
-
-
 @pytest.mark.parametrize("shards", [1, 2, 4])
 def test_a_buffer_is_drawn_from_as_many_shards_as_are_interleaved(
     shards: int, tiny_version: Path, tiny_manifest: Manifest
@@ -320,11 +235,8 @@ def test_it_goes_on_at_any_row(
     np.testing.assert_array_equal(pairs(config, 1, first), pairs(config, 1)[first:])
 
 
-def test_it_goes_on_where_rows_are_left_out(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    config = epoch_of(
-        tiny_version, tiny_manifest, 3, filter=[{"feature": "history", "op": ">", "value": 4}]
-    )
-    whole = pairs(config)
-    assert 0 < len(whole) < 780
-    for first in (1, 123, len(whole)):
-        np.testing.assert_array_equal(pairs(config, 0, first), whole[first:])
+def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
+    plan = ReadPlan(plan_columns(tiny_manifest, SPECS), binary_labels=("number",))
+    fill = _Filling(plan, np.arange(4))
+    with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
+        fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")

@@ -15,9 +15,15 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_train_dataset
-from training.reader.decoded_rows import LENGTH_COLUMN, DecodedRows, concat_rows, regroup
-from training.reader.mixing import check_mixed_ids, find_mixed
-from training.reader.row_sampling import balance_classes, bucket_batches, mix_rows
+from training.reader.batch_plan import check_mixed_ids, find_mixed
+from training.reader.rows import (
+    LENGTH_COLUMN,
+    DecodedRows,
+    balance_classes,
+    bucket_batches,
+    mix_rows,
+    regroup,
+)
 
 
 def rows(first: int, count: int) -> DecodedRows:
@@ -47,12 +53,6 @@ def test_regrouped_rows_are_the_same_in_whole_batches(sizes, batch, times, drop)
     assert all(group.count % batch == 0 for group in whole)
 
 
-def test_rows_are_taken_and_joined():
-    taken = concat_rows([rows(0, 4), rows(4, 4)]).take(np.array([7, 0, 5]))
-    assert taken.dense["m"].tolist() == [[7, 7], [0, 0], [5, 5]]
-    assert taken.lists["l"].to_pylist() == [[7], [], [5, 5]]
-
-
 def sampling_rows(values, **more) -> DecodedRows:
     values = np.asarray(values, np.int64)
     return DecodedRows(len(values), {"id": values, **more}, {})
@@ -68,20 +68,6 @@ def test_classes_get_their_shares_and_rare_rows_repeat_evenly():
     assert len(set(frequent.tolist())) == 50
     again = balance_classes(sampling_rows(range(100), label=label), "label", {0: 0.5, 1: 0.5}, [1])
     np.testing.assert_array_equal(drawn.dense["id"], again.dense["id"])
-
-
-def test_balanced_classes_are_spread_over_the_batches():
-    label = np.repeat([0.0, 1.0], [90, 10]).astype(np.float32)
-    drawn = balance_classes(sampling_rows(range(100), label=label), "label", {0: 0.5, 1: 0.5}, [1])
-    assert all(0.1 < part.mean() < 0.9 for part in np.split(drawn.dense["label"], 5))
-    assert np.any(np.diff(drawn.dense["id"]) < 0)
-
-
-def test_a_buffer_without_a_class_that_has_a_share_is_refused():
-    rows = sampling_rows(range(10), label=np.zeros(10, np.float32))
-    with pytest.raises(InputDataError, match="none of 10 rows") as caught:
-        balance_classes(rows, "label", {0: 0.0, 1: 1.0}, [1])
-    assert "shuffle_buffer" in caught.value.render()
 
 
 def test_a_class_that_is_not_there_leaves_its_share_and_an_unknown_one_is_refused():
@@ -145,25 +131,6 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_dataset(folder, "other", TinyConfig(seed=9, own_group=0.0))
 
 
-def test_rows_come_in_their_shares(
-    other: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    config = config_of(other)
-    assert [found.dataset_name for _, found in find_mixed(config, tiny_manifest, ["label"])] == [
-        "other"
-    ]
-    rates = []
-    for version, settings in (
-        (tiny_version, InputConfig(batch_size=50)),
-        (other, InputConfig(batch_size=50)),
-        (tiny_version, config),
-    ):
-        dataset = build_train_dataset(version, read_manifest(version), settings, epoch=0, seed=1)
-        rates.append(np.mean([batch["label"].numpy().mean() for batch in dataset]))
-    assert rates[0] > rates[1] + 0.3  # labels tell the datasets apart
-    assert rates[2] == pytest.approx(0.75 * rates[0] + 0.25 * rates[1], abs=0.05)
-
-
 def test_each_epoch_draws_the_other_dataset_in_another_order(
     other: Path, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
@@ -181,19 +148,6 @@ def test_each_epoch_draws_the_other_dataset_in_another_order(
     # Half of the rows of each dataset, which half is another one in each epoch.
     common = Counter(drawn(0)) & Counter(drawn(1))
     assert sum(common.values()) < 0.8 * 780
-
-
-def test_classes_are_balanced_within_each_dataset(
-    other: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    config = config_of(other, class_balance={"feature": "label", "shares": {0: 0.5, 1: 0.5}})
-    dataset = build_train_dataset(
-        tiny_version, tiny_manifest, config, epoch=0, seed=1,
-        features=["user_id"],  # the class itself is not delivered
-    )  # fmt: skip
-    batches = list(dataset)
-    assert len(batches) == int(780 // 50 / 0.75)
-    assert set(batches[0]) == {"user_id"}
 
 
 def test_other_features_are_refused(tmp_path: Path, tiny_manifest: Manifest) -> None:
@@ -231,22 +185,3 @@ def test_other_tokens_under_as_many_ids_are_refused(
         check(tiny_version, tiny_manifest, other)
     assert "'other'" in caught.value.render()
     check(tiny_version, tiny_manifest, other, ["user_id"])
-
-
-def test_keys_by_hash_are_the_same_everywhere(tmp_path: Path) -> None:
-    one = write_tiny_dataset(tmp_path, "one", TinyConfig(keyed=True))
-    two = write_tiny_dataset(tmp_path, "two", TinyConfig(keyed=True, seed=9))
-    check(one, read_manifest(one), two, ["user_id", "movie_id", "history"])
-
-
-def test_what_chooses_rows_is_compared_in_mixed_datasets_too() -> None:
-    """Ids of another vocabulary would keep other rows, and hold other users out."""
-    config = InputConfig.model_validate(
-        {
-            "filter": [{"feature": "country", "value": 3}, {"feature": "label", "value": 1}],
-            "validation": {"hash_of": ["user", "item"], "share": 0.1},
-            "class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}},
-        }
-    )
-    assert config.chooses_by == ("country", "label", "user", "item")
-    assert InputConfig().chooses_by == ()
