@@ -20,9 +20,9 @@ from training.checkpoint.calibrations import (
 )
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import load_run
-from training.evaluation.label_metrics import FloatArray, find_labelled, read_weights
-from training.evaluation.metrics import find_log_losses
-from training.evaluation.task_metrics import check_binary, compile_scores
+from training.evaluation.metrics import FloatArray, find_log_losses
+from training.evaluation.scored_rows import find_labelled, read_weights
+from training.evaluation.tasks import check_binary, compile_scores
 from training.loop.validation import is_validated, read_validation
 from training.models.calibration import Calibration
 from training.models.model import Model

@@ -30,11 +30,11 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel, load_run
-from training.evaluation.comparison import compare_runs
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.item_index import build_item_index
-from training.evaluation.metrics import RankingMeans, measure
+from training.evaluation.metrics import measure
 from training.evaluation.own_metrics import build_measures
+from training.evaluation.scored_rows import GroupSums
 from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset
 from training.loop.early_stopping import selection_metric
@@ -265,11 +265,11 @@ def test_values_are_those_of_plain_loops(several: Path, tmp_path: Path) -> None:
             for row, found in zip(ranks, values[f"own_graded@{k}"], strict=True):
                 inside = [rank for rank in row.tolist() if rank <= k]
                 assert found == pytest.approx(sum(1.5**-rank for rank in inside))
-    whole, parts = RankingMeans(measures, "user"), RankingMeans(measures, "user")
-    whole.update(ranks)
+    whole, parts = GroupSums(), GroupSums()
+    whole.add(measure(ranks, measures, "user"))
     for part in (ranks[:0], ranks[:7], ranks[7:8], ranks[8:]):
-        parts.update(part)
-    assert parts.result() == pytest.approx(whole.result())
+        parts.add(measure(part, measures, "user"))
+    assert parts.means() == pytest.approx(whole.means())
     assert measure(ranks[:, 0], measures)["own_found@5"].tolist() == (ranks[:, 0] <= 5).tolist()
 
 
