@@ -129,8 +129,8 @@ def compare(
             raise
         # Nothing would be fair, and what knows more recent days stays.
         return _write(trained, {**result, "passed": False, "why": error.what})
-    from training.evaluation.comparison import compare_runs, require_metric
-    from training.evaluation.confidence_intervals import FEWEST_GROUPS, find_lead
+    from training.evaluation.evaluate import compare_runs, require_metric
+    from training.evaluation.intervals import FEWEST_GROUPS, find_lead
 
     comparison = compare_runs(trained, other, split)
     decisive = require_metric(comparison, metric)

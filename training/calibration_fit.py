@@ -15,8 +15,8 @@ from conf.schema import fingerprint
 from conf.training.train import TrainConfig
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.checkpoint.restore import load_run
-from training.evaluation.label_metrics import find_labelled, read_weights
-from training.evaluation.task_metrics import check_binary, compile_scores
+from training.evaluation.scored_rows import find_labelled, read_weights
+from training.evaluation.tasks import check_binary, compile_scores
 from training.loop.plan import is_validated
 from training.loop.validation import read_validation
 from training.models.calibration import TaskFit, fit_task, requires_fit

@@ -52,13 +52,17 @@ from training.reader.training_data import TrainingData
 def move_to_version(
     trained: TrainedModel, dataset: str, which: str = "best", split: str | None = None
 ) -> TrainedModel:
-    """Returns a run's model over the rows and the catalogue of another dataset version.
+    """A run's model over the rows and the catalogue of another dataset version.
 
     Args:
         trained: The run.
         dataset: A version's directory, or the dataset's (its current version).
         which: The run's checkpoint, `best` or `last`.
         split: The split that it is to be measured on, where that is known.
+
+    Raises:
+        ConfigError: The version is older, of another dataset, or encodes features in other ways.
+        LaterLogError: The run may have been trained on the version's held-out rows.
     """
     version_dir = resolve_version(find_path(dataset))
     manifest = read_manifest(version_dir, trained.config.input.tolerates)
@@ -69,14 +73,16 @@ def move_to_version(
     there = read_encoded_version(trained.version_dir, trained.manifest)
     model = trained.model
     changed = list_fitted_anew(model.inputs, model.embedded_features, here, there)
-    own = build_own_encoders(changed, here, there, split)
+    own = _build_own_encoders(changed, here, there, split)
     encoded = _take_encodings(changed, here, there)
     with holding_whole_tables():
         model = build_model(trained.config.model, encoded.manifest, trained.config.seed)
     _set_weights(trained, model, encoded, which)
     copy_calibrations(trained.model, model)
-    moved = read_raw_inputs(model, own) if own is not None else model
-    return TrainedModel(trained.run_dir, moved, trained.config, manifest, version_dir)
+    if own is not None:
+        is_ranking = isinstance(model, RankingModel)
+        model = RawRanking(model, own) if is_ranking else RawTowers(require_retrieval(model), own)
+    return TrainedModel(trained.run_dir, model, trained.config, manifest, version_dir)
 
 
 def require_filter(moved: TrainedModel) -> None:
@@ -107,18 +113,18 @@ def _is_compared_alike(item: FilterConfig, here: EncodedVersion, there: EncodedV
     values = item.value if isinstance(item.value, tuple) else (item.value,)
     if item.op not in ("==", "!=", "in", "not_in") or not all(isinstance(v, int) for v in values):
         return False
-    columns = [version.plan.column(name) for version in (here, there)]
-    if any(column.operation is not None or column.vocabulary is None for column in columns):
+    if any(version.plan.column(name).operation is not None for version in (here, there)):
         return False
-    ids = np.array(values, np.int64)
-    tokens = [_read_tokens(version, name, ids) for version in (here, there)]
-    return tokens[0] == tokens[1]
+    tokens = [_read_tokens(version, name, np.array(values)) for version in (here, there)]
+    return tokens[0] is not None and tokens[0] == tokens[1]
 
 
-def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[Any]:
+def _read_tokens(version: EncodedVersion, name: str, ids: np.ndarray) -> list[Any] | None:
     """What ids stand for: their tokens, and the ids themselves where these are none."""
     vocabulary = read_key_vocabulary(version.version_dir, version.manifest, name)
-    tokens = [] if vocabulary is None else vocabulary.take(ids).to_pylist()
+    if vocabulary is None:
+        return None
+    tokens = vocabulary.take(ids).to_pylist()
     return [("id", i) if t is None else t for i, t in zip(ids.tolist(), tokens, strict=True)]
 
 
@@ -151,7 +157,7 @@ def _check_order(own: Manifest, other: Manifest) -> None:
 
 
 def _find_end(manifest: Manifest) -> datetime | None:
-    """Returns where the events of a version end; None: it has no times."""
+    """Where the events of a version end; None: it has no times."""
     run, span = manifest.run, manifest.source.event_ts_ms_range
     days = [] if run is None else [*run.days, *filter(None, [run.last_day])]
     if days:
@@ -162,17 +168,13 @@ def _find_end(manifest: Manifest) -> datetime | None:
 def _take_encodings(
     changed: Sequence[str], here: EncodedVersion, there: EncodedVersion
 ) -> EncodedVersion:
-    """Returns a version as if it encoded some features as another one does."""
+    """A version as if it encoded some features as another one does."""
     specs = {name: there.manifest.schema[name] for name in changed}
     columns = {name: there.plan.column(name) for name in changed}
-    schema = here.manifest.schema
-    features = tuple(specs.get(spec.name, spec) for spec in schema.features)
+    features = tuple(specs.get(spec.name, spec) for spec in here.manifest.schema.features)
     manifest = replace(here.manifest, schema=FeatureSchema(features))
-    plan = replace(
-        here.plan,
-        columns=tuple(columns.get(column.feature, column) for column in here.plan.columns),
-    )
-    return EncodedVersion(here.version_dir, manifest, plan)
+    encodings = tuple(columns.get(column.feature, column) for column in here.plan.columns)
+    return EncodedVersion(here.version_dir, manifest, replace(here.plan, columns=encodings))
 
 
 def _set_weights(trained: TrainedModel, model: Model, encoded: EncodedVersion, which: str) -> None:
@@ -196,17 +198,10 @@ _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string
 """Type of the records' feature that holds raw values of a type."""
 
 
-def build_own_encoders(
+def _build_own_encoders(
     changed: Sequence[str], here: EncodedVersion, there: EncodedVersion, split: str | None
 ) -> OwnEncoders | None:
-    """Builds the run's encoders of features that mean something else in the other version.
-
-    Args:
-        changed: Those features; none of them: None.
-        here: The other version, whose rows hold the raw values.
-        there: The version that the run was trained on.
-        split: Split whose rows are read; None: any but train.
-    """
+    """The encoders of the run, `there`, for features whose raw values rows of `here` hold."""
     if not changed:
         return None
     encoders = None
@@ -222,8 +217,7 @@ def build_own_encoders(
             "rows that hold their raw values, which those of train do not; others as they were",
             fix="measure on another split than train"
             if not missing
-            else "build this version again, if an earlier release of Sluice has built it; or keep "
-            "the feature's column and encoding; or train the run again on this version",
+            else "keep the feature's column and encoding, or train the run again on this version",
         )
     return OwnEncoders(encoders)
 
@@ -253,14 +247,14 @@ class OwnEncoders:
     encoders: ServingEncoders
 
     def read_instead(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns the features of the records that some inputs of the model are made of."""
+        """The features of the records that some inputs of the model are made of."""
         made: dict[str, list[str]] = {}
         for item in self.encoders.inputs:
             made.setdefault(item.feature, []).append(f"{RAW_PREFIX}{item.column}")
         return tuple(dict.fromkeys(read for name in names for read in made.get(name, [name])))
 
     def encode(self, features: Features, names: Sequence[str]) -> dict[str, Any]:
-        """Returns inputs of the model, those of other encodings made of raw values."""
+        """Inputs of the model, those of other encodings made of raw values."""
         items = [item for item in self.encoders.inputs if item.feature in names]
         raw = {item.name: _read_raw(features[f"{RAW_PREFIX}{item.column}"], item) for item in items}
         encoded = self.encoders.encode(raw, {item.feature for item in items})
@@ -268,20 +262,12 @@ class OwnEncoders:
 
 
 def _read_raw(values: tf.RaggedTensor, item: RawInput) -> tf.Tensor:
-    """Returns raw values as the encoders take them: `[batch]`, or `[batch, length]` of lists."""
+    """Raw values as the encoders take them: `[batch]`, or `[batch, length]` of lists."""
     if item.dtype == "float64":
         values = values.with_flat_values(tf.strings.to_number(values.flat_values, tf.float64))
-    default = tf.cast(item.pad_token, values.dtype) if item.is_list else None
     if item.is_list:
-        return values.to_tensor(default, shape=[None, item.length])
+        return values.to_tensor(tf.cast(item.pad_token, values.dtype), shape=[None, item.length])
     return values.to_tensor(tf.cast(item.null_token, values.dtype), shape=[None, 1])[:, 0]
-
-
-def read_raw_inputs(model: Model, own: OwnEncoders) -> Model:
-    """Returns a model that encodes raw values of the rows by its own run's encoders."""
-    if isinstance(model, RankingModel):
-        return RawRanking(model, own)
-    return RawTowers(require_retrieval(model), own)
 
 
 class RawRanking(RankingModel):
@@ -294,17 +280,14 @@ class RawRanking(RankingModel):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the features that records are asked for."""
         return self._own.read_instead(self._model.inputs)
 
     def compute_logits(
         self, features: Features, training: StepContext | None = None
     ) -> dict[str, tf.Tensor]:
-        """Returns the logits of each task."""
         return self._model.compute_logits(self._encode(features), training)
 
     def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
-        """Returns the logits of each task before they are calibrated."""
         return self._model.compute_uncalibrated_logits(self._encode(features))
 
     def _encode(self, features: Features) -> dict[str, Any]:
@@ -323,11 +306,9 @@ class RawTowers(RetrievalModel):
         self._model, self._own = model, own
 
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
-        """Returns user vectors, one or several of a row."""
         names = self._model.user_inputs
         return self._model.embed_users(self._own.encode(features, names), training)
 
     def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
-        """Returns item vectors `[batch, dim]`."""
         names = self._model.item_inputs
         return self._model.embed_items(self._own.encode(features, names), training)

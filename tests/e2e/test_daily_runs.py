@@ -21,7 +21,7 @@ from tests.etl.daily_versions import build_days, log_config
 from tests.tfrecord_files import read_file
 from training.apply.endpoint import Endpoint, evaluate_served
 from training.checkpoint.restore import load_run
-from training.evaluation.comparison import compare_runs
+from training.evaluation.evaluate import compare_runs
 from training.input.batches import build_eval_dataset
 from training.other_version import RawRanking, RawTowers, move_to_version
 

@@ -17,10 +17,9 @@ from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel, load_run
-from training.evaluation.comparison import compare_runs
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.metrics import auc, find_log_losses
-from training.evaluation.task_metrics import summarize_tasks
+from training.evaluation.tasks import summarize_tasks
 from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_batches
 from training.models.calibration import fit_isotonic

@@ -15,8 +15,7 @@ from conf.schema import PAD_ID
 from conf.storage.table_files import to_arrow
 from training.apply.export import Export, Items
 from training.apply.ranker import Ranker, RowInputs, name_signature
-from training.evaluation.item_index import TopK
-from training.evaluation.metrics import Pairs
+from training.evaluation.item_index import Pairs, TopK
 from training.raw_inputs.files import RawFile
 from training.reader.feature_columns import ROLE_OF_SPLIT
 

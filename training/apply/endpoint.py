@@ -27,7 +27,7 @@ from training.checkpoint.restore import TrainedModel
 from training.encoders.serving import name_inputs
 from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.evaluate import evaluate_split
-from training.evaluation.task_metrics import compile_scores
+from training.evaluation.tasks import compile_scores
 from training.export.signatures import build_encoders
 from training.input.batches import Features
 from training.models.ranking import RankingModel

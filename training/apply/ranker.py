@@ -26,13 +26,14 @@ from conf.schema import PAD_ID
 from training.apply.export import NO_ITEMS, Arrays, Exported, Items
 from training.evaluation.item_index import (
     ItemIds,
+    Pairs,
     TopK,
     check_finite,
     rank_top_k,
     score_cells,
     take_top,
 )
-from training.evaluation.metrics import IntArray, Pairs
+from training.evaluation.metrics import IntArray
 
 SCORE = "score"
 """Name of the score of a retrieval model: the dot product of a row's user and its item."""

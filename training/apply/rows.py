@@ -31,10 +31,10 @@ from training.apply.export import Arrays, Export, Items
 from training.apply.ranker import Ranker, RowInputs
 from training.encoders.serving import TENSOR_DTYPES, ServingEncoders, read_serving_encoders
 from training.encoders.vocabularies import find_named_ids, is_named, read_key_vocabulary
-from training.evaluation.item_index import ItemIds, find_cells, read_cells
-from training.evaluation.metrics import MISSING, IntArray, Pairs
+from training.evaluation.item_index import MISSING, ItemIds, Pairs, find_cells, read_cells
+from training.evaluation.metrics import IntArray
 from training.evaluation.protocols import carries_seen, require_rows
-from training.evaluation.users_as_of import (
+from training.evaluation.users import (
     UserRows,
     count_rows,
     find_user_rows,

@@ -1,53 +1,30 @@
-"""Evaluation of a trained model on a split, beside popularity and chance."""
+"""Evaluation of a trained model on a split, beside popularity and chance, or another run.
+
+Systems score the same rows; their metrics are kept whole, by group of users and by slice.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
-from conf.schema import PAD_ID
+from conf.metrics import register_metric
 from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.baselines import (
-    EASE,
-    Ease,
-    EaseLists,
-    EaseScorer,
-    fit_baseline,
-    read_popularity,
-    refuse_baselines,
-)
-from training.evaluation.confidence_intervals import SystemSums, UserGroups, build_user_groups
-from training.evaluation.item_index import ItemIds, build_item_index
-from training.evaluation.label_metrics import LabelScores, find_user_ids
-from training.evaluation.metrics import (
-    MISSING,
-    FloatArray,
-    IntArray,
-    Pairs,
-    RankingMeans,
-    RankMeasures,
-    measure,
-)
+from training.evaluation.intervals import compare_rows
+from training.evaluation.item_index import MISSING, build_item_index
+from training.evaluation.metrics import FloatArray, IntArray, Per, RankMeasures, measure
 from training.evaluation.own_metrics import build_measures
-from training.evaluation.per_user_ranking import (
-    ListScorer,
-    PopularityLists,
-    RandomLists,
-    UserBatch,
-    UserReader,
-    describe_protocol,
-    read_held_out,
-)
 from training.evaluation.protocols import (
-    FULL_ALL,
+    FULL,
     FULL_UNSEEN,
     SAMPLED_GIVEN,
     HeldOutRows,
@@ -56,49 +33,52 @@ from training.evaluation.protocols import (
     Relevance,
     UniformNegatives,
     carries_seen,
-    count_missing,
     describe_filter,
     find_relevance,
-    find_relevant_rows,
     headline_protocol,
     learns_label,
     rank_by_protocol,
-    require_relevant,
     require_rows,
     warn_unmasked,
 )
-from training.evaluation.scorers import (
+from training.evaluation.scored_rows import (
+    GroupSums,
+    RowColumns,
+    ScoredRows,
+    Slicing,
+    SystemSums,
+    UserGroups,
+    build_user_groups,
+    count_owners,
+    has_user_vocabulary,
+    number_owners,
+    plan_slicings,
+)
+from training.evaluation.systems import (
+    EASE,
+    Ease,
+    EaseSystem,
     ListStatistics,
-    ModelScorer,
-    PopularityScorer,
-    RandomScorer,
-    Scorer,
+    ModelSystem,
+    PopularitySystem,
+    RandomSystem,
+    System,
+    fit_ease,
+    read_popularity,
     score_pairs,
 )
-from training.evaluation.slices import SliceMeans, describe_slices, plan_slicings
-from training.evaluation.task_metrics import ScoreRows, evaluate_tasks
-from training.evaluation.users_as_of import BEFORE
+from training.evaluation.tasks import LabelScores, ScoreRows, compare_tasks, evaluate_tasks
+from training.evaluation.users import BEFORE, PER_USER, UserReader, read_held_out
 from training.models.ranking import RankingModel
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.reader.training_data import TrainingData
 
 LIST_LENGTH = 10
-SLICED_SYSTEMS = (ModelScorer.name, PopularityScorer.name)
 
 
 @dataclass(frozen=True)
 class FullRanking:
-    """How the rows of a split are ranked among the whole catalogue.
-
-    Attributes:
-        measures: What is measured of each row.
-        mask_seen: Whether items that the user had met before are left out.
-        batch_size: Rows of a batch; of a large catalogue fewer are ranked at a time.
-        held_out: Ranks these rows of train alone.
-        batches: How many batches are ranked, the first ones; None: all.
-        evaluation_filter: What rows must pass.
-        relevance: What says which rows count (`find_relevance`).
-    """
+    """How validation ranks: the first `batches` (None: all) of a split, or of `held_out` rows."""
 
     measures: RankMeasures
     mask_seen: bool
@@ -114,32 +94,22 @@ def evaluate_full(
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
-    Ties count against the target; targets outside the catalogue count as misses.
-
-    Args:
-        model: The model.
-        data: The dataset version.
-        split: Split to rank.
-        ranking: How it is ranked.
-
     Returns:
-        `hit_rate@k`, `recall@k`, `ndcg@k` and metrics of one's own for each k, and `mrr`.
+        `hit_rate@k`, `recall@k`, `ndcg@k` and user metrics for each k, and `mrr`.
 
     Raises:
         InputDataError: The split is empty, no row has a relevant item, a record is damaged, or a
             vector is not finite.
-        OwnCodeError: A metric of one's own fails.
+        OwnCodeError: A user metric fails.
     """
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
-    protocol = headline_protocol(manifest, ranking.mask_seen, split)
-    held_out = ranking.held_out
+    protocol, held_out = headline_protocol(manifest, ranking.mask_seen, split), ranking.held_out
     if ranking.mask_seen and held_out is not None and held_out.met is not None:
         protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
-    scorer = ModelScorer(model, index)
-    means, relevance = RankingMeans(ranking.measures), ranking.relevance
+    system, means, relevance = ModelSystem(model, index), GroupSums(), ranking.relevance
     reader = RankingReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
-    rows = reader.read(
+    batches = reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
         held_out=held_out,
@@ -149,18 +119,18 @@ def evaluate_full(
     # Of a large catalogue a block has fewer rows than a batch: rows are counted, not blocks.
     left = math.inf if ranking.batches is None else ranking.batches * batch_size
     irrelevant = 0
-    for batch in rows:
-        scores = scorer.scores(batch.features, batch.rows)
+    for batch in batches:
+        scores = system.scores(batch.features, batch.rows)
         ranks = rank_by_protocol(scores, batch, None)[protocol]
-        is_relevant = find_relevant_rows(batch.features, batch.rows, relevance)
+        is_relevant = relevance.find(batch.features, batch.rows)
         is_counted = np.arange(batch.rows) < left
-        means.update(ranks[is_relevant & is_counted])
+        means.add(measure(ranks[is_relevant & is_counted], ranking.measures))
         irrelevant += int(np.count_nonzero(~is_relevant & is_counted))
         left -= batch.rows
         if left <= 0:
             break
-    require_relevant(relevance, means.rows, irrelevant)
-    return means.result()
+    relevance.require(int(means.total()), irrelevant)
+    return means.means()
 
 
 def evaluate_split(
@@ -179,346 +149,382 @@ def evaluate_split(
         score: What scores the rows of a ranking model; None: the model.
 
     Raises:
-        ConfigError: Baselines are asked for, and the model ranks no catalogue; or a metric of
-            one's own does not work.
+        ConfigError: Baselines are asked for, and the model ranks no catalogue; or a user metric
+            does not work.
         InputDataError: The split is empty or holds no events, no row passes `evaluation.filter`,
             a record is damaged, or a vector is not finite.
     """
-    require_rows(trained.manifest, split)
-    if baselines:
-        refuse_baselines(trained)
-    described = _describe_split(trained, split)
-    if isinstance(trained.model, RankingModel):
-        filtered = described.get("filter", {})
-        rows = filtered.get("rows", trained.manifest.split(split).rows)
-        where = trained.version_dir, trained.manifest
-        tasks = evaluate_tasks(trained.model, *where, split, trained.config, score)
-        return {**described, "rows": rows, "tasks": tasks}
-    model = require_retrieval(trained.model)
-    warn_unmasked(trained.manifest, trained.config.evaluation.mask_seen, split)
-    if not baselines:
-        return {**described, **_evaluate_retrieval(trained, model, split)}
-    config = trained.config.evaluation
-    index = build_item_index(model, trained.version_dir, trained.manifest, config.batch_size)
-    ease = fit_baseline(trained, split, index)
-    found = _evaluate_retrieval(trained, model, split, ease if isinstance(ease, Ease) else None)
-    return {**described, **found, "baselines": {EASE: ease.describe()}}
-
-
-def _evaluate_retrieval(
-    trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
-) -> dict[str, Any]:
-    """Evaluates per event, per user, or both; what comes first is the headline."""
-    asked = trained.config.evaluation.per
-    if asked == ("user",):
-        return evaluate_users(trained, model, split, ease)
-    found = evaluate_events(trained, model, split, ease)
-    has_several = found["users"] < found["rows"] and split in BEFORE
-    if asked is None and (not has_several or trained.manifest.keys.seen is None):
-        return found
-    if asked == ("event",):
-        return found
-    users = evaluate_users(trained, model, split, ease)
-    protocols = [*found["protocols"], *users["protocols"]]
-    if asked is None or asked[0] == "event":
-        return {**found, "protocols": protocols}
-    return {**users, "protocols": protocols, "labels": found["labels"]}
-
-
-def _describe_split(trained: TrainedModel, split: str) -> dict[str, Any]:
-    data = TrainingData(trained.version_dir, trained.manifest)
-    return {
+    manifest, config = trained.manifest, trained.config.evaluation
+    require_rows(manifest, split)
+    if isinstance(trained.model, RankingModel) and baselines:
+        raise ConfigError(
+            "--baselines rank the catalogue, and a ranking model is measured on its rows",
+            received=f"a run of kind {trained.config.model.kind}",
+            allowed="runs of retrieval models",
+            fix="leave --baselines out: tasks are measured beside the constant",
+        )
+    described = {
         "kind": trained.config.model.kind,
-        "dataset": trained.manifest.dataset_name,
-        "dataset_version": trained.manifest.dataset_version,
+        "dataset": manifest.dataset_name,
+        "dataset_version": manifest.dataset_version,
         "split": split,
-        **describe_filter(data, split, trained.config.evaluation.filter),
+        **describe_filter(TrainingData(trained.version_dir, manifest), split, config.filter),
     }
+    if isinstance(trained.model, RankingModel):
+        rows = described.get("filter", {}).get("rows", manifest.split(split).rows)
+        tasks = evaluate_tasks(trained, trained.model, split, score)
+        return {**described, "rows": rows, "tasks": tasks}
+    warn_unmasked(manifest, config.mask_seen, split)
+    evaluation = _Retrieval(trained, require_retrieval(trained.model), split)
+    if baselines:
+        ease = fit_ease(trained, split, evaluation.index)
+        if isinstance(ease, Ease):
+            evaluation.ease = ease
+        left_out = {"left_out": ease} if isinstance(ease, str) else ease.describe()
+        described["baselines"] = {EASE: left_out}
+    return {**described, **evaluation.measure()}
 
 
-def evaluate_events(
-    trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
-) -> dict[str, Any]:
-    """Ranks the target of each row under every protocol, beside the baselines."""
-    evaluation = _Evaluation(trained, model, split, ease)
-    for batch in evaluation.read():
-        evaluation.update(batch)
-    return evaluation.result()
+def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
+    """Compares two runs on the same rows; the `evaluation` settings of the first hold for both.
+
+    Returns:
+        `protocol`, `rows`, `users` (known ones) and `metrics`, an interval by name.
+
+    Raises:
+        ConfigError: The runs have other dataset versions, kinds or tasks.
+        InputDataError: The split is empty, or a record is damaged.
+    """
+    require_rows(trained.manifest, split)
+    if trained.manifest != other.manifest:
+        manifests = (trained.manifest, other.manifest)
+        raise ConfigError(
+            "the runs were trained on different dataset versions: their rows are not the same",
+            received=" and ".join(f"{m.dataset_name} {m.dataset_version}" for m in manifests),
+            fix="measure both on the later version: --dataset DIR",
+        )
+    config, where = trained.config.evaluation, (trained.version_dir, trained.manifest)
+    for name, metric in config.metrics.items():  # The other run may say otherwise.
+        register_metric(name, metric.direction)
+    described = describe_filter(TrainingData(*where), split, config.filter)
+    if isinstance(trained.model, RankingModel) != isinstance(other.model, RankingModel):
+        raise ConfigError(
+            "runs of different kinds have no metric in common",
+            received=" and ".join(one.config.model.kind for one in (trained, other)),
+        )
+    if isinstance(trained.model, RankingModel):
+        return {**described, **compare_tasks(trained, other, split)}
+    rival = require_retrieval(other.model)
+    own = _Retrieval(trained, require_retrieval(trained.model), split)
+    return {**described, **own.compare(rival)}
 
 
-class _Evaluation:
-    """One pass over a split: every system, every protocol."""
+def require_metric(result: Mapping[str, Any], metric: str | None) -> str:
+    """What decides: the metric that is asked for, which has to be there, or the first usual one."""
+    known = result["metrics"]
+    if metric is None:
+        return next((m for m in ("ndcg@10", "auc", "mse") if m in known), next(iter(known)))
+    if metric not in known:
+        raise ConfigError(
+            "the runs were not compared on this metric",
+            received=metric,
+            allowed=", ".join(known),
+            fix=did_you_mean(metric, list(known)),
+        )
+    return metric
+
+
+class _Retrieval:
+    """A retrieval model on the rows of a split, which are events, users, or both."""
 
     def __init__(
-        self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None
+        self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
     ) -> None:
-        self.trained, self.model, self.split = trained, model, split
-        self.measures = build_measures(trained.config)
-        manifest = trained.manifest
-        config = trained.config.evaluation
-        self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
-        where = trained.version_dir, manifest
-        counts = read_popularity(trained, self.index.ids)
-        self.systems: tuple[Scorer, ...] = (
-            ModelScorer(model, self.index),
-            *_build_ease(trained, ease, self.index),
-            PopularityScorer(counts),
-            RandomScorer(len(self.index), trained.config.seed),
-        )
-        self.headline = headline_protocol(manifest, config.mask_seen, split)
-        lengths = (LIST_LENGTH, *config.ks)
-        self.lists = ListStatistics(counts, lengths, self.headline == FULL_UNSEEN)
-        slicings = plan_slicings(*where, config.slices, "event", trained.config.input)
-        self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
-        self.groups = build_user_groups(trained.version_dir, manifest, trained.config.seed)
-        self.labels = self._build_labels()
-        self.given = manifest.keys.candidates is not None
-        self.draws_unseen = self.given or carries_seen(manifest, split)
-        self.sampled = _sampled_name(self.given, config.sampled_negatives)
-        self.means: dict[str, dict[str, RankingMeans]] = {}
-        self.sums: dict[str, SystemSums] = {}
-        self.pool = _CandidatePool()
-        self.users = _UserCount(manifest, self.groups)
-        self.oov_targets = 0
-        self.relevance = find_relevance(trained.config, manifest, split)
-        self.irrelevant = 0
+        self._trained, self._model, self._split, self.ease = trained, model, split, ease
+        self._manifest, self._config = trained.manifest, trained.config.evaluation
+        self._where = trained.version_dir, trained.manifest
+        self.index = build_item_index(model, *self._where, self._config.batch_size)
+        self._measures = build_measures(trained.config)
+        self._headline = headline_protocol(self._manifest, self._config.mask_seen, split)
+        self._relevance = find_relevance(trained.config, self._manifest, split)
+        self._irrelevant = 0
 
-    def _build_labels(self) -> LabelScores | None:
-        manifest, config = self.trained.manifest, self.trained.config.model
-        if not manifest.keys.label or isinstance(config, RankingConfig):
-            return None
-        return LabelScores(
-            manifest.keys.label,
-            find_user_ids(manifest),
-            config.temperature if learns_label(config) else None,
-            replace(self.groups),
-            manifest.find_weight(),
+    def measure(self) -> dict[str, Any]:
+        """Measures per event, per user, or both; what comes first is the headline."""
+        asked = self._config.per
+        if asked == ("user",):
+            return self._measure_users()
+        events = self._measure_events()
+        has_several = events["users"] < events["rows"] and self._split in BEFORE
+        if asked is None and (not has_several or self._manifest.keys.seen is None):
+            return events
+        if asked == ("event",):
+            return events
+        users = self._measure_users()
+        protocols = [*events["protocols"], *users["protocols"]]
+        if asked is None or asked[0] == "event":
+            return {**events, "protocols": protocols}
+        return {**users, "protocols": protocols, "labels": events["labels"]}
+
+    def _build_systems(self, popularity: IntArray) -> tuple[System, ...]:
+        ease, seen = self.ease, self._manifest.keys.seen
+        return (
+            ModelSystem(self._model, self.index),
+            *(() if ease is None or seen is None else (EaseSystem(ease, self.index, seen),)),
+            PopularitySystem(popularity),
+            RandomSystem(len(self.index), self._trained.config.seed),
         )
 
-    def read(self) -> Iterator[RankingBatch]:
-        trained, config = self.trained, self.trained.config.evaluation
-        inputs = (
-            *self.model.user_inputs,
-            *((self.labels and (*self.model.item_inputs, *self.labels.inputs)) or ()),
-            *((self.users.name,) if self.users.name else ()),
-            *self.groups.inputs,
-            *(slicing.feature for slicing in self.slices[ModelScorer.name].slicings),
-        )
-        negatives = None
-        if self.sampled is not None and not self.given and config.sampled_negatives is not None:
-            negatives = UniformNegatives(
-                len(self.index), config.sampled_negatives, trained.config.seed
-            )
-        reader = RankingReader(
-            trained.version_dir, trained.manifest, self.index, inputs, config.batch_size
-        )
-        return reader.read(
-            self.split,
-            seen=True,
+    def _plan_slicings(self, per: Per) -> tuple[Slicing, ...]:
+        return plan_slicings(*self._where, self._config.slices, per, self._trained.config.input)
+
+    def _read_events(
+        self,
+        inputs: Sequence[str],
+        optional: Sequence[str],
+        *,
+        seen: bool = True,
+        sampled: str | None = None,
+    ) -> Iterator[tuple[RankingBatch, NDArray[np.bool_]]]:
+        """Yields rows, and which of them count."""
+        count, negatives = self._config.sampled_negatives, None
+        if sampled not in (None, SAMPLED_GIVEN) and count is not None:
+            negatives = UniformNegatives(len(self.index), count, self._trained.config.seed)
+        names = tuple(dict.fromkeys(inputs))
+        batches = RankingReader(*self._where, self.index, names, self._config.batch_size).read(
+            self._split,
+            seen=seen,
             negatives=negatives,
-            given=self.given,
-            optional=self._list_optional(),
-            evaluation_filter=config.filter,
+            given=sampled == SAMPLED_GIVEN,
+            optional=optional,
+            evaluation_filter=self._config.filter,
         )
+        rows = self._irrelevant = 0
+        for batch in batches:
+            relevant = self._relevance.find(batch.features, batch.rows)
+            rows += int(np.count_nonzero(relevant))
+            self._irrelevant += int(np.count_nonzero(~relevant))
+            yield batch, relevant
+        self._relevance.require(rows, self._irrelevant)
 
-    def _list_optional(self) -> tuple[str, ...]:
-        """Scalars that records may lack; label metrics read the weight of each row."""
-        if self.labels is None:
-            return self.relevance.inputs
-        return (self.labels.label, *(n for n in self.relevance.inputs if n != self.labels.weight))
-
-    def update(self, batch: RankingBatch) -> None:
-        if self.labels is not None:
-            self.labels.update(batch.features, score_pairs(self.model, batch.features))
-        groups, relevant = (
-            self.groups.find(batch.features, batch.rows),
-            find_relevant_rows(batch.features, batch.rows, self.relevance),
-        )
-        self.oov_targets += count_missing(batch, relevant)
-        self.pool.update(batch.candidates, relevant)
-        self.users.update(batch, relevant)
-        self.irrelevant += int(np.count_nonzero(~relevant))
-        for system in self.systems:
-            scores = system.scores(batch.features, batch.rows)
-            for protocol, ranks in rank_by_protocol(scores, batch, self.sampled).items():
-                by_system = self.means.setdefault(protocol, {})
-                values = measure(ranks[relevant], self.measures)
-                by_system.setdefault(system.name, RankingMeans(self.measures)).add(values)
-                sums = self.sums.setdefault(protocol, SystemSums())
-                sums.add(system.name, groups[relevant], values)
-                if protocol == self.headline and system.name in self.slices:
-                    self.slices[system.name].update(batch.features, values, relevant)
-            if system.name == ModelScorer.name:
-                self.lists.update(scores, batch)
-
-    def result(self) -> dict[str, Any]:
-        means = next(iter(self.means.values()))[ModelScorer.name]
-        require_relevant(self.relevance, means.rows, self.irrelevant)
+    def _measure_events(self) -> dict[str, Any]:
+        popularity, given = read_popularity(self._trained, self.index.ids), None
+        if self._manifest.keys.candidates is not None:
+            given = SAMPLED_GIVEN
+        elif self._config.sampled_negatives is not None:
+            given = f"sampled_{self._config.sampled_negatives}"
+        columns = RowColumns(build_user_groups(*self._where), self._plan_slicings("event"))
+        labels = _EventLabels(self._trained, self._model, columns)
+        tables: dict[str, SystemSums] = {}
+        systems = self._build_systems(popularity)
+        lengths = (LIST_LENGTH, *self._config.ks)
+        lists = ListStatistics(popularity, lengths, self._headline == FULL_UNSEEN)
+        users, missing, largest = _UserCount(self._manifest, columns.groups), 0, 0
+        inputs = (*self._model.user_inputs, *labels.inputs)
+        optional = labels.list_optional(self._relevance)
+        for batch, relevant in self._read_events(inputs, optional, sampled=given):
+            rows = labels.add(batch).take(relevant)
+            users.add(rows)
+            missing += int(np.count_nonzero(batch.targets[relevant] == MISSING))
+            largest = max(largest, _count_candidates(batch, relevant))
+            for system in systems:
+                scores = system.scores(batch.features, batch.rows)
+                for name, ranks in rank_by_protocol(scores, batch, given).items():
+                    slicings = columns.slicings if name == self._headline else ()
+                    table = tables.setdefault(name, SystemSums(slicings))
+                    table.add(system.name, rows, measure(ranks[relevant], self._measures))
+                if isinstance(system, ModelSystem):
+                    lists.update(scores, batch)
+        protocols = [
+            self._describe(name, table, len(self.index) if name in FULL else largest + 1)
+            for name, table in tables.items()
+        ]
         return {
-            "rows": means.rows,
-            "rows_not_relevant": self.irrelevant,
-            "users": self.users.result(),
-            "oov_targets": self.oov_targets,
-            "ties": "counted against the target",
-            "headline": self.headline,
-            "protocols": [self._protocol(name) for name in self.means],
-            "labels": self._labels(),
-            "beyond_accuracy": self.lists.result(),
-            "slices": describe_slices(self.slices),
+            "rows_not_relevant": self._irrelevant,
+            "users": users.result(),
+            "oov_targets": missing,
+            "labels": labels.result(),
+            **self._summarize(self._headline, protocols, tables[self._headline], lists),
         }
 
-    def _protocol(self, name: str) -> dict[str, Any]:
-        full = name in (FULL_ALL, FULL_UNSEEN)
+    def _describe(self, name: str, table: SystemSums, candidates: int) -> dict[str, Any]:
+        is_unseen = name == SAMPLED_GIVEN or carries_seen(self._manifest, self._split)
         return {
             "name": name,
             "per": "event",
-            "rows": self.means[name][ModelScorer.name].rows,
-            "mask_seen": name == FULL_UNSEEN or (not full and self.draws_unseen),
-            "candidates": len(self.index) if full else self.pool.largest + 1,
-            "systems": {system: means.result() for system, means in self.means[name].items()},
-            "differences": self.sums[name].compare(ModelScorer.name, self.groups.seed),
+            "rows": table.rows,
+            "mask_seen": name == FULL_UNSEEN or (name not in FULL and is_unseen),
+            "candidates": candidates,
+            "systems": table.means(),
+            "differences": table.compare(ModelSystem.name, self._trained.config.seed),
         }
 
-    def _labels(self) -> dict[str, Any] | None:
-        if self.labels is None:
-            return None
-        manifest = self.trained.manifest
-        return self.labels.result(manifest.find_label_mean(self.labels.label, "train"))
-
-
-def _build_ease(trained: TrainedModel, ease: Ease | None, items: ItemIds) -> tuple[EaseScorer, ...]:
-    """Builds the scorer of EASE, where it was fitted: one or none."""
-    seen = trained.manifest.keys.seen
-    return () if ease is None or seen is None else (EaseScorer(ease, items, seen),)
-
-
-def evaluate_users(
-    trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
-) -> dict[str, Any]:
-    """Ranks for each user of a split as of the split before, beside the baselines.
-
-    Raises:
-        ConfigError: The dataset has no users or no seen items, or no split is before this one.
-        InputDataError: The split is empty, a record is damaged, or a vector is not finite.
-    """
-    evaluation = _UserEvaluation(trained, model, split, ease)
-    for batch in evaluation.reader.read():
-        evaluation.update(batch)
-    return evaluation.result()
-
-
-class _UserEvaluation:
-    """One pass over the users of a split: every system, one protocol."""
-
-    def __init__(
-        self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None
-    ) -> None:
-        manifest, config = trained.manifest, trained.config.evaluation
-        self.measures = build_measures(trained.config)
-        self.protocol = headline_protocol(manifest, config.mask_seen, split)
-        self.index = build_item_index(model, trained.version_dir, manifest, config.batch_size)
-        where = trained.version_dir, manifest
-        counts = read_popularity(trained, self.index.ids)
-        slicings = plan_slicings(*where, config.slices, "user", trained.config.input)
-        scorers, k = _build_ease(trained, ease, self.index), max(*config.ks, LIST_LENGTH)
-        inputs = (*model.user_inputs, *(slicing.feature for slicing in slicings))
-        inputs += tuple(scorer.seen for scorer in scorers)
-        relevance = find_relevance(trained.config, manifest, split)
-        held_out = read_held_out(trained, split, self.index, relevance)
-        self.reader = UserReader(trained, split, self.index, inputs, config.mask_seen, held_out)
-        self.scorer = ListScorer(model, self.index, k)
-        self.baselines: tuple[EaseLists | PopularityLists | RandomLists, ...] = (
-            *(EaseLists(scorer, k) for scorer in scorers),
-            PopularityLists(counts),
-            RandomLists(len(counts), trained.config.seed),
-        )
-        names = (ModelScorer.name, *(system.name for system in self.baselines))
-        self.means = {name: RankingMeans(self.measures, "user") for name in names}
-        self.lists = ListStatistics(counts, (LIST_LENGTH, *config.ks), mask_seen=False)
-        self.slices = {name: SliceMeans(slicings) for name in SLICED_SYSTEMS}
-        self.groups = UserGroups(seed=trained.config.seed)  # Each row is a user of its own.
-        self.sums = SystemSums()
-        self.left_out = 0
-
-    def update(self, batch: UserBatch) -> None:
-        self.left_out += batch.count_left_out()
-        lists = self.scorer.rank(batch)
-        self.lists.add(np.where(lists.ids == PAD_ID, MISSING, self.index.columns_of(lists.ids)))
-        groups = self.groups.find(batch.features, len(batch))
-        self._add(ModelScorer.name, self.scorer.measure(batch, lists), batch, groups)
-        for system in self.baselines:
-            self._add(system.name, system.measure(batch), batch, groups)
-
-    def _add(self, system: str, ranks: FloatArray, batch: UserBatch, groups: IntArray) -> None:
-        values = measure(ranks, self.measures, "user")
-        self.means[system].add(values)
-        self.sums.add(system, groups, values)
-        if system in self.slices:
-            self.slices[system].update(batch.features, values)
-
-    def result(self) -> dict[str, Any]:
-        protocol = {
-            **describe_protocol(self.protocol, len(self.index), self.reader),
-            "left_out_as_seen": self.left_out,
-        }
-        systems = {name: means.result() for name, means in self.means.items()}
-        differences = self.sums.compare(ModelScorer.name, self.groups.seed)
+    def _summarize(
+        self, headline: str, protocols: list[Any], table: SystemSums, lists: ListStatistics
+    ) -> dict[str, Any]:
         return {
-            "rows": protocol["rows"],
-            "rows_not_relevant": protocol["rows_not_relevant"],
-            "users": protocol["rows"],
-            "oov_targets": protocol["outside_catalogue"],
+            "rows": table.rows,
             "ties": "counted against the target",
-            "headline": protocol["name"],
-            "protocols": [{**protocol, "systems": systems, "differences": differences}],
-            "labels": None,
-            "beyond_accuracy": self.lists.result(),
-            "slices": describe_slices(self.slices),
+            "headline": headline,
+            "protocols": protocols,
+            "beyond_accuracy": lists.result(),
+            "slices": table.describe_slices(),
         }
 
+    def _read_users(self, inputs: Sequence[str]) -> UserReader:
+        held_out = read_held_out(self._trained, self._split, self.index, self._relevance)
+        self._irrelevant = held_out.not_relevant
+        names = tuple(dict.fromkeys(inputs))
+        return UserReader(self._trained, self._split, self.index, names, held_out)
 
-class _CandidatePool:
-    """Largest number of sampled candidates in any row."""
+    def _measure_users(self) -> dict[str, Any]:
+        popularity = read_popularity(self._trained, self.index.ids)
+        columns = RowColumns(slicings=self._plan_slicings("user"))  # A row is a user of its own.
+        systems, k = self._build_systems(popularity), max(*self._config.ks, LIST_LENGTH)
+        seen = [system.seen for system in systems if isinstance(system, EaseSystem)]
+        reader = self._read_users((*self._model.user_inputs, *columns.inputs, *seen))
+        table, left_out = SystemSums(columns.slicings), 0
+        lists = ListStatistics(popularity, (LIST_LENGTH, *self._config.ks), mask_seen=False)
+        for batch in reader.read():
+            left_out += int(batch.find_seen().sum())
+            rows = columns.read(batch.features, batch.users)
+            for system in systems:
+                ranks, shown = system.rank_users(batch, k)
+                table.add(system.name, rows, measure(ranks, self._measures, "user"))
+                if isinstance(system, ModelSystem) and shown is not None:
+                    lists.add(shown)
+        counts, name = reader.held_out.describe(), self._headline + PER_USER
+        protocol = {
+            **self._describe(name, table, len(self.index)),
+            "per": "user",
+            "mask_seen": reader.masks,
+            **counts,
+            "left_out_as_seen": left_out,
+        }
+        return {
+            "rows_not_relevant": self._irrelevant,
+            "users": counts["rows"],
+            "oov_targets": counts["outside_catalogue"],
+            "labels": None,
+            **self._summarize(name, [protocol], table, lists),
+        }
 
-    def __init__(self) -> None:
-        self.largest = 0
+    def compare(self, rival: RetrievalModel) -> dict[str, Any]:
+        """Compares the model with another one on the same rows, whatever its objective is."""
+        per: Per = (self._config.per or ("event",))[0]
+        index = build_item_index(rival, *self._where, self._config.batch_size)
+        systems = (ModelSystem(self._model, self.index), ModelSystem(rival, index))
+        rank = self._rank_users if per == "user" else self._rank_events
+        users: list[IntArray] = []
+        parts: tuple[list[dict[str, FloatArray]], ...] = ([], [])
+        for ids, ranks in rank(systems, (*self._model.user_inputs, *rival.user_inputs)):
+            users.append(ids)
+            for own, each in zip(parts, ranks, strict=True):
+                own.append(measure(each, self._measures, per))
+        owners, seed = number_owners(*self._where, np.concatenate(users)), self._trained.config.seed
+        values = {
+            name: [np.concatenate([part[name] for part in own]) for own in parts]
+            for name in parts[0][0]
+        }
+        return {
+            "protocol": self._headline + (PER_USER if per == "user" else ""),
+            "rows": len(owners),
+            "rows_not_relevant": self._irrelevant,
+            "users": count_owners(owners),
+            "metrics": {m: compare_rows(m, each, owners, seed) for m, each in values.items()},
+        }
 
-    def update(self, candidates: Pairs | None, relevant: NDArray[np.bool_]) -> None:
-        if candidates is not None and len(candidates):
-            per_row = np.bincount(candidates.rows, minlength=len(relevant))[relevant]
-            self.largest = max(self.largest, int(per_row.max(initial=0)))
+    def _rank_events(
+        self, systems: Sequence[ModelSystem], inputs: Sequence[str]
+    ) -> Iterator[tuple[IntArray, list[FloatArray]]]:
+        user, masks = self._manifest.keys.user, self._headline == FULL_UNSEEN
+        names = (*inputs, *((user,) if user else ()))
+        for batch, relevant in self._read_events(names, self._relevance.inputs, seen=masks):
+            users = np.asarray(batch.features[user]) if user else np.zeros(batch.rows, np.int64)
+            ranks = []
+            for system in systems:
+                scores = system.scores(batch.features, batch.rows)
+                ranks.append(rank_by_protocol(scores, batch, None)[self._headline][relevant])
+            yield users[relevant], ranks
+
+    def _rank_users(
+        self, systems: Sequence[ModelSystem], inputs: Sequence[str]
+    ) -> Iterator[tuple[IntArray, list[FloatArray]]]:
+        for batch in self._read_users(inputs).read():
+            k = max(self._config.ks)
+            yield batch.users, [system.rank_users(batch, k)[0] for system in systems]
+
+
+class _EventLabels:
+    """Metrics of the label of events, by the score of each row's own item."""
+
+    def __init__(self, trained: TrainedModel, model: RetrievalModel, columns: RowColumns) -> None:
+        manifest, config = trained.manifest, trained.config.model
+        label = manifest.keys.label
+        self._scores: LabelScores | None = None
+        self._model, self._manifest, self._columns = model, manifest, columns
+        if label and not isinstance(config, RankingConfig):
+            self._columns = columns.with_label(manifest, label)
+            users = columns.groups if has_user_vocabulary(manifest) else None
+            temperature = config.temperature if learns_label(config) else None
+            self._scores = LabelScores(temperature, users, trained.config.seed)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        items = () if self._scores is None else self._model.item_inputs
+        return (*items, *self._columns.inputs)
+
+    def list_optional(self, relevance: Relevance) -> tuple[str, ...]:
+        """Scalars that records may lack; label metrics read the weight of each row."""
+        label, weight = self._columns.label, self._columns.weight
+        if label is None:
+            return relevance.inputs
+        return (label, *(name for name in relevance.inputs if name != weight))
+
+    def add(self, batch: RankingBatch) -> ScoredRows:
+        scores = np.zeros(batch.rows, np.float32)
+        if self._scores is not None:
+            scores = score_pairs(self._model, batch.features)
+        rows = self._columns.read(batch.features, scores)
+        if self._scores is not None:
+            self._scores.add(rows.take_counted())
+        return rows
+
+    def result(self) -> dict[str, Any] | None:
+        if self._scores is None or self._columns.label is None:
+            return None
+        mean = self._manifest.find_label_mean(self._columns.label, "train")
+        found, weight = self._scores.result(mean), self._columns.weight
+        return found if found is None or weight is None else {**found, "weighted_by": weight}
+
+
+def _count_candidates(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
+    if batch.candidates is None:
+        return 0
+    counts = np.bincount(batch.candidates.rows, minlength=batch.rows)
+    return int(counts[relevant].max(initial=0))
 
 
 class _UserCount:
-    """Distinct known users; each row of a dataset without users counts as one."""
+    """Counts distinct users; rows without an id of their own count one each."""
 
     def __init__(self, manifest: Manifest, groups: UserGroups) -> None:
-        self.name, self._groups = manifest.keys.user, groups
-        spec = manifest.schema[self.name] if self.name else None
-        self._size = spec.vocabulary_size if spec else None
+        self._groups, user = groups, manifest.keys.user
+        size = manifest.schema[user].vocabulary_size if user else None
+        self._seen = np.zeros(size or 0, dtype=bool)
         # Keys of 64 bits have no vocabulary to count in.
-        self._has_keys = spec is not None and self._size is None and spec.dtype == "int64"
-        self._seen = np.zeros(self._size or 0, dtype=bool)
         self._keys: set[int] = set()
         self._other = 0
 
-    def update(self, batch: RankingBatch, relevant: NDArray[np.bool_]) -> None:
-        """Counts the users of the rows that are ranked, which `relevant` marks."""
-        if self.name is None or (self._size is None and not self._has_keys):
-            self._other += int(np.count_nonzero(relevant))
+    def add(self, rows: ScoredRows) -> None:
+        if rows.users is None:
+            self._other += len(rows)
             return
-        ids = np.asarray(batch.features[self.name])[relevant]
-        known = ids[self._groups.are_named(ids)]
-        if self._size is None:
-            self._keys.update(known.tolist())
-        else:
+        known = rows.users[self._groups.are_named(rows.users)]
+        if len(self._seen):
             self._seen[known] = True
+        else:
+            self._keys.update(known.tolist())
 
     def result(self) -> int:
         return int(self._seen.sum()) + len(self._keys) + self._other
-
-
-def _sampled_name(given: bool, count: int | None) -> str | None:
-    if given:
-        return SAMPLED_GIVEN
-    return None if count is None else f"sampled_{count}"

@@ -1,6 +1,8 @@
-"""Item index: exact top-k over the item matrix, and the vectors of all users to search it with.
+"""Item index: exact top-k over the item matrix, ranks of targets, and the vectors of all users.
 
-Seen items are masked, ties are broken by id, memory is flat.
+Seen items are masked, ties of lists are broken by id, memory is flat. Ranks are counted without
+sorting. Ties count against the target: its rank is the number of candidates, itself included, that
+do not score strictly below it. Equal scores of all items so rank it last, and NaN never looks good.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from conf.paths import ReadablePath
 from conf.schema import PAD_ID
 from conf.splits import USERS
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.metrics import MISSING, IntArray, Pairs
+from training.evaluation.metrics import FloatArray, IntArray
 from training.input.batches import (
     FINITE_ADVICE,
     Batch,
@@ -34,15 +36,13 @@ from training.objectives.item_catalog import read_catalog
 
 BLOCK_CELLS = 1 << 24
 """Cells of a float32 score block: 64 MiB."""
+MISSING = -1
+"""Column of an item that is not in the catalogue."""
 
 
 @dataclass(frozen=True)
 class ItemIds:
-    """All catalogue items.
-
-    Attributes:
-        ids: `[items]` int64, ascending.
-    """
+    """All catalogue items: `ids` `[items]` int64, ascending."""
 
     ids: IntArray
 
@@ -57,11 +57,7 @@ class ItemIds:
 
 @dataclass(frozen=True)
 class ItemIndex(ItemIds):
-    """All catalogue items and their vectors.
-
-    Attributes:
-        vectors: `[items, dim]` float32, one row per id.
-    """
+    """All catalogue items and their vectors, `[items, dim]` float32."""
 
     vectors: NDArray[np.float32]
 
@@ -79,20 +75,21 @@ class TopK:
     scores: NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """`[pairs]` row and column of cells in a score matrix, in row order."""
+
+    rows: IntArray
+    columns: IntArray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 def build_item_index(
     model: RetrievalModel, version_dir: ReadablePath, manifest: Manifest, batch_size: int
 ) -> ItemIndex:
-    """Embeds the items of the catalogue once.
-
-    Args:
-        model: Trained model.
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        batch_size: Items embedded at a time.
-
-    Raises:
-        InputDataError: The catalogue is empty or lists an item twice, or a vector is not finite.
-    """
+    """Embeds the items of the catalogue once, `batch_size` at a time."""
     key = manifest.require_key("item")
     names = tuple(dict.fromkeys((key, *model.item_inputs)))
     ids, vectors = [], []
@@ -100,32 +97,17 @@ def build_item_index(
         ids.append(np.asarray(batch[key], dtype=np.int64))
         vectors.append(np.asarray(model.embed_items(batch), dtype=np.float32))
         check_finite("item", ids[-1], vectors[-1], batch)
-    if not ids:
-        raise _build_empty_error(manifest)
+    _require_items(ids, manifest)
     return order_by_id(np.concatenate(ids), np.concatenate(vectors))
 
 
 def read_item_features(
     version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
 ) -> tuple[ItemIds, Batch]:
-    """Reads features of the catalogue's items.
-
-    Args:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        names: Features of role item, the item's key among them.
-        batch_size: Items read at a time.
-
-    Returns:
-        The items, and their features in the same order: a batch with a row per item.
-
-    Raises:
-        InputDataError: The catalogue is empty, damaged or lists an item twice.
-    """
+    """Reads features of all items, the key among them: items, and a batch with a row per item."""
     key = manifest.require_key("item")
     batches = list(read_catalog(version_dir, manifest, names, batch_size))
-    if not batches:
-        raise _build_empty_error(manifest)
+    _require_items(batches, manifest)
     columns = {name: tf.concat([batch[name] for batch in batches], 0) for name in names}
     ids = np.asarray(columns[key], np.int64)
     order = np.argsort(ids, kind="stable")
@@ -133,12 +115,13 @@ def read_item_features(
     return ItemIds(ids[order]), {name: tf.gather(v, order) for name, v in columns.items()}
 
 
-def _build_empty_error(manifest: Manifest) -> InputDataError:
-    return InputDataError(
-        f"dataset {manifest.dataset_name!r} has no items to rank",
-        received="no record of a known item in the catalogue",
-        fix="build the dataset again; the train split must name at least one item",
-    )
+def _require_items(batches: Sequence[Any], manifest: Manifest) -> None:
+    if not batches:
+        raise InputDataError(
+            f"dataset {manifest.dataset_name!r} has no items to rank",
+            received="no record of a known item in the catalogue",
+            fix="build the dataset again; the train split must name at least one item",
+        )
 
 
 def _refuse_repeated(ids: IntArray) -> None:
@@ -148,11 +131,7 @@ def _refuse_repeated(ids: IntArray) -> None:
 
 
 def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
-    """Builds an index from ids in any order.
-
-    Raises:
-        InputDataError: An id occurs twice, or a vector holds NaN or infinity.
-    """
+    """Builds an index from ids in any order; each id once, all vectors finite."""
     order = np.argsort(ids, kind="stable")
     ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
     _refuse_repeated(ids)
@@ -166,13 +145,7 @@ def check_finite(
     vectors: NDArray[np.float32],
     features: Features = MappingProxyType({}),
 ) -> None:
-    """Refuses vectors with NaN or infinity, whose scores have no order.
-
-    A row has one vector or several. The error names those of its features that are not finite.
-
-    Raises:
-        InputDataError: A vector holds NaN or infinity.
-    """
+    """Refuses vectors `[rows, …, dim]` with NaN or infinity, whose scores have no order."""
     bad = ~np.isfinite(vectors).all(axis=tuple(range(1, vectors.ndim)))
     if bad.any():
         odd = tell_non_finite(features)
@@ -210,15 +183,7 @@ def score_items(
 def score_cells(
     user_vectors: NDArray[np.float32], items: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Scores an item for each user, as `score_items` does.
-
-    Args:
-        user_vectors: `[pairs, dim]` or `[pairs, interests, dim]` float32.
-        items: `[pairs, dim]` float32, the item of each.
-
-    Returns:
-        `[pairs]` float32.
-    """
+    """Scores one item `[pairs, dim]` for each user, as `score_items` does, `[pairs]` float32."""
     scores = np.einsum("p...d,pd->p...", user_vectors, items)
     return scores if scores.ndim == 1 else scores.max(axis=1)
 
@@ -242,6 +207,48 @@ def read_cells(ragged: Any, items: ItemIds) -> Pairs:
     """Turns ragged item ids `[rows, None]` into cells, see `find_cells`."""
     lengths = np.asarray(ragged.row_lengths(), np.int64)
     return find_cells(lengths, np.asarray(ragged.flat_values, np.int64), items)
+
+
+def build_pairs(rows: IntArray, columns: IntArray, targets: IntArray, items: int) -> Pairs:
+    """Drops repeated cells, items outside the catalogue, and each row's own target.
+
+    Args:
+        rows: `[pairs]`, row of each cell.
+        columns: `[pairs]`, catalogue column, or MISSING.
+        targets: `[rows]`, column of each row's target, or MISSING.
+        items: Number of columns.
+    """
+    keep = (columns != MISSING) & (columns != targets[rows])
+    # A mask is many times faster than sorting the cells, and no larger than the scores.
+    marked = np.zeros(len(targets) * items, dtype=bool)
+    marked[rows[keep] * np.int64(items) + columns[keep]] = True
+    return Pairs(*np.divmod(np.flatnonzero(marked), items))
+
+
+def read_target_scores(scores: NDArray[np.float32], targets: IntArray) -> NDArray[np.float32]:
+    """Returns the score of each row's target, `[rows]`; NaN where the target is MISSING."""
+    own = scores[np.arange(len(targets)), np.maximum(targets, 0)]
+    return np.where(targets == MISSING, np.float32(np.nan), own)
+
+
+def rank_all(scores: NDArray[np.float32], targets: IntArray) -> FloatArray:
+    """Ranks targets `[rows]` (columns, or MISSING: `inf`) by scores `[rows, items]`, from 1."""
+    below = scores < read_target_scores(scores, targets)[:, None]
+    # One call per row: numpy counts a contiguous bool row in SIMD, but not along an axis.
+    counts = np.fromiter(map(np.count_nonzero, below), dtype=np.float64, count=len(below))
+    return np.where(targets == MISSING, np.inf, scores.shape[1] - counts)
+
+
+def count_not_below(scores: NDArray[np.float32], targets: IntArray, pairs: Pairs) -> FloatArray:
+    """Counts, per row, the given cells (no targets) that do not score below the row's target."""
+    threshold = read_target_scores(scores, targets)[pairs.rows]
+    above = ~(scores[pairs.rows, pairs.columns] < threshold)
+    return np.bincount(pairs.rows[above], minlength=len(targets)).astype(np.float64)
+
+
+def rank_among(scores: NDArray[np.float32], targets: IntArray, candidates: Pairs) -> FloatArray:
+    ranks = 1.0 + count_not_below(scores, targets, candidates)
+    return np.where(targets == MISSING, np.inf, ranks)
 
 
 def rank_top_k(
@@ -271,7 +278,9 @@ def rank_top_k(
     for start in range(0, len(index), width):
         stop = min(start + width, len(index))
         scores = score_items(user_vectors, index.vectors[start:stop])
-        _mask_block(scores, seen, start, stop)
+        if seen is not None:
+            inside = (seen.columns >= start) & (seen.columns < stop)
+            scores[seen.rows[inside], seen.columns[inside] - start] = -np.inf
         values, columns = _take_better(scores, best_scores[:, -1], k)
         # What was best so far comes first, so that ties keep the lower id.
         merged_scores = np.concatenate((best_scores, values), axis=1)
@@ -317,22 +326,9 @@ def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], 
     return found.values.numpy(), found.indices.numpy().astype(np.int64)
 
 
-def _mask_block(scores: NDArray[np.float32], seen: Pairs | None, start: int, stop: int) -> None:
-    if seen is None:
-        return
-    inside = (seen.columns >= start) & (seen.columns < stop)
-    scores[seen.rows[inside], seen.columns[inside] - start] = -np.inf
-
-
 @dataclass(frozen=True)
 class UserVectors:
-    """A batch of users.
-
-    Attributes:
-        ids: `[rows]` int64 user ids.
-        vectors: `[rows, dim]` or `[rows, interests, dim]` float32.
-        seen: Ragged `[rows, None]` ids of the items met so far, or None where not asked for.
-    """
+    """A batch of users: ids, vectors `[rows, dim]` or `[rows, interests, dim]`, ragged seen ids."""
 
     ids: IntArray
     vectors: NDArray[np.float32]
@@ -340,15 +336,7 @@ class UserVectors:
 
 
 def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVectors]:
-    """Yields the users of the `users` split in the order of its shards.
-
-    Args:
-        trained: The model and its data set.
-        seen: Whether to read the seen items, which the data set must carry.
-
-    Raises:
-        InputDataError: There is no `users` split, a record is damaged, or a vector is not finite.
-    """
+    """Yields the users of the `users` split in the order of its shards."""
     model = require_retrieval(trained.model)
     manifest, version_dir = trained.manifest, trained.version_dir
     user = manifest.require_key("user")

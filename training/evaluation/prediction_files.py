@@ -25,28 +25,21 @@ from conf.errors import ConfigError, InputDataError
 from conf.storage.table_files import open_parquet
 from training.checkpoint.restore import TrainedModel
 from training.encoders.vocabularies import Vocabulary, read_key_vocabulary, read_whole_key
-from training.evaluation.item_index import ItemIds, read_item_features
-from training.evaluation.metrics import (
-    MISSING,
-    FloatArray,
-    IntArray,
-    RankingMeans,
-    RankMeasures,
+from training.evaluation.item_index import MISSING, ItemIds, read_item_features
+from training.evaluation.metrics import FloatArray, IntArray, RankMeasures, measure
+from training.evaluation.protocols import (
+    Relevance,
+    describe_filter,
+    find_relevance,
+    require_rows,
 )
-from training.evaluation.per_user_ranking import (
+from training.evaluation.scored_rows import GroupSums
+from training.evaluation.users import (
     HeldOutItems,
     UserReader,
     rank_in_lists,
     read_held_out,
     spread_ranks,
-)
-from training.evaluation.protocols import (
-    Relevance,
-    describe_filter,
-    find_relevance,
-    find_relevant_rows,
-    require_relevant,
-    require_rows,
 )
 from training.input.batches import build_eval_dataset, read_batches
 from training.reader.filters import EVALUATION_FILTER
@@ -130,7 +123,7 @@ class _Measured:
         self._items, self._held_out, self._longest = items, held_out, longest
         where, key = (trained.version_dir, trained.manifest), trained.manifest.require_key("item")
         self._vocabulary = read_key_vocabulary(*where, key)
-        self._means = RankingMeans(measures, "user")
+        self._measures, self._means = measures, GroupSums()
         self._had = np.zeros(len(held_out.users), bool)
         self._others = 0
 
@@ -145,7 +138,8 @@ class _Measured:
             return
         columns, scores = self._lay_out(own, path)
         relevant = self._held_out.find(owners[known])
-        self._means.update(rank_in_lists(scores, columns, relevant, self._longest))
+        ranks = rank_in_lists(scores, columns, relevant, self._longest)
+        self._means.add(measure(ranks, self._measures, "user"))
 
     def _refuse_repeated(self, lists: Sequence[Entry], place: IntArray, path: Path) -> None:
         again = self._had[place]
@@ -187,12 +181,12 @@ class _Measured:
             relevant = self._held_out.find(without)
             nothing = np.zeros(0, np.int64)
             ranks = spread_ranks(relevant.rows, len(without), nothing, nothing.astype(float))
-            self._means.update(ranks)
+            self._means.add(measure(ranks, self._measures, "user"))
         return {
             **self._held_out.describe(),
             "without_list": len(without),
             "lists_of_others": self._others,
-            "metrics": self._means.result(),
+            "metrics": self._means.means(),
         }
 
 
@@ -200,9 +194,8 @@ def _count_met_before(
     trained: TrainedModel, split: str, items: ItemIds, held_out: HeldOutItems
 ) -> int:
     """Counts the held-out items that their user had met before the split, 0 if such are listed."""
-    mask_seen = trained.config.evaluation.mask_seen
-    reader = UserReader(trained, split, items, (), mask_seen, held_out)
-    return sum(batch.count_left_out() for batch in reader.read()) if reader.masks else 0
+    reader = UserReader(trained, split, items, (), held_out)
+    return sum(int(batch.find_seen().sum()) for batch in reader.read()) if reader.masks else 0
 
 
 def _read_targets(
@@ -215,11 +208,11 @@ def _read_targets(
     dataset = build_eval_dataset(*where, split, size, (key, *read), read)
     for batch in read_batches(dataset, *where, split):
         columns.append(items.columns_of(np.asarray(batch[key], np.int64)))
-        relevant.append(find_relevant_rows(batch, len(columns[-1]), relevance))
+        relevant.append(relevance.find(batch, len(columns[-1])))
     is_relevant = np.concatenate(relevant)
     rows, found = 1 + np.flatnonzero(is_relevant), np.concatenate(columns)[is_relevant]
     not_relevant = len(is_relevant) - len(rows)
-    require_relevant(relevance, len(rows), not_relevant)
+    relevance.require(len(rows), not_relevant)
     return HeldOutItems(rows, np.arange(len(rows) + 1), found, 0, not_relevant)
 
 

@@ -1,4 +1,4 @@
-"""Ranking protocols: against which items a row's target is ranked.
+"""Ranking protocols: which rows count, and against which items a row's target is ranked.
 
     full_unseen    the whole catalogue but what the user had met before the event
     full_all       the whole catalogue
@@ -12,8 +12,8 @@ them (Krichene & Rendle 2020).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,17 +28,19 @@ from conf.training.input import FilterConfig, InputConfig, describe_conditions
 from conf.training.models import ModelConfig
 from conf.training.objectives import BinaryConfig, ItemSettings
 from conf.training.train import TrainConfig
-from training.evaluation.item_index import BLOCK_CELLS, ItemIndex, read_cells
-from training.evaluation.metrics import (
-    MISSING,
-    IntArray,
+from training.evaluation.item_index import (
+    BLOCK_CELLS,
+    ItemIndex,
     Pairs,
     build_pairs,
+    count_not_below,
     rank_all,
     rank_among,
-    rank_without,
+    read_cells,
 )
+from training.evaluation.metrics import FloatArray, IntArray
 from training.input.batches import (
+    Features,
     build_eval_dataset,
     build_held_out_dataset,
     read_batches,
@@ -49,94 +51,80 @@ from training.reader.feature_columns import ROLE_OF_SPLIT
 from training.reader.filters import EVALUATION_FILTER, find_passing
 from training.reader.training_data import TrainingData
 
+FULL_UNSEEN = "full_unseen"
+FULL_ALL = "full_all"
+FULL = (FULL_UNSEEN, FULL_ALL)
+SAMPLED_GIVEN = "sampled_given"
 
-@dataclass
+_log = logging.getLogger("sluice.training.evaluate")
+
+
 class UniformNegatives:
     """Draws candidates without replacement, row after row of a split.
 
     The draws depend on the seed and on a row's position in the split, not on the batch size.
 
-    Attributes:
+    Args:
         items: Number of catalogue columns.
         count: Candidates per row; fewer where a user has met nearly everything.
         seed: Seed of the draws.
     """
 
-    items: int
-    count: int
-    seed: int
-    _rng: np.random.Generator = field(init=False)
-    _rows_done: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        """Starts at the first row of a split."""
-        self._rng = np.random.default_rng(self.seed)
+    def __init__(self, items: int, count: int, seed: int) -> None:
+        self._items, self._count, self._seed = items, count, seed
+        self._rng, self._rows_done = np.random.default_rng(seed), 0
 
     def draw(self, seen: Pairs | None, targets: IntArray) -> Pairs:
-        """Draws the candidates of the next rows.
-
-        Args:
-            seen: Cells that must not be drawn, or None.
-            targets: `[rows]`, column of each row's target (never drawn), or MISSING.
-
-        Returns:
-            At most `count` cells per row, in row order.
-        """
-        rows = len(targets)
-        banned = self._banned(seen, targets)
+        """Draws for the next rows: `count` items of each that are neither target nor seen."""
+        rows, items = len(targets), self._items
+        banned = self._find_banned(seen, targets)
         # Twice as many as needed; rejecting banned and repeated ones keeps the draw uniform.
-        draws = self._rng.integers(0, self.items, size=(rows, 2 * self.count))
-        codes = (np.arange(rows)[:, None] * np.int64(self.items) + draws).ravel()
+        draws = self._rng.integers(0, items, size=(rows, 2 * self._count))
+        codes = (np.arange(rows)[:, None] * np.int64(items) + draws).ravel()
         codes = codes[self._is_first(codes, banned, rows)]
-        row_of = codes // self.items
+        row_of = codes // items
         found = np.bincount(row_of, minlength=rows)
         position = np.arange(len(codes)) - np.repeat(np.cumsum(found) - found, found)
-        short = found < self.count
-        codes = codes[(position < self.count) & ~short[row_of]]
+        short = found < self._count
+        codes = codes[(position < self._count) & ~short[row_of]]
         if short.any():
             banned = np.sort(banned)
         parts = [codes, *(self._draw_row(int(row), banned) for row in np.flatnonzero(short))]
         self._rows_done += rows
-        merged = np.sort(np.concatenate(parts))
-        return Pairs(*np.divmod(merged, self.items))
+        return Pairs(*np.divmod(np.sort(np.concatenate(parts)), items))
 
     def _is_first(self, codes: IntArray, banned: IntArray, rows: int) -> NDArray[np.bool_]:
-        """Marks the first draw of each cell that is not banned, without sorting."""
         order = np.arange(len(codes), dtype=np.int32)
         # Only cells written here are read; of repeated ones the last assignment stays, hence
         # the reverse order.
-        first = np.empty(rows * self.items, dtype=np.int32)
+        first = np.empty(rows * self._items, dtype=np.int32)
         first[codes[::-1]] = order[::-1]
         first[banned] = -1
-        return first[codes] == order
+        return np.asarray(first[codes] == order)
 
-    def _banned(self, seen: Pairs | None, targets: IntArray) -> IntArray:
+    def _find_banned(self, seen: Pairs | None, targets: IntArray) -> IntArray:
         hit = np.flatnonzero(targets >= 0)
-        codes = hit * np.int64(self.items) + targets[hit]
+        codes = hit * np.int64(self._items) + targets[hit]
         if seen is not None:
-            codes = np.concatenate((codes, seen.rows * np.int64(self.items) + seen.columns))
+            codes = np.concatenate((codes, seen.rows * np.int64(self._items) + seen.columns))
         return codes
 
     def _draw_row(self, row: int, banned: IntArray) -> IntArray:
-        """Draws one row from its explicit complement, where rejection ran short."""
-        start = row * np.int64(self.items)
-        low, high = np.searchsorted(banned, (start, start + self.items))
-        allowed = np.setdiff1d(np.arange(start, start + self.items), banned[low:high])
-        generator = np.random.default_rng((self.seed, self._rows_done + row))
-        size = min(self.count, len(allowed))
-        return generator.choice(allowed, size=size, replace=False)
+        """Draws for a row whose user has met so much that too few draws were left."""
+        start = row * np.int64(self._items)
+        low, high = np.searchsorted(banned, (start, start + self._items))
+        allowed = np.setdiff1d(np.arange(start, start + self._items), banned[low:high])
+        generator = np.random.default_rng((self._seed, self._rows_done + row))
+        return generator.choice(allowed, size=min(self._count, len(allowed)), replace=False)
 
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Rows of train that a config's `input.validation` keeps apart.
-
-    Lists leave out what the user has in the rows that train, and the items of the row's own
-    histories: a user who is held out whole has nothing else.
+    """Rows of train that `input.validation` holds out.
 
     Attributes:
-        config: How the train split is read.
-        met: Finds both; None: nothing is left out.
+        config: `input` of the run.
+        met: What each user has met: the items of train and of the history; None: not masked.
     """
 
     config: InputConfig
@@ -146,17 +134,7 @@ class HeldOutRows:
     def read(
         cls, version_dir: ReadablePath, manifest: Manifest, config: InputConfig, *, mask_seen: bool
     ) -> HeldOutRows:
-        """Reads what users have in the rows that train, where rows have a user and an item.
-
-        Args:
-            version_dir: Directory of the dataset version.
-            manifest: Its manifest.
-            config: How the train split is read.
-            mask_seen: Whether lists leave out what the user had met.
-
-        Raises:
-            InputDataError: A record is damaged.
-        """
+        """Reads what users have met from the rows that train, where it is to be masked."""
         is_known = {"user", "item"} <= set(find_counted_keys(manifest).features)
         if not mask_seen or not is_known:
             return cls(config, None)
@@ -166,48 +144,16 @@ class HeldOutRows:
         return cls(config, KnownItems(item, (user, trained), manifest.histories, size))
 
 
-FULL_UNSEEN = "full_unseen"
-FULL_ALL = "full_all"
-SAMPLED_GIVEN = "sampled_given"
-
-_log = logging.getLogger("sluice.training.evaluate")
-
-
-@dataclass(frozen=True)
-class RankingBatch:
-    """A batch of rows to rank.
-
-    Attributes:
-        features: The batch as it was read.
-        targets: `[rows]`, catalogue column of the target, or MISSING.
-        seen: Cells of items that the user had met, target and repeats excluded; None where the
-            data set does not carry them.
-        candidates: Cells of the sampled protocol; None where it is off.
-    """
-
-    features: dict[str, Any]
-    targets: IntArray
-    seen: Pairs | None
-    candidates: Pairs | None
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.targets)
-
-
 def carries_seen(manifest: Manifest, split: str) -> bool:
-    """Whether the records of a split hold the items that their user had met before."""
+    """Whether rows of a split hold what their user had met; those of train do not."""
     return manifest.keys.seen is not None and split != TRAIN
 
 
 def headline_protocol(manifest: Manifest, mask_seen: bool, split: str) -> str:
-    """Returns the full protocol that a config asks for, as far as the split carries it."""
     return FULL_UNSEEN if mask_seen and carries_seen(manifest, split) else FULL_ALL
 
 
 def warn_unmasked(manifest: Manifest, mask_seen: bool, split: str) -> None:
-    """Says once that seen items should be masked but cannot be."""
     if mask_seen and not carries_seen(manifest, split):
         _log.warning(
             "split %r of dataset %r carries no seen items, so none can be masked: ranking %s",
@@ -218,12 +164,6 @@ def warn_unmasked(manifest: Manifest, mask_seen: bool, split: str) -> None:
 
 
 def require_rows(manifest: Manifest, split: str) -> None:
-    """Refuses a split that has nothing to evaluate.
-
-    Raises:
-        ConfigError: The split does not exist.
-        InputDataError: It has no record, or holds no events.
-    """
     filled = [s.name for s in manifest.splits if s.rows and s.name not in ROLE_OF_SPLIT]
     allowed = f"a split with records: {', '.join(filled) or '(none)'}"
     if split in ROLE_OF_SPLIT:
@@ -254,17 +194,7 @@ def require_rows(manifest: Manifest, split: str) -> None:
 def describe_filter(
     data: TrainingData, split: str, evaluation_filter: tuple[FilterConfig, ...]
 ) -> dict[str, Any]:
-    """Returns what files of metrics say of `evaluation.filter`: nothing where there is none.
-
-    Args:
-        data: The dataset version.
-        split: The split that is measured.
-        evaluation_filter: The filter.
-
-    Raises:
-        InputDataError: No row passes, a feature is unknown, or a shard is damaged.
-        ConfigError: A value is not of its feature's type.
-    """
+    """Conditions of `evaluation.filter`, and the rows that they leave of how many."""
     if not evaluation_filter:
         return {}
     conditions = [item.model_dump(mode="json") for item in evaluation_filter]
@@ -281,16 +211,29 @@ def describe_filter(
 
 
 @dataclass(frozen=True)
-class RankingReader:
-    """Reads a split as ranking batches.
+class RankingBatch:
+    """Rows of a split with what they are ranked against.
 
     Attributes:
-        version_dir: Directory of the dataset version.
-        manifest: Its manifest.
-        index: Catalogue.
-        inputs: Features that are needed besides the keys.
-        batch_size: Rows, at most; fewer where the catalogue is large, so that memory stays flat.
+        features: The batch.
+        targets: `[rows]`, catalogue column of each row's item, or MISSING.
+        seen: What each row's user had met, targets excluded; None: not read.
+        candidates: Candidates of the sampled protocol, likewise.
     """
+
+    features: dict[str, Any]
+    targets: IntArray
+    seen: Pairs | None
+    candidates: Pairs | None
+
+    @property
+    def rows(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True)
+class RankingReader:
+    """Reads rows of a split, fewer at a time where the catalogue is large."""
 
     version_dir: ReadablePath
     manifest: Manifest
@@ -309,144 +252,102 @@ class RankingReader:
         held_out: HeldOutRows | None = None,
         evaluation_filter: tuple[FilterConfig, ...] = (),
     ) -> Iterator[RankingBatch]:
-        """Yields the batches of a split, each row once, in the order of the shards.
+        """Yields the rows in order.
 
         Args:
-            split: Name of the split.
-            seen: Whether to read the seen items, where the split carries them.
-            negatives: Draws the candidates of the sampled protocol.
-            given: Whether to read the data set's own candidates.
-            optional: Scalars that records may lack, read as ragged.
-            held_out: Reads these rows of train alone.
+            split: The split.
+            seen: Whether to read what users had met, as far as rows or `held_out` tell.
+            negatives: Draws candidates.
+            given: Whether to read the candidates of rows.
+            optional: Scalars that records may lack; ragged in batches.
+            held_out: Reads these rows of train.
             evaluation_filter: What rows must pass.
-
-        Raises:
-            InputDataError: The split is empty, or a record is damaged.
         """
         require_rows(self.manifest, split)
-        keys = self.manifest.keys
+        keys, item = self.manifest.keys, self.manifest.require_key("item")
         met = held_out.met if seen and held_out is not None else None
-        seen = seen and carries_seen(self.manifest, split)
-        ragged = [*optional, *([keys.seen] if seen and keys.seen else [])]
-        ragged += [keys.candidates] if given and keys.candidates else []
-        of_met = () if met is None else met.inputs
-        item = self.manifest.require_key("item")
-        names = tuple(dict.fromkeys((item, *of_met, *self.inputs, *ragged)))
+        seen_key = keys.seen if seen and carries_seen(self.manifest, split) else None
+        given_key = keys.candidates if given else None
+        ragged = [*optional, *(name for name in (seen_key, given_key) if name)]
+        names = (item, *(() if met is None else met.inputs), *self.inputs, *ragged)
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
-        where = (self.version_dir, self.manifest)
+        where, names = (self.version_dir, self.manifest), tuple(dict.fromkeys(names))
         if held_out is None:
-            dataset = build_eval_dataset(
-                *where, split, rows, names, tuple(ragged), evaluation_filter
-            )
+            dataset = build_eval_dataset(*where, split, rows, names, ragged, evaluation_filter)
         else:
             dataset = build_held_out_dataset(
-                *where, held_out.config, rows, names, tuple(ragged), evaluation_filter
+                *where, held_out.config, rows, names, ragged, evaluation_filter
             )
-        for features in read_batches(dataset, self.version_dir, self.manifest, split):
-            batch = self._batch(features, seen, negatives, given)
+        for features in read_batches(dataset, *where, split):
+            targets = self.index.columns_of(np.asarray(features[item], dtype=np.int64))
+            known = self._find_cells(features, seen_key, targets)
+            candidates = self._find_cells(features, given_key, targets)
+            if given_key is None and negatives is not None:
+                candidates = negatives.draw(known, targets)
+            batch = RankingBatch(features, targets, known, candidates)
             yield batch if met is None else replace(batch, seen=self._find_met(batch, met))
-
-    def _batch(
-        self,
-        features: dict[str, tf.Tensor],
-        seen: bool,
-        negatives: UniformNegatives | None,
-        given: bool,
-    ) -> RankingBatch:
-        keys = self.manifest.keys
-        ids = np.asarray(features[self.manifest.require_key("item")], dtype=np.int64)
-        targets = self.index.columns_of(ids)
-        met = self._cells(features, keys.seen, targets) if seen and keys.seen else None
-        candidates = None
-        if given and keys.candidates:
-            candidates = self._cells(features, keys.candidates, targets)
-        elif negatives is not None:
-            candidates = negatives.draw(met, targets)
-        return RankingBatch(features, targets, met, candidates)
 
     def _find_met(self, batch: RankingBatch, met: KnownItems) -> Pairs:
         rows, items = (np.asarray(column) for column in met.find(batch.features))
         return build_pairs(rows, self.index.columns_of(items), batch.targets, len(self.index))
 
-    def _cells(self, features: dict[str, tf.Tensor], name: str, targets: IntArray) -> Pairs:
+    def _find_cells(self, features: Features, name: str | None, targets: IntArray) -> Pairs | None:
+        if name is None:
+            return None
         cells = read_cells(features[name], self.index)
         return build_pairs(cells.rows, cells.columns, targets, len(self.index))
 
 
 def rank_by_protocol(
     scores: NDArray[np.float32], batch: RankingBatch, sampled: str | None
-) -> dict[str, NDArray[np.float64]]:
-    """Ranks the targets of a batch under every protocol that the batch allows.
-
-    Args:
-        scores: `[rows, items]`.
-        batch: The rows.
-        sampled: Name of the sampled protocol, or None.
-
-    Returns:
-        `[rows]` ranks by protocol name, `inf` for a target outside the catalogue.
-    """
+) -> dict[str, FloatArray]:
+    """Ranks targets by scores `[rows, items]` under each protocol that has candidates."""
     full = rank_all(scores, batch.targets)
     ranks = {}
     if batch.seen is not None:
-        ranks[FULL_UNSEEN] = rank_without(full, scores, batch.targets, batch.seen)
+        ranks[FULL_UNSEEN] = full - count_not_below(scores, batch.targets, batch.seen)
     ranks[FULL_ALL] = full
     if sampled is not None and batch.candidates is not None:
         ranks[sampled] = rank_among(scores, batch.targets, batch.candidates)
     return ranks
 
 
-def count_missing(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
-    """Returns how many targets of the rows that are ranked are not in the catalogue."""
-    return int(np.count_nonzero((batch.targets == MISSING) & relevant))
-
-
 @dataclass(frozen=True)
 class Relevance:
-    """What says that a row's item is relevant: that such a row trains as a positive.
-
-    Attributes:
-        conditions: What its labels must pass; records may lack these.
-        weight: Feature of the rows' weights, as a row of weight 0 teaches nothing; None: none.
-    """
+    """What says which rows have a relevant item: all conditions hold, the weight is above 0."""
 
     conditions: tuple[FilterConfig, ...] = ()
     weight: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Features that are read; records may lack them."""
         names = [item.feature for item in self.conditions]
         return tuple(dict.fromkeys((*names, *([] if self.weight is None else [self.weight]))))
 
-    def describe(self) -> str:
-        """Returns in words what rows must pass."""
+    def find(self, features: Features, rows: int) -> NDArray[np.bool_]:
+        relevant = np.ones(rows, bool)
+        for item in self.conditions:
+            relevant &= find_passing(item, *_read_optional(features[item.feature], 0))
+        if self.weight is not None:
+            relevant &= _read_optional(features[self.weight], 1)[0] > 0
+        return relevant
+
+    def require(self, rows: int, irrelevant: int) -> None:
+        if rows:
+            return
         asked = [item.model_dump(mode="json") for item in self.conditions]
         asked += [{"feature": self.weight, "op": ">", "value": 0}] if self.weight else []
-        return describe_conditions(asked)
-
-
-def find_relevant_rows(
-    features: Mapping[str, Any], rows: int, relevance: Relevance
-) -> NDArray[np.bool_]:
-    """Returns which rows' items are relevant, `[rows]`.
-
-    Args:
-        features: A batch; what `relevance` reads is `[rows]`, or ragged where records may lack it.
-        rows: Its rows.
-        relevance: What says it (`find_relevance`).
-    """
-    relevant = np.ones(rows, bool)
-    for item in relevance.conditions:
-        relevant &= find_passing(item, *_read_optional(features[item.feature], 0))
-    if relevance.weight is None:
-        return relevant
-    weights, _ = _read_optional(features[relevance.weight], 1)
-    return relevant & (weights > 0)
+        raise InputDataError(
+            "no row has a relevant item: none would train as a positive",
+            received=f"{irrelevant:,} rows",
+            allowed=f"a row with {describe_conditions(asked)}",
+            fix="measure another split, or more of it (fit.validation.batches), or say that every "
+            "row counts: model.objective.positives=every_row",
+        )
 
 
 def _read_optional(values: Any, default: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Returns the value of each row, and which rows lack it."""
+    """A scalar of each row, and whether it is absent."""
     if isinstance(values, tf.RaggedTensor):
         is_absent = values.row_lengths().numpy() == 0
         padded = values.to_tensor(default_value=default, shape=[None, 1])
@@ -456,7 +357,7 @@ def _read_optional(values: Any, default: int) -> tuple[NDArray[Any], NDArray[np.
 
 
 def learns_label(model: ModelConfig) -> bool:
-    """Whether the objective learns the label of rows, not which items belong to them."""
+    """Whether a model learns the label of its rows, by a binary objective."""
     objective = getattr(model, "objective", None)
     return isinstance(objective, BinaryConfig) and objective.reads_label
 
@@ -485,24 +386,3 @@ def _list_label_conditions(config: InputConfig, manifest: Manifest) -> list[Filt
         drawn = tuple(value for value, share in balance.shares.items() if share)
         asked.append(FilterConfig(feature=balance.feature, op="in", value=drawn))
     return asked
-
-
-def require_relevant(relevance: Relevance, rows: int, irrelevant: int) -> None:
-    """Refuses a split none of whose rows has a relevant item.
-
-    Args:
-        relevance: What says which are (`find_relevance`).
-        rows: Rows that are.
-        irrelevant: Rows that are not.
-
-    Raises:
-        InputDataError: There is none.
-    """
-    if not rows:
-        raise InputDataError(
-            "no row has a relevant item: none would train as a positive",
-            received=f"{irrelevant:,} rows",
-            allowed=f"a row with {relevance.describe()}",
-            fix="measure another split, or more of it (fit.validation.batches), or say that every "
-            "row counts: model.objective.positives=every_row",
-        )

@@ -13,9 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
-import numpy as np
-import tensorflow as tf
-
 from conf.errors import ConfigError, TooFewRowsError
 from conf.metrics import LOSS_METRIC, is_minimised
 from conf.splits import TRAIN
@@ -24,13 +21,12 @@ from conf.training.models import RankingConfig
 from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.checkpoint.checkpoint_files import ResumeState
 from training.distribution.workers import NullWriter
-from training.encoders.vocabularies import find_named_ids
 from training.evaluation.evaluate import FullRanking, evaluate_full
-from training.evaluation.label_metrics import LabelScores, find_labelled, find_user_ids
 from training.evaluation.own_metrics import build_measures, build_own_metrics, check_own_metrics
 from training.evaluation.protocols import HeldOutRows, find_relevance, warn_unmasked
-from training.evaluation.scorers import score_pairs
-from training.evaluation.task_metrics import TaskScores, compile_scores, summarize_tasks
+from training.evaluation.scored_rows import RowColumns, build_user_groups
+from training.evaluation.systems import score_pairs
+from training.evaluation.tasks import LabelScores, TaskScores, compile_scores, summarize_tasks
 from training.input.batches import (
     Batch,
     build_eval_dataset,
@@ -169,13 +165,12 @@ def read_validation(
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     asked = config.evaluation.filter
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
-    user = find_user_ids(data.manifest)
-    named = find_named_ids(data.version_dir, data.manifest, user) if user else None
+    columns = RowColumns(build_user_groups(data.version_dir, data.manifest))
 
     def validate(model: Model) -> dict[str, float]:
         if not isinstance(model, RankingModel):
             raise TypeError(f"a {type(model).__name__} has no tasks")
-        scores = TaskScores(model, data.manifest, compiled(model), user_ids=named)
+        scores = TaskScores(model, data.manifest, compiled(model), columns)
         scores.measure_own(own)
         for batch in islice(read_validation(config, data, scores.inputs, asked), batches):
             scores.update(batch)
@@ -189,20 +184,16 @@ def _build_scoring(
 ) -> Validate:
     def validate(model: Model) -> dict[str, float]:
         towers = require_retrieval(model)
-        weight = data.manifest.find_weight()
-        scores = LabelScores(label, temperature=towers.temperature, weight=weight)
+        columns = RowColumns().with_label(data.manifest, label)
+        scores = LabelScores(towers.temperature)
         where = (data.version_dir, data.manifest)
         dataset = build_held_out_dataset(
-            *where, config.input, config.evaluation.batch_size, (*towers.inputs, *scores.inputs),
+            *where, config.input, config.evaluation.batch_size, (*towers.inputs, *columns.inputs),
             evaluation_filter=config.evaluation.filter, binary_labels=(label,),
         )  # fmt: skip
         for batch in islice(read_batches(dataset, *where, "train"), batches):
-            known = find_labelled(data.manifest, label, np.asarray(batch[label]))
-            if not known.all():
-                own = tf.ragged.boolean_mask(batch[label][:, tf.newaxis], known[:, np.newaxis])
-                batch = {**batch, label: own}
-            scores.update(batch, score_pairs(towers, batch))
-        found = scores.result(None) or {}
+            scores.add(columns.read(batch, score_pairs(towers, batch)).take_counted())
+        found = scores.result() or {}
         metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}
         return {name: value for name, value in metrics.items() if value is not None}
 

@@ -31,9 +31,10 @@ from tests.bench.measurements import (
     print_report,
     run_bench,
 )
-from training.evaluation.item_index import ItemIndex, rank_top_k
-from training.evaluation.metrics import MISSING, Pairs, RankingMeans, RankMeasures
-from training.evaluation.per_user_ranking import rank_in_lists
+from training.evaluation.item_index import MISSING, ItemIndex, Pairs, rank_top_k
+from training.evaluation.metrics import RankMeasures, measure
+from training.evaluation.scored_rows import GroupSums
+from training.evaluation.users import rank_in_lists
 
 BLOCK_USERS = 1024
 RELEVANT = 10
@@ -112,14 +113,15 @@ def rank_by_sluice(job: Job, *, evaluates: bool) -> Callable[[], NDArray[np.int6
 
     def work() -> NDArray[np.int64]:
         rng, first = np.random.default_rng(3), None
-        means = RankingMeans(RankMeasures((10, job["k"])), "user")
+        means, measures = GroupSums(), RankMeasures((10, job["k"]))
         for users in draw_users(job):
             seen = draw_cells(job, len(users), job["seen"], rng) if evaluates else None
             lists = rank_top_k(users, index, job["k"] + int(evaluates), seen)
             if evaluates:
                 relevant = draw_cells(job, len(users), RELEVANT, rng)
                 columns = np.where(lists.ids == 0, MISSING, lists.ids - 2)
-                means.update(rank_in_lists(lists.scores, columns, relevant, job["k"]))
+                ranks = rank_in_lists(lists.scores, columns, relevant, job["k"])
+                means.add(measure(ranks, measures, "user"))
             if first is None:
                 first = lists.ids[:CHECKED_USERS, : job["k"]] - 2
         assert first is not None

@@ -28,7 +28,7 @@ from training.apply.answers import Source
 from training.apply.export import Export, Items
 from training.apply.ranker import Ranker, RowInputs
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.metrics import Pairs
+from training.evaluation.item_index import Pairs
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.ranking import NetworkRankingModel

@@ -12,10 +12,9 @@ from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation import comparison, confidence_intervals
-from training.evaluation.comparison import compare_runs, require_metric
-from training.evaluation.confidence_intervals import find_lead
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation import scored_rows
+from training.evaluation.evaluate import compare_runs, evaluate_split, require_metric
+from training.evaluation.intervals import find_lead
 
 
 def test_the_lead_is_the_end_that_is_worse() -> None:
@@ -69,8 +68,7 @@ def test_users_are_the_known_ones(
     runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where ids up to 41 are buckets of users outside the vocabulary."""
-    for module in (comparison, confidence_intervals):
-        monkeypatch.setattr(module, "find_named_ids", lambda *_: range(42, 62))
+    monkeypatch.setattr(scored_rows, "find_named_ids", lambda *_: range(42, 62))
     found = compare_runs(*runs, "test")
     report = evaluate_split(runs[0], "test")
     assert (found["rows"], found["users"]) == (report["rows"], report["users"]) == (60, 20)

@@ -19,12 +19,12 @@ from etl.tfrecord.codec.crc32c import crc32c
 from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.comparison import compare_runs
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.evaluation.metrics import RankMeasures
-from training.evaluation.per_user_ranking import ListScorer, UserReader, read_held_out
 from training.evaluation.prediction_files import measure_lists
+from training.evaluation.systems import ModelSystem
+from training.evaluation.users import UserReader, read_held_out
 from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate, check_validation
 from training.models.registry import build_model
@@ -148,10 +148,11 @@ def test_users_are_measured_by_the_events_that_pass(
     index = build_item_index(everyone.model, version, manifest, 64)
     held_out = read_held_out(everyone, "test", index, None)
     inputs = everyone.model.user_inputs
-    reader = UserReader(everyone, "test", index, inputs, True, held_out)
+    reader = UserReader(everyone, "test", index, inputs, held_out)
     lists = {}
     for batch in reader.read():
-        ranked = ListScorer(everyone.model, index, 10).rank(batch).ids[:, :10]
+        _, columns = ModelSystem(everyone.model, index).rank_users(batch, 10)
+        ranked = index.ids[columns[:, :10]]
         lists |= dict(zip(batch.users.tolist(), ranked.tolist(), strict=True))
     assert 0 < len(relevant) < len(lists)
     recalls = [len(set(lists[user]) & items) / len(items) for user, items in relevant.items()]

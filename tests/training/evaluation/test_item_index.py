@@ -12,18 +12,20 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
 from training.evaluation.item_index import (
+    MISSING,
     ItemIndex,
+    Pairs,
     build_item_index,
     order_by_id,
+    rank_all,
     rank_top_k,
     read_cells,
 )
-from training.evaluation.metrics import MISSING, Pairs, rank_all
 from training.evaluation.protocols import RankingBatch
-from training.evaluation.scorers import (
+from training.evaluation.systems import (
     ListStatistics,
-    PopularityScorer,
-    RandomScorer,
+    PopularitySystem,
+    RandomSystem,
     popularity_percentiles,
     score_pairs,
 )
@@ -120,21 +122,21 @@ COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
 @given(COUNTS)
 def test_equally_popular_items_count_against_the_target(counts: list[int]) -> None:
-    scores = PopularityScorer(np.array(counts)).scores({}, len(counts))
+    scores = PopularitySystem(np.array(counts)).scores({}, len(counts))
     ranks = rank_all(scores, np.arange(len(counts)))
     assert [sum(other >= own for other in counts) for own in counts] == ranks.tolist()
 
 
 def test_random_scores_depend_on_the_row_and_the_seed_only() -> None:
-    whole = RandomScorer(11, 4).scores({}, 9)
-    scorer = RandomScorer(11, 4)
+    whole = RandomSystem(11, 4).scores({}, 9)
+    scorer = RandomSystem(11, 4)
     parts = np.concatenate([scorer.scores({}, rows) for rows in (2, 3, 4)])
     np.testing.assert_array_equal(whole, parts)
-    assert not np.array_equal(whole, RandomScorer(11, 5).scores({}, 9))
+    assert not np.array_equal(whole, RandomSystem(11, 5).scores({}, 9))
 
 
 def test_random_hits_as_often_as_chance() -> None:
-    ranks = rank_all(RandomScorer(100, 0).scores({}, 5000), np.arange(5000) % 100)
+    ranks = rank_all(RandomSystem(100, 0).scores({}, 5000), np.arange(5000) % 100)
     assert np.mean(ranks <= 10) == pytest.approx(0.1, abs=0.02)
 
 

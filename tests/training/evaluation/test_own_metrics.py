@@ -29,8 +29,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel, load_run
-from training.evaluation.comparison import compare_runs
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.metrics import RankingMeans, measure
 from training.evaluation.own_metrics import build_measures
 from training.fit import fit_run

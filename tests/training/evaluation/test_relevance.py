@@ -18,13 +18,17 @@ from conf.training.input import FilterConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.baselines import read_popularity
-from training.evaluation.comparison import compare_runs
-from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
+from training.evaluation.evaluate import (
+    FullRanking,
+    compare_runs,
+    evaluate_full,
+    evaluate_split,
+)
 from training.evaluation.item_index import build_item_index
 from training.evaluation.metrics import RankMeasures
 from training.evaluation.prediction_files import measure_lists
 from training.evaluation.protocols import Relevance
+from training.evaluation.systems import read_popularity
 from training.loop.validation import build_validate
 from training.models.registry import build_model
 from training.models.retrieval import require_retrieval

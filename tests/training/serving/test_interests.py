@@ -22,6 +22,7 @@ from training.apply.export import Export
 from training.apply.predict import predict_rows
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.item_index import (
+    Pairs,
     build_item_index,
     order_by_id,
     rank_top_k,
@@ -29,7 +30,6 @@ from training.evaluation.item_index import (
     score_cells,
     score_items,
 )
-from training.evaluation.metrics import Pairs
 from training.export.saved_model import write_export
 from training.index.item_columns import read_vectors
 from training.index.vector_index import fit_index

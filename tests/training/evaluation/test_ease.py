@@ -16,18 +16,17 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation import baselines
-from training.evaluation.baselines import (
+from training.evaluation import systems
+from training.evaluation.evaluate import evaluate_split
+from training.evaluation.item_index import Pairs, build_item_index
+from training.evaluation.systems import (
     L2_GRID,
-    EaseScorer,
-    fit_baseline,
+    EaseSystem,
     fit_chosen_ease,
+    fit_ease,
     multiply_items,
     solve_ease,
 )
-from training.evaluation.evaluate import evaluate_split
-from training.evaluation.item_index import build_item_index
-from training.evaluation.metrics import Pairs
 from training.models.ranking import RankingModel
 
 KS = (3, 10)
@@ -81,7 +80,7 @@ def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     matrix = _draw(23, 9)
     cells = Pairs(*np.nonzero(matrix))
     whole = fit_chosen_ease(cells, 9, seed=1)
-    monkeypatch.setattr(baselines, "BLOCK_CELLS", 40)
+    monkeypatch.setattr(systems, "BLOCK_CELLS", 40)
     np.testing.assert_array_equal(multiply_items(cells, 9), matrix.T @ matrix)
     again = fit_chosen_ease(cells, 9, seed=1)
     assert (again.l2, again.users, again.pairs) == (whole.l2, whole.users, whole.pairs)
@@ -124,7 +123,7 @@ def _fit_by_hand(trained: TrainedModel) -> tuple[dict[int, int], np.ndarray, Any
     for row, items in enumerate(events.values()):
         for item in items[: -2 * CONFIG.leave_out]:
             matrix[row, columns[item]] = 1
-    return columns, matrix, fit_baseline(trained, "test", index)
+    return columns, matrix, fit_ease(trained, "test", index)
 
 
 def test_it_learns_of_the_rows_that_train_alone(trained: TrainedModel) -> None:
@@ -187,11 +186,11 @@ def test_events_are_ranked_by_what_was_met_before_each(trained: TrainedModel) ->
 def test_the_target_of_a_repeat_counts_as_met(trained: TrainedModel) -> None:
     """Masks leave a repeated target in the ranking; EASE still knows that it was met."""
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
-    ease = fit_baseline(trained, "test", index)
+    ease = fit_ease(trained, "test", index)
     import tensorflow as tf
 
     met = tf.ragged.constant([[int(index.ids[0]), int(index.ids[3]), int(index.ids[0])], []])
-    scores = EaseScorer(ease, index, "seen").scores({"seen": met}, 2)
+    scores = EaseSystem(ease, index, "seen").scores({"seen": met}, 2)
     np.testing.assert_allclose(scores[0], ease.weights[0] + ease.weights[3], atol=1e-6)
     np.testing.assert_array_equal(scores[1], 0)
 
@@ -216,7 +215,7 @@ def test_of_a_large_catalogue_it_knows_the_frequent_items(
     trained: TrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, matrix, whole = _fit_by_hand(trained)
-    monkeypatch.setattr(baselines, "MAX_BYTES", 48 * 12**2)
+    monkeypatch.setattr(systems, "MAX_BYTES", 48 * 12**2)
     _, _, ease = _fit_by_hand(trained)
     counts = matrix.sum(0)
     known = ease.columns
@@ -236,7 +235,7 @@ def test_of_a_large_catalogue_it_knows_the_frequent_items(
 
     unknown = np.delete(np.arange(len(counts)), known)
     met = tf.ragged.constant([index.ids[[known[0], unknown[0], known[3]]].tolist()])
-    [scores] = EaseScorer(ease, index, "seen").scores({"seen": met}, 1)
+    [scores] = EaseSystem(ease, index, "seen").scores({"seen": met}, 1)
     np.testing.assert_allclose(scores[known], expected[0] + expected[3], atol=1e-6)
     assert scores[unknown].max() < scores[known].min()
     report = evaluate_split(_configure(trained, per="user"), "test", baselines=True)

@@ -14,23 +14,33 @@ from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.comparison import _measure_events, number_owners
-from training.evaluation.confidence_intervals import (
+from training.evaluation.evaluate import evaluate_split
+from training.evaluation.intervals import (
     FEWEST_GROUPS,
     GROUPS,
-    SystemSums,
-    UserGroups,
-    bootstrap_mean,
-    build_user_groups,
+    Interval,
     compare_auc,
-    compare_means,
-    compare_root_means,
+    compare_rows,
     find_lead,
 )
-from training.evaluation.evaluate import evaluate_split
-from training.evaluation.label_metrics import LabelScores, StreamedAUC
-from training.evaluation.protocols import Relevance
-from training.evaluation.task_metrics import ErrorScores
+from training.evaluation.metrics import StreamedAUC
+from training.evaluation.scored_rows import (
+    RowColumns,
+    SystemSums,
+    UserGroups,
+    build_user_groups,
+)
+from training.evaluation.tasks import ErrorScores, LabelScores
+
+
+def compare_means(own: np.ndarray, rival: np.ndarray, owners: np.ndarray, seed: int) -> Interval:
+    return compare_rows("mrr", (own, rival), owners, seed)
+
+
+def compare_root_means(
+    own: np.ndarray, rival: np.ndarray, owners: np.ndarray, seed: int
+) -> Interval:
+    return compare_rows("rmse", (own, rival), owners, seed)
 
 
 def _scores(seed: int, rows: int = 120) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -55,9 +65,9 @@ def test_the_interval_of_aucs_is_delongs() -> None:
     contrast = np.array([1.0, -1.0])
     half = 1.959964 * np.sqrt(contrast @ covariance @ contrast)
     found = compare_auc(positive, scores, np.arange(len(positive)))
-    assert (found.run, found.other) == pytest.approx((tens[0].mean(), tens[1].mean()))
-    assert found.high - found.difference == pytest.approx(half, rel=1e-6)
-    assert found.difference - found.low == pytest.approx(half, rel=1e-6)
+    assert (found["run"], found["other"]) == pytest.approx((tens[0].mean(), tens[1].mean()))
+    assert found["high"] - found["difference"] == pytest.approx(half, rel=1e-6)
+    assert found["difference"] - found["low"] == pytest.approx(half, rel=1e-6)
 
 
 def test_rows_of_one_user_count_as_one_draw() -> None:
@@ -67,22 +77,23 @@ def test_rows_of_one_user_count_as_one_draw() -> None:
     once = compare_auc(positive, scores, owners)
     many = (np.repeat(own, 5) for own in scores)
     repeated = compare_auc(np.repeat(positive, 5), tuple(many), np.repeat(owners, 5))
-    assert repeated.difference == pytest.approx(once.difference)
-    assert repeated.high - repeated.low == pytest.approx(once.high - once.low)
+    assert repeated["difference"] == pytest.approx(once["difference"])
+    assert repeated["high"] - repeated["low"] == pytest.approx(once["high"] - once["low"])
     values = np.random.default_rng(3).normal(0.1, 1.0, 400)
     nothing, users = np.zeros(400), np.arange(400)
     once_mean = compare_means(values, nothing, users, 1)
     five = compare_means(np.repeat(values, 5), np.zeros(2000), np.repeat(users, 5), 1)
-    assert (five.low, five.high) == pytest.approx((once_mean.low, once_mean.high))
+    assert (five["low"], five["high"]) == pytest.approx((once_mean["low"], once_mean["high"]))
 
 
 def test_the_bootstrap_is_that_of_large_samples() -> None:
     """Of many equal users the interval is that of the normal distribution."""
     values = np.random.default_rng(4).exponential(1.0, 3000)
-    low, high = bootstrap_mean(values, np.ones(3000), 7)
+    found = compare_means(values, np.zeros(3000), np.arange(3000), 7)
     half = 1.96 * values.std(ddof=1) / np.sqrt(3000)
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), rel=0.01)
-    assert bootstrap_mean(values, np.ones(3000), 7) == (low, high)
+    expected = (values.mean() - half, values.mean() + half)
+    assert (found["low"], found["high"]) == pytest.approx(expected, rel=0.01)
+    assert compare_means(values, np.zeros(3000), np.arange(3000), 7) == found
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -92,7 +103,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         owners = np.repeat(np.arange(80), sizes)
         values = np.repeat(rng.normal(0.3, 1.0, 80), sizes) + rng.normal(0, 0.5, len(owners))
         found = compare_means(values, np.zeros(len(owners)), owners, seed)
-        inside += found.low <= 0.3 <= found.high
+        inside += found["low"] <= 0.3 <= found["high"]
     assert 0.88 <= inside / 150 <= 0.99
 
 
@@ -106,9 +117,9 @@ def test_few_users_have_no_interval(users: int, has_interval: bool) -> None:
         compare_auc(positive, (scores[0], scores[1]), owners),
     ]
     for difference in found:
-        assert (difference.low is not None) == (difference.high is not None) == has_interval
-        assert difference.difference == pytest.approx(difference.run - difference.other)
-        assert (find_lead("auc", vars(difference)) is not None) == has_interval
+        assert (difference["low"] is not None) == (difference["high"] is not None) == has_interval
+        assert difference["difference"] == pytest.approx(difference["run"] - difference["other"])
+        assert (find_lead("auc", difference) is not None) == has_interval
 
 
 def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
@@ -120,8 +131,10 @@ def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
     for _ in range(3000):
         rows = rng.integers(0, 400, 400)
         gaps.append(np.sqrt(run[rows].mean()) - np.sqrt(other[rows].mean()))
-    assert found.difference == pytest.approx(np.sqrt(run.mean()) - np.sqrt(other.mean()))
-    assert (found.low, found.high) == pytest.approx(np.percentile(gaps, (2.5, 97.5)), abs=0.01)
+    assert found["difference"] == pytest.approx(np.sqrt(run.mean()) - np.sqrt(other.mean()))
+    assert (found["low"], found["high"]) == pytest.approx(
+        np.percentile(gaps, (2.5, 97.5)), abs=0.01
+    )
 
 
 @pytest.mark.parametrize("ids", [range(2, 100), range(2, 10 * GROUPS), None])
@@ -129,11 +142,11 @@ def test_users_have_a_group_each_and_unknown_ones_that_of_the_id_they_share(
     ids: range | None,
 ) -> None:
     groups = UserGroups("user", ids)
-    found = groups.find({"user": np.array([5, 1, 7, 0, 5, 1])}, 6)
+    found = groups.find({"user": np.array([5, 1, 7, 0, 5, 1])}, np.arange(6))
     assert len({*found.tolist()}) == 4
     assert found[0] == found[4] < GROUPS
     assert found[1] == found[5] >= GROUPS
-    later = groups.find({"user": np.array([1, 5])}, 2)
+    later = groups.find({"user": np.array([1, 5])}, np.arange(2))
     np.testing.assert_array_equal(later, found[[1, 0]])
 
 
@@ -143,26 +156,26 @@ def test_rows_of_unknown_users_are_drawn_together() -> None:
     users = np.concatenate([np.repeat(np.arange(2, 42), 5), np.ones(200, np.int64)])
     model, rival = rng.random((2, 400))
     model[200:] += 0.3
-    groups, sums = UserGroups("user", range(2, 42)), SystemSums()
-    owners = groups.find({"user": users}, 400)
+    columns, sums = RowColumns(UserGroups("user", range(2, 42))), SystemSums()
+    rows = columns.read({"user": users}, model)
     for system, values in (("model", model), ("popularity", rival)):
-        sums.add(system, owners, {"mrr": values})
+        sums.add(system, rows, {"mrr": values})
     found = sums.compare("model", seed=4)
     assert found["groups"] == 40
     got = found["against"]["popularity"]["mrr"]
     # The shared group comes last, as the greatest owner does.
     expected = compare_means(model, rival, np.where(users == 1, 99, users), 4)
-    assert (got["low"], got["high"]) == pytest.approx((expected.low, expected.high))
+    assert (got["low"], got["high"]) == pytest.approx((expected["low"], expected["high"]))
     alone = compare_means(model, rival, np.where(users == 1, 99 + np.arange(400), users), 4)
-    assert got["high"] - got["low"] > 1.5 * (alone.high - alone.low)
+    assert got["high"] - got["low"] > 1.5 * (alone["high"] - alone["low"])
 
 
 @pytest.mark.parametrize("ids", [None, range(2, 10 * GROUPS)])
 def test_more_users_share_groups_with_all_their_rows(ids: range | None) -> None:
     users = np.arange(2, 10 * GROUPS)
     groups = UserGroups("user", ids)
-    found = groups.find({"user": users}, len(users))
-    again = groups.find({"user": users[::-1]}, len(users))[::-1]
+    found = groups.find({"user": users}, users)
+    again = groups.find({"user": users[::-1]}, users)[::-1]
     np.testing.assert_array_equal(found, again)
     sizes = np.bincount(found, minlength=GROUPS)
     assert len(sizes) == GROUPS
@@ -173,29 +186,28 @@ def test_streamed_sums_give_the_interval_of_all_rows() -> None:
     rng = np.random.default_rng(8)
     users = rng.integers(2, 60, 500)
     model, rival = rng.random((2, 500))
-    groups, sums = UserGroups("user", range(2, 60)), SystemSums()
+    columns, sums = RowColumns(UserGroups("user", range(2, 60))), SystemSums()
     for start in range(0, 500, 70):
         part = slice(start, start + 70)
-        owners = groups.find({"user": users[part]}, len(users[part]))
-        sums.add("model", owners, {"mrr": model[part], "ndcg@10": model[part] * 2})
-        sums.add("popularity", owners, {"mrr": rival[part], "ndcg@10": rival[part] * 2})
+        rows = columns.read({"user": users[part]}, model[part])
+        sums.add("model", rows, {"mrr": model[part], "ndcg@10": model[part] * 2})
+        sums.add("popularity", rows, {"mrr": rival[part], "ndcg@10": rival[part] * 2})
     found = sums.compare("model", seed=4)
     expected = compare_means(model, rival, users, 4)
     got = found["against"]["popularity"]["mrr"]
     assert found["groups"] == len(np.unique(users))
     assert [got[end] for end in ("difference", "low", "high")] == pytest.approx(
-        [expected.difference, expected.low, expected.high]
+        [expected["difference"], expected["low"], expected["high"]]
     )
     twice = found["against"]["popularity"]["ndcg@10"]
     assert twice["low"] == pytest.approx(2 * got["low"])
 
 
 def test_a_handful_of_users_has_no_interval() -> None:
-    groups, sums = UserGroups("user", range(2, 60)), SystemSums()
-    users = np.repeat(np.arange(2, 2 + FEWEST_GROUPS - 1), 9)
-    owners = groups.find({"user": users}, len(users))
+    users, sums = np.repeat(np.arange(2, 2 + FEWEST_GROUPS - 1), 9), SystemSums()
+    rows = RowColumns(UserGroups("user", range(2, 60))).read({"user": users}, users)
     for system, value in (("model", 1.0), ("popularity", 0.25)):
-        sums.add(system, owners, {"mrr": np.full(len(users), value)})
+        sums.add(system, rows, {"mrr": np.full(len(users), value)})
     found = sums.compare("model", 1)["against"]["popularity"]["mrr"]
     assert (found["difference"], found["low"], found["high"]) == (0.75, None, None)
 
@@ -210,23 +222,24 @@ def _label_rows(seed: int, rows: int) -> tuple[dict[str, tf.Tensor], np.ndarray]
 def test_labels_are_compared_with_a_constant() -> None:
     features, scores = _label_rows(9, 600)
     users = features["user"].numpy()
-    collected = LabelScores("label", "user", 1.0, UserGroups("user", range(2, 80), seed=3))
+    groups = UserGroups("user", range(2, 80))
+    columns, collected = RowColumns(groups, label="label"), LabelScores(1.0, groups, seed=3)
     for start in range(0, 600, 100):
         batch = {name: value[start : start + 100] for name, value in features.items()}
-        collected.update(batch, scores[start : start + 100])
+        collected.add(columns.read(batch, scores[start : start + 100]))
     values = collected.result(train_rate=0.3)
     found = values["differences"]["against"]["constant"]
     positive = features["label"].numpy() > 0.5
     auc = compare_auc(positive, (scores, np.zeros(600)), users)
     assert found["auc"]["difference"] == pytest.approx(values["auc"] - 0.5)
-    assert (found["auc"]["low"], found["auc"]["high"]) == pytest.approx((auc.low, auc.high))
+    assert (found["auc"]["low"], found["auc"]["high"]) == pytest.approx((auc["low"], auc["high"]))
     losses = np.logaddexp(0, scores.astype(np.float64)) - np.where(positive, scores, 0.0)
     constant = np.where(positive, -np.log(0.3), -np.log(0.7))
     loss = compare_means(losses, constant, users, 3)
     gap = values["log_loss"] - values["constant"]["log_loss"]
     assert found["log_loss"]["difference"] == pytest.approx(gap)
     assert (found["log_loss"]["low"], found["log_loss"]["high"]) == pytest.approx(
-        (loss.low, loss.high)
+        (loss["low"], loss["high"])
     )
     assert found["gauc"]["difference"] == pytest.approx(values["gauc"]["value"] - 0.5)
     assert found["gauc"]["low"] < found["gauc"]["difference"] < found["gauc"]["high"]
@@ -244,15 +257,16 @@ def test_errors_are_compared_with_those_of_the_mean() -> None:
     rng = np.random.default_rng(10)
     labels, users = rng.normal(3.0, 1.0, 300), rng.integers(2, 60, 300)
     scores = (labels + rng.normal(0, 0.5, 300)).astype(np.float32)
-    errors = ErrorScores("rating", 2.5, UserGroups("user", range(2, 60), seed=5))
-    errors.update({"rating": labels, "user": users}, scores)
+    errors = ErrorScores(2.5, seed=5)
+    columns = RowColumns(UserGroups("user", range(2, 60)), label="rating")
+    errors.add(columns.read({"rating": labels, "user": users}, scores))
     values = errors.result()
     assert values is not None
     found = values["differences"]["against"]["constant"]["rmse"]
     squared = np.square(scores.astype(np.float64) - labels)
     expected = compare_root_means(squared, np.square(labels - 2.5), users, 5)
     assert found["difference"] == pytest.approx(values["rmse"] - values["constant"]["rmse"])
-    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
+    assert (found["low"], found["high"]) == pytest.approx((expected["low"], expected["high"]))
 
 
 def test_an_evaluation_holds_the_paired_difference_of_every_metric(
@@ -274,18 +288,14 @@ def test_an_evaluation_holds_the_paired_difference_of_every_metric(
                 gap = systems["model"][metric] - systems[rival][metric]
                 assert interval["difference"] == pytest.approx(gap, abs=1e-12)
                 assert interval["low"] <= interval["difference"] <= interval["high"]
-    rows = _measure_events(trained, "test", Relevance())
-    own = np.concatenate(rows.values["mrr"])
-    owners = number_owners(trained, np.concatenate(rows.owners))
-    spread = compare_means(own, np.zeros(len(own)), owners, config.seed)
-    found = protocols[0]["differences"]["against"]["random"]["mrr"]
-    assert found["high"] - found["low"] < 2 * (spread.high - spread.low)
 
 
 def test_rows_of_a_dataset_without_users_stand_alone(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     keys = replace(tiny_manifest.keys, user=None)
-    groups = build_user_groups(tiny_version, replace(tiny_manifest, keys=keys), seed=1)
-    assert groups.inputs == ()
-    assert len(np.unique(groups.find({}, 500))) == 500
+    groups = build_user_groups(tiny_version, replace(tiny_manifest, keys=keys))
+    columns = RowColumns(groups)
+    assert columns.inputs == ()
+    parts = [columns.read({}, np.zeros(250)).groups for _ in range(2)]
+    assert len(np.unique(np.concatenate(parts))) == 500

@@ -17,16 +17,13 @@ from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
+from training.checkpoint.restore import TrainedModel
 from training.encoders import vocabularies
-from training.evaluation.confidence_intervals import UserGroups
-from training.evaluation.label_metrics import (
-    GroupedAUC,
-    LabelScores,
-    StreamedAUC,
-    StreamedCalibration,
-)
-from training.evaluation.scorers import score_pairs
-from training.evaluation.task_metrics import ErrorScores, evaluate_tasks
+from training.evaluation import tasks
+from training.evaluation.metrics import GroupedAUC, StreamedAUC, StreamedCalibration
+from training.evaluation.scored_rows import RowColumns, UserGroups
+from training.evaluation.systems import score_pairs
+from training.evaluation.tasks import ErrorScores, LabelScores, evaluate_tasks
 from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate
 from training.models.ranking import RankingModel
@@ -44,8 +41,6 @@ def test_equals_a_walk_over_the_bins(rows: list[tuple[bool, float]], bins: int, 
     for part in np.array_split(np.arange(len(rows)), parts):
         streamed.update(y[part], z[part])
     p = 1 / (1 + np.exp(-z))
-    loss = -np.mean(np.where(y, np.log(p), np.log1p(-p)))
-    assert streamed.log_loss == pytest.approx(loss, rel=1e-6, abs=1e-9)
     found = streamed.result()
     members = [np.clip(np.floor(p * bins), 0, bins - 1) == b for b in range(bins)]
     error = sum(abs(p[m].mean() - y[m].mean()) * m.mean() for m in members if m.any())
@@ -61,14 +56,12 @@ def test_perfect_predictions_have_no_error() -> None:
     streamed = StreamedCalibration()
     streamed.update(np.array([True, False]), np.array([800.0, -800.0]))
     assert streamed.result()["expected_error"] == 0.0
-    assert streamed.log_loss == 0.0
 
 
 def test_no_row_has_no_value() -> None:
     streamed = StreamedCalibration()
     streamed.update(np.zeros(0, dtype=bool), np.zeros(0))
     assert streamed.result() is None
-    assert streamed.log_loss is None
 
 
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -156,7 +149,7 @@ def test_equals_the_pairs_of_each_user_in_memory_and_on_disk(
         grouped.update(part[:, 0], part[:, 1] == 1, part[:, 2].astype(np.float32))
     expected = reference(rows)
     for _ in range(2):  # asking does not change the answer
-        found = grouped.result()
+        found, _ = grouped.result()
         assert found["users"] == expected["users"]
         assert found["rows"] == expected["rows"]
         if expected["value"] is None:
@@ -171,7 +164,7 @@ def test_many_users_are_spread_over_the_files() -> None:
     labels = np.tile([True, False, True, False], 500)
     for part in np.array_split(np.random.default_rng(0).permutation(len(users)), 9):
         grouped.update(users[part], labels[part], labels[part].astype(np.float32))
-    assert grouped.result() == {"value": 1.0, "users": 500, "rows": 2000}
+    assert grouped.result()[0] == {"value": 1.0, "users": 500, "rows": 2000}
     sizes = [file.seek(0, 2) for file in grouped._files]
     assert min(sizes) > 0
     assert max(sizes) < 3 * sum(sizes) / len(sizes)
@@ -181,14 +174,15 @@ def test_scores_are_dot_products_of_each_row_in_float64(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     model = TinyTowers(tiny_manifest)
-    collected = LabelScores("label", "user_id", temperature=2.0)
+    users = UserGroups("user_id", range(2, 10**6))
+    columns, collected = RowColumns(users, label="label"), LabelScores(2.0, users)
     labels, dots, users_of = [], [], []
     for batch in build_eval_dataset(tiny_version, tiny_manifest, "test", 13):
-        collected.update(batch, score_pairs(model, batch))
+        collected.add(columns.read(batch, score_pairs(model, batch)))
         labels.append(batch["label"].numpy())
         users_of.append(batch["user_id"].numpy())
-        users = model.embed_users(batch).numpy().astype(np.float64)
-        dots.append((users * model.embed_items(batch).numpy()).sum(axis=1))
+        vectors = model.embed_users(batch).numpy().astype(np.float64)
+        dots.append((vectors * model.embed_items(batch).numpy()).sum(axis=1))
     y, z = np.concatenate(labels), np.concatenate(dots)
     found = collected.result(train_rate=0.25)
     pairs = z[y == 1][:, None] - z[y == 0][None, :]
@@ -214,22 +208,16 @@ def test_scores_are_dot_products_of_each_row_in_float64(
         assert found["gauc"]["value"] == pytest.approx(np.average(values, weights=sizes))
 
 
-def test_rows_of_unknown_users_are_in_no_group() -> None:
-    collected = LabelScores("label", "user_id")
-    ids = np.array([0, 1, 5, 5])
-    batch = {"label": np.array([1.0, 0.0, 1.0, 0.0]), "user_id": ids}
-    collected.update(batch, np.array([1, 2, 4, 3], np.float32))
+@pytest.mark.parametrize(("first", "ids"), [(2, [0, 1, 5, 5]), (5, [0, 3, 5, 5])])
+def test_rows_of_unknown_users_are_in_no_group(first: int, ids: list[int]) -> None:
+    """Ids below the first one are shared: of padding, of unknown values, of buckets."""
+    users = UserGroups("user_id", range(first, 80))
+    collected = LabelScores(users=users)
+    batch = {"label": np.array([1.0, 0.0, 1.0, 0.0]), "user_id": np.array(ids)}
+    scores = np.array([1, 2, 4, 3], np.float32)
+    collected.add(RowColumns(users, label="label").read(batch, scores))
     expected = {"value": 1.0, "users": 1, "rows": 2, "rows_of_unknown_users": 2}
-    assert collected.result(None)["gauc"] == expected
-    # Ids 2 to 4 are buckets, of many users each.
-    batch["user_id"] = np.array([0, 3, 5, 5])
-    groups = UserGroups("user_id", range(5, 80))
-    for collected in (
-        LabelScores("label", "user_id", groups=groups),
-        LabelScores("label", "user_id", user_ids=groups.ids),
-    ):
-        collected.update(batch, np.array([1, 2, 4, 3], np.float32))
-        assert collected.result(None)["gauc"] == expected
+    assert collected.result()["gauc"] == expected
 
 
 def test_validation_leaves_out_buckets_of_users_as_evaluation_does(
@@ -244,7 +232,8 @@ def test_validation_leaves_out_buckets_of_users_as_evaluation_does(
     assert isinstance(model, RankingModel)
 
     def measure() -> dict[str, Any]:
-        found = evaluate_tasks(model, version, manifest, "validation", config)["label"]["gauc"]
+        trained = TrainedModel(Path(), model, config, manifest, version)
+        found = evaluate_tasks(trained, model, "validation")["label"]["gauc"]
         validate = build_validate(config, TrainingData(version, manifest))
         assert validate is not None
         assert validate(model)["gauc"] == found["value"]
@@ -261,9 +250,9 @@ def test_validation_leaves_out_buckets_of_users_as_evaluation_does(
 
 
 def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:
-    collected = LabelScores("label")
-    collected.update({"label": tf.ones([3])}, np.ones(3, np.float32))
-    found = collected.result(train_rate=None)
+    collected = LabelScores()
+    collected.add(RowColumns(label="label").read({"label": tf.ones([3])}, np.ones(3, np.float32)))
+    found = collected.result()
     assert found["auc"] is None
     assert found["log_loss"] is None
     assert found["calibration"] is None
@@ -294,28 +283,24 @@ def _without_rows(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("exact_rows", [10, 10**6])
-def test_a_row_of_weight_two_is_as_good_as_the_row_twice(exact_rows: int) -> None:
+def test_a_row_of_weight_two_is_as_good_as_the_row_twice(
+    exact_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = _weighted_rows(900)
     repeats = batch["weight"].astype(int)
     repeated = {name: np.repeat(column, repeats) for name, column in batch.items()}
-    groups = UserGroups("user", range(2, 62), seed=3)
-    build: Any = partial(LabelScores, "label", "user", 1.0)
-    weighted = build(replace(groups), "weight", _auc=StreamedAUC(exact_rows))
-    plain = build(replace(groups), _auc=StreamedAUC(exact_rows))
-    for part in np.array_split(np.arange(900), 3):
-        weighted.update({name: c[part] for name, c in batch.items()}, batch["score"][part])
-    plain.update(repeated, repeated["score"])
-    found, expected = weighted.result(0.2), plain.result(0.2)
-    assert found["rows"] == np.count_nonzero(repeats)
-    assert found["weighted_by"] == "weight"
-    assert _without_rows(expected) == _strip(found)
-
-    errors, plain_errors = (
-        ErrorScores("label", 0.2, replace(groups), weight) for weight in ("weight", None)
-    )
-    errors.update(batch, batch["score"])
-    plain_errors.update(repeated, repeated["score"])
-    assert _without_rows(plain_errors.result()) == _strip(errors.result())
+    monkeypatch.setattr(tasks, "StreamedAUC", partial(StreamedAUC, exact_rows))
+    users = UserGroups("user", range(2, 62))
+    weighted = RowColumns(users, label="label", weight="weight")
+    plain = RowColumns(users, label="label")
+    for build in (partial(LabelScores, 1.0, users, 3), partial(ErrorScores, 0.2, 3)):
+        found, expected = build(), build()
+        for part in np.array_split(np.arange(900), 3):
+            own = {name: column[part] for name, column in batch.items()}
+            found.add(weighted.read(own, own["score"]).take_counted())
+        expected.add(plain.read(repeated, repeated["score"]).take_counted())
+        assert found.result()["rows"] == np.count_nonzero(repeats)
+        assert _without_rows(expected.result()) == _strip(found.result())
 
 
 def _strip(values: Any) -> Any:
@@ -328,8 +313,17 @@ def _strip(values: Any) -> Any:
 
 
 def test_weights_that_are_none_are_refused() -> None:
-    scores = LabelScores("label", weight="weight")
+    columns = RowColumns(label="label", weight="weight")
     for bad in (-1.0, np.nan):
         batch = {"label": np.ones(2), "weight": np.array([1.0, bad])}
         with pytest.raises(InputDataError, match="weight 'weight'"):
-            scores.update(batch, np.ones(2, np.float32))
+            columns.read(batch, np.ones(2, np.float32))
+
+
+def test_rows_without_a_label_are_not_counted() -> None:
+    lacking, batch = RowColumns(label="label", may_lack=True), {"label": np.array([1.0, np.nan])}
+    assert lacking.read(batch, np.ones(2)).is_counted.tolist() == [True, False]
+    assert RowColumns(label="label").read(batch, np.ones(2)).is_counted.all()
+    ragged = {"label": tf.ragged.constant([[1.0], [], [0.0]])}
+    rows = RowColumns(label="label").read(ragged, np.arange(3.0)).take_counted()
+    assert (rows.labels.tolist(), rows.scores.tolist()) == ([1.0, 0.0], [0.0, 2.0])

@@ -24,18 +24,18 @@ from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_datase
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.baselines import read_popularity
 from training.evaluation.evaluate import evaluate_split
-from training.evaluation.item_index import ItemIndex, build_item_index, rank_top_k
-from training.evaluation.metrics import MISSING, Pairs, RankMeasures, measure
-from training.evaluation.per_user_ranking import (
-    RandomLists,
-    UserReader,
-    rank_in_lists,
-    read_held_out,
+from training.evaluation.item_index import (
+    MISSING,
+    ItemIndex,
+    Pairs,
+    build_item_index,
+    rank_top_k,
 )
+from training.evaluation.metrics import RankMeasures, measure
 from training.evaluation.prediction_files import measure_lists
-from training.evaluation.users_as_of import find_first_rows
+from training.evaluation.systems import RandomSystem, read_popularity
+from training.evaluation.users import UserReader, find_first_rows, rank_in_lists, read_held_out
 
 KS = (1, 3, 10)
 CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)
@@ -58,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 
 def _open_users(trained: TrainedModel, index: ItemIndex, inputs: tuple[str, ...]) -> UserReader:
     held_out = read_held_out(trained, "test", index, None)
-    return UserReader(trained, "test", index, inputs, True, held_out)
+    return UserReader(trained, "test", index, inputs, held_out)
 
 
 def _ids(trained: TrainedModel, name: str) -> dict:
@@ -175,9 +175,9 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
     batches = list(_open_users(_configure(trained), index, ()).read())
-    chance = RandomLists(len(index), 5)
+    chance = RandomSystem(len(index), 5)
     several = [
-        measure(chance.measure(batch), RankMeasures((10,)), "user")["precision@10"]
+        measure(chance.rank_users(batch, 10)[0], RankMeasures((10,)), "user")["precision@10"]
         for _ in range(500)
         for batch in batches
     ]

@@ -1,0 +1,533 @@
+"""Metrics of labels and of a ranking model's tasks, beside a constant prediction.
+
+Of binary labels AUC, GAUC, log loss and calibration; of values RMSE and MAE. Rows are those of
+`scored_rows`: of users, weights and slices they know what the table knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.errors import ConfigError, InputDataError
+from conf.manifest import Manifest
+from conf.metrics import list_families
+from training.checkpoint.restore import TrainedModel
+from training.embedding.dynamic_table import DynamicTable
+from training.evaluation.intervals import (
+    CONSTANT,
+    GROUPS,
+    Interval,
+    compare_auc,
+    compare_groups,
+    compare_rows,
+    describe_differences,
+    find_gap,
+    find_means,
+    find_root_gap,
+)
+from training.evaluation.metrics import (
+    BINARY_METRICS,
+    VALUE_METRICS,
+    FloatArray,
+    GroupedAUC,
+    IntArray,
+    StreamedAUC,
+    StreamedCalibration,
+    absolute_errors,
+    auc_by_group,
+    constant_log_loss,
+    find_log_losses,
+    square_errors,
+)
+from training.evaluation.own_metrics import OwnMetric, OwnScores, build_own_metrics
+from training.evaluation.scored_rows import (
+    ROWS,
+    GroupSums,
+    RowColumns,
+    ScoredRows,
+    UserGroups,
+    build_user_groups,
+    count_owners,
+    has_user_vocabulary,
+    number_owners,
+    plan_slicings,
+)
+from training.input.batches import (
+    FINITE_ADVICE,
+    Batch,
+    Features,
+    build_eval_dataset,
+    read_batches,
+    tell_non_finite,
+)
+from training.models.embedded_inputs import vector_errors
+from training.models.ranking import RankingModel, Task
+
+ScoreRows = Callable[[Features], Mapping[str, tf.Tensor]]
+"""From the inputs of a model to the logits or values of each task, `[rows]`."""
+_SLICE_METRICS = ("auc", "log_loss", "rmse", "mae")
+
+
+class LabelScores:
+    """Metrics of a binary label.
+
+    Args:
+        temperature: What scores are divided by to be log-odds; None: they are none.
+        users: Which users have an AUC of their own; None: no GAUC.
+        seed: Seed of the intervals; None: without them.
+    """
+
+    def __init__(
+        self,
+        temperature: float | None = None,
+        users: UserGroups | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._temperature, self._users, self._seed = temperature, users, seed
+        self._rows = self._unnamed = 0
+        self._auc, self._gauc = StreamedAUC(), GroupedAUC()
+        self._calibration = StreamedCalibration()
+        self._sums = GroupSums(1 if seed is None else 2 * GROUPS)
+
+    def add(self, rows: ScoredRows) -> None:
+        positive, scores, weights = rows.labels > 0.5, rows.scores.astype(np.float32), rows.weights
+        groups = None if self._seed is None else rows.groups
+        self._rows += len(rows)
+        self._auc.update(positive, scores, groups, weights)
+        if self._users is not None and rows.users is not None:
+            # Users outside the vocabulary share an id or a bucket, and are many.
+            known = self._users.are_named(rows.users)
+            self._unnamed += int(np.count_nonzero(~known))
+            own = None if weights is None else weights[known]
+            self._gauc.update(rows.users[known], positive[known], scores[known], own)
+        values: dict[str, NDArray[Any]] = {"positives": positive}
+        if self._temperature is not None:
+            logits = scores / self._temperature
+            values["log_loss"] = find_log_losses(positive, logits)
+            self._calibration.update(positive, logits, weights)
+        self._sums.add(values, groups, weights)
+
+    def result(self, train_rate: float | None = None) -> dict[str, Any] | None:
+        """The metrics, beside those of the rate of train (None: the rows' own); None of no rows."""
+        if not self._rows:
+            return None
+        means, auc = self._sums.means(), self._auc.result()
+        rate = means["positives"] if train_rate is None else train_rate
+        gauc, gaps = (None, None) if self._users is None else self._gauc.result()
+        if gauc is not None:
+            gauc["rows_of_unknown_users"] = self._unnamed
+        constant = constant_log_loss(means["positives"], rate)
+        return {
+            "rows": self._rows,
+            "auc": None if auc is None else auc.value,
+            "auc_error": None if auc is None else auc.error,
+            "gauc": gauc,
+            "log_loss": means.get("log_loss"),
+            "calibration": self._calibration.result(),
+            "constant": {"auc": 0.5, "log_loss": constant, "rate": rate},
+            **({} if self._seed is None else self._compare(self._seed, rate, gaps)),
+        }
+
+    def _compare(self, seed: int, rate: float, gaps: FloatArray | None) -> dict[str, Any]:
+        intervals: dict[str, Interval] = {}
+        if (auc := self._auc.compare()) is not None:
+            intervals["auc"] = auc
+        if gaps is not None and gaps.any():
+            [intervals["gauc"]] = compare_groups(gaps, find_means, seed)
+        if self._temperature is not None and 0.0 < rate < 1.0:
+            rows, positives = self._sums[ROWS], self._sums["positives"]
+            constant = -positives * np.log(rate) - (rows - positives) * np.log1p(-rate)
+            table = np.stack([self._sums["log_loss"], constant, rows], axis=1)
+            [intervals["log_loss"]] = compare_groups(table, find_gap, seed)
+        return {"differences": describe_differences(self._sums[ROWS], {CONSTANT: intervals})}
+
+
+class ErrorScores:
+    """Errors of predicted values.
+
+    Args:
+        train_mean: Mean of train, the constant prediction; None: the rows' own.
+        seed: Seed of the intervals; None: without them.
+    """
+
+    def __init__(self, train_mean: float | None = None, seed: int | None = None) -> None:
+        self._train_mean, self._seed, self._rows = train_mean, seed, 0
+        self._sums = GroupSums(1 if seed is None else 2 * GROUPS)
+
+    def add(self, rows: ScoredRows) -> None:
+        self._rows += len(rows)
+        values = {
+            "labels": rows.labels,
+            "squared_labels": np.square(rows.labels),
+            "squared": square_errors(rows.labels, rows.scores),
+            "absolute": absolute_errors(rows.labels, rows.scores),
+        }
+        self._sums.add(values, None if self._seed is None else rows.groups, rows.weights)
+
+    def result(self) -> dict[str, Any] | None:
+        if not self._rows:
+            return None
+        sums, means = self._sums, self._sums.means()
+        constant = means["labels"] if self._train_mean is None else self._train_mean
+        squared = sums["squared_labels"] - 2 * constant * sums["labels"] + constant**2 * sums[ROWS]
+        error = float(np.sqrt(max(squared.sum() / sums.total(), 0.0)))
+        values = {
+            "rows": self._rows,
+            "rmse": float(np.sqrt(means["squared"])),
+            "mae": means["absolute"],
+            "constant": {"value": constant, "rmse": error},
+        }
+        if self._seed is None:
+            return values
+        table = np.stack([sums["squared"], np.maximum(squared, 0.0), sums[ROWS]], axis=1)
+        [found] = compare_groups(table, find_root_gap, self._seed)
+        against = {CONSTANT: {"rmse": found}}
+        return {**values, "differences": describe_differences(sums[ROWS], against)}
+
+
+class TaskScores:
+    """Metrics of each task of a ranking model, batch by batch.
+
+    Args:
+        model: The model.
+        manifest: Manifest of the dataset version that is read.
+        score: What scores rows; None: the model.
+        columns: Groups of users and slices.
+        seed: Seed of the intervals; None: without them.
+    """
+
+    def __init__(
+        self,
+        model: RankingModel,
+        manifest: Manifest,
+        score: ScoreRows | None = None,
+        columns: RowColumns | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._model, self._score = model, score or compile_scores(model)
+        self._manifest, self._seed = manifest, seed
+        columns = columns or RowColumns()
+        self._slicings = columns.slicings
+        self._users = columns.groups if has_user_vocabulary(manifest) else None
+        self._columns = {t.name: columns.with_label(manifest, t.label) for t in model.tasks}
+        self._scores = {task.name: self._build(task) for task in model.tasks}
+        self._slices: dict[tuple[str, int, int], LabelScores | ErrorScores] = {}
+        self._own: dict[str, OwnScores] = {}
+        self._before: dict[str, LabelScores] = {}
+        self._score_before = self._score
+
+    def _build(self, task: Task) -> LabelScores | ErrorScores:
+        if task.is_binary:
+            return LabelScores(1.0, self._users, self._seed)
+        return ErrorScores(self._manifest.find_label_mean(task.label, "train"), self._seed)
+
+    def measure_uncalibrated(self) -> None:
+        """Also measures log loss and calibration without the calibration that was fitted."""
+        if self._model.calibrations:
+            self._score_before = compile_scores(
+                self._model, self._model.compute_uncalibrated_logits
+            )
+            self._before = {name: LabelScores(1.0) for name in self._model.calibrations}
+
+    def measure_own(self, metrics: tuple[OwnMetric, ...]) -> None:
+        if metrics:
+            self._own = {task.name: OwnScores(task.name, metrics) for task in self._model.tasks}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        names = [name for columns in self._columns.values() for name in columns.inputs]
+        return tuple(dict.fromkeys((*self._model.inputs, *names)))
+
+    def update(self, batch: Batch) -> None:
+        """Adds a batch; its scores have to be numbers, and labels those of their task."""
+        given = {name: batch[name] for name in self._model.inputs if name in batch}
+        logits = self._score(given)
+        before = self._score_before(given) if self._before else {}
+        for task in self._model.tasks:
+            scores = np.asarray(logits[task.name], np.float32)
+            check_scores(task, scores, given)
+            every = self._columns[task.name].read(batch, scores)
+            rows = every.take_counted()
+            if task.is_binary:
+                check_binary(task, rows.labels)
+            self._scores[task.name].add(rows)
+            self._add_slices(task, rows)
+            if task.name in self._before:
+                scores = np.asarray(before[task.name], np.float32)
+                self._before[task.name].add(replace(every, scores=scores).take_counted())
+            if task.name in self._own:
+                exact = rows.scores.astype(np.float64)
+                values = np.exp(-np.logaddexp(0.0, -exact)) if task.is_binary else exact
+                self._own[task.name].update(rows.labels, values, rows.weights)
+
+    def _add_slices(self, task: Task, rows: ScoredRows) -> None:
+        for number, groups in enumerate(rows.slices):
+            for group in np.unique(groups).tolist():
+                key = (task.name, number, group)
+                if key not in self._slices:
+                    self._slices[key] = LabelScores(1.0) if task.is_binary else ErrorScores()
+                self._slices[key].add(rows.take(np.flatnonzero(groups == group)))
+
+    def result(self) -> dict[str, dict[str, Any]]:
+        return {task.name: self._describe(task) for task in self._model.tasks}
+
+    def _describe(self, task: Task) -> dict[str, Any]:
+        scores, weight = self._scores[task.name], self._columns[task.name].weight
+        if isinstance(scores, ErrorScores):
+            found = scores.result()
+        else:
+            found = scores.result(self._manifest.find_label_mean(task.label, "train"))
+        described = {"kind": task.kind, "label": task.label, **(found or {})}
+        if found and weight is not None:
+            described["weighted_by"] = weight
+        if task.name in self._before:
+            before = self._before[task.name].result() or {}
+            names = ("log_loss", "calibration")
+            described["uncalibrated"] = {name: before[name] for name in names if name in before}
+        if task.name in self._own:
+            described["own"] = self._own[task.name].result()
+        if self._slicings:
+            described["slices"] = self._describe_slices(task)
+        return described
+
+    def _describe_slices(self, task: Task) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {slicing.name: [] for slicing in self._slicings}
+        for name, number, group in sorted(self._slices):
+            if name == task.name:
+                values = self._slices[name, number, group].result() or {"rows": 0}
+                metrics = {metric: values[metric] for metric in _SLICE_METRICS if metric in values}
+                value = {"value": self._slicings[number].labels[group], "rows": values["rows"]}
+                found[self._slicings[number].name].append({**value, "systems": {"model": metrics}})
+        return found
+
+
+def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> ScoreRows:
+    """Compiles logits, or `compute`, for any number of rows; dynamic tables map keys in Python."""
+    found = compute or model.compute_logits
+    if not any(isinstance(table, DynamicTable) for table in model.tables.values()):
+        found = _compile_for_any_rows(found)
+
+    def score(features: Features) -> Mapping[str, tf.Tensor]:
+        with vector_errors():
+            scores: Mapping[str, tf.Tensor] = found(features)
+        return scores
+
+    return score
+
+
+def _compile_for_any_rows(compute: ScoreRows) -> ScoreRows:
+    compiled = tf.function(compute, reduce_retracing=True)
+
+    def score(features: Features) -> Mapping[str, tf.Tensor]:
+        if not compiled.experimental_get_tracing_count():
+            specs = {name: _spec_of_any_rows(value) for name, value in features.items()}
+            compiled.get_concrete_function(specs)  # Calls find it before they trace anew.
+        scores: Mapping[str, tf.Tensor] = compiled(features)
+        return scores
+
+    return score
+
+
+def _spec_of_any_rows(value: Any) -> tf.TypeSpec:
+    shape = [None, *value.shape[1:]]
+    if isinstance(value, tf.RaggedTensor):
+        row_splits = value.row_splits.dtype
+        return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, row_splits)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, value.dtype)
+    return tf.TensorSpec(shape, value.dtype)
+
+
+def summarize_tasks(
+    model: RankingModel, results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    """Flattens the results of tasks to what validation keeps: of the first without a prefix.
+
+    `loss` sums each task's log loss or mean squared error by its weight.
+    """
+    metrics: dict[str, float] = {}
+    losses = []
+    for number, task in enumerate(model.tasks):
+        found = results[task.name]
+        prefix = f"{task.name}/" if number else ""
+        families = list_families("binary", "value", may_stop=True)
+        values = {family: found.get(family) for family in families} | found.get("own", {})
+        values["gauc"] = (found.get("gauc") or {}).get("value")
+        metrics |= {f"{prefix}{name}": v for name, v in values.items() if v is not None}
+        loss = found.get("log_loss") if task.is_binary else np.square(found.get("rmse", np.nan))
+        if "rows" in found:  # Others have no row with their label.
+            losses.append(task.weight * float(np.nan if loss is None else loss))
+    return {"loss": sum(losses) if losses else np.nan, **metrics}
+
+
+def evaluate_tasks(
+    trained: TrainedModel, model: RankingModel, split: str, score: ScoreRows | None = None
+) -> dict[str, dict[str, Any]]:
+    """Measures tasks with slices and intervals; `score` scores rows in place of the model."""
+    where, config = (trained.version_dir, trained.manifest), trained.config
+    slicings = plan_slicings(*where, config.evaluation.slices, "event", config.input)
+    columns = RowColumns(build_user_groups(*where), slicings)
+    scores = TaskScores(model, trained.manifest, score, columns, config.seed)
+    scores.measure_own(build_own_metrics(config.evaluation.metrics))
+    if score is None:  # What serves a model gives the calibrated scores alone.
+        scores.measure_uncalibrated()
+    for batch in read_scored(trained, split, scores.inputs):
+        scores.update(batch)
+    return scores.result()
+
+
+def read_scored(trained: TrainedModel, split: str, names: tuple[str, ...]) -> Any:
+    where, config = (trained.version_dir, trained.manifest), trained.config.evaluation
+    dataset = build_eval_dataset(
+        *where, split, config.batch_size, names, evaluation_filter=config.filter
+    )
+    yield from read_batches(dataset, *where, split)
+
+
+def compare_tasks(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
+    """Compares the tasks that two ranking models have in common, row by row."""
+    tasks, seed = _find_common_tasks(trained, other), trained.config.seed
+    own, rival = (_score_rows(trained, one.model, split, tasks) for one in (trained, other))
+    owners, weights = (
+        number_owners(trained.version_dir, trained.manifest, own["users"]),
+        own["weights"],
+    )
+    metrics: dict[str, Interval] = {}
+    for task in tasks:
+        kept = own[f"counted {task.name}"]
+        labels = own[f"label {task.name}"][kept]
+        scores = [rows[f"score {task.name}"][kept] for rows in (own, rival)]
+        compare = _compare_binary if task.is_binary else _compare_errors
+        found = compare(labels, scores, owners[kept], seed, weights[kept])
+        prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
+        metrics |= {f"{prefix}{name}": difference for name, difference in found.items()}
+    described = {
+        "protocol": "rows",
+        "rows": len(owners),
+        "users": count_owners(owners),
+        "metrics": metrics,
+    }
+    weight = trained.manifest.find_weight()
+    return described if weight is None else {**described, "weighted_by": weight}
+
+
+def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:
+    own, rival = ({(t.label, t.kind): t for t in m.model.tasks} for m in (trained, other))
+    common = [task for key, task in own.items() if key in rival and rival[key].name == task.name]
+    if not common:
+        raise ConfigError(
+            "the runs have no task in common",
+            received=" and ".join(
+                ", ".join(t.name for t in tasks.values()) for tasks in (own, rival)
+            ),
+            allowed="tasks of one name, label and objective",
+        )
+    return common
+
+
+def _score_rows(
+    trained: TrainedModel, model: RankingModel, split: str, tasks: list[Task]
+) -> dict[str, NDArray[Any]]:
+    """Columns of the rows whose weight is above 0: users, weights, each task's label and score."""
+    manifest, score = trained.manifest, compile_scores(model)
+    columns = {task.name: RowColumns().with_label(manifest, task.label) for task in tasks}
+    user = manifest.keys.user
+    read = [name for each in columns.values() for name in each.inputs]
+    names = tuple(dict.fromkeys((*model.inputs, *read, *((user,) if user else ()))))
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for batch in read_scored(trained, split, names):
+        logits = score({name: batch[name] for name in model.inputs})
+        found: dict[str, NDArray[Any]] = {}
+        for task in tasks:
+            scores = np.asarray(logits[task.name], np.float64)
+            check_scores(task, scores, batch)
+            rows = columns[task.name].read(batch, scores)
+            found |= {f"score {task.name}": scores, f"label {task.name}": rows.labels}
+            found[f"counted {task.name}"] = rows.is_counted
+            found["weights"] = np.ones(len(rows)) if rows.weights is None else rows.weights
+        size = len(found["weights"])
+        found["users"] = np.asarray(batch[user], np.int64) if user else np.zeros(size, np.int64)
+        weighted = np.flatnonzero(found["weights"])
+        for name, column in found.items():
+            parts.setdefault(name, []).append(column[weighted])
+    return {name: np.concatenate(columns) for name, columns in parts.items()}
+
+
+def _compare_binary(
+    labels: FloatArray,
+    scores: Sequence[FloatArray],
+    owners: IntArray,
+    seed: int,
+    weights: FloatArray,
+) -> dict[str, Interval]:
+    positive, found = labels > 0.5, {}
+    if positive.any() and not positive.all():
+        found["auc"] = compare_auc(positive, scores, owners, weights)
+    for name, compute in BINARY_METRICS.items():
+        values = [compute(positive, each) for each in scores]
+        found[name] = compare_rows(name, values, owners, seed, weights)
+    named = owners >= 0
+    if named.any():
+        found |= _compare_users(
+            owners[named], positive[named], [s[named] for s in scores], weights[named], seed
+        )
+    return found
+
+
+def _compare_users(
+    owners: IntArray,
+    positive: NDArray[np.bool_],
+    scores: Sequence[FloatArray],
+    weights: FloatArray,
+    seed: int,
+) -> dict[str, Interval]:
+    """GAUC of both; nothing where no user has both labels."""
+    own, rival = (
+        auc_by_group(owners, positive, each.astype(np.float32), weights) for each in scores
+    )
+    if not len(own.values):
+        return {}
+    table = np.stack([(own.values - rival.values) * own.weights, own.weights], axis=1)
+    [found] = compare_groups(table, find_means, seed)
+    run, other = (float(np.average(each.values, weights=own.weights)) for each in (own, rival))
+    return {"gauc": {"run": run, "other": other, **found}}
+
+
+def _compare_errors(
+    labels: FloatArray,
+    scores: Sequence[FloatArray],
+    owners: IntArray,
+    seed: int,
+    weights: FloatArray,
+) -> dict[str, Interval]:
+    return {
+        name: compare_rows(name, [compute(labels, each) for each in scores], owners, seed, weights)
+        for name, compute in VALUE_METRICS.items()
+    }
+
+
+def check_scores(task: Task, scores: NDArray[np.floating], features: Features) -> None:
+    bad = int(np.isnan(scores).sum())
+    if bad:
+        raise InputDataError(
+            f"the model's scores of task {task.name} are no numbers",
+            received=f"{bad} of {len(scores)} rows are NaN{tell_non_finite(features)}",
+            fix=FINITE_ADVICE,
+        )
+
+
+def check_binary(task: Task, labels: NDArray[Any]) -> None:
+    bad = (labels != 0) & (labels != 1)
+    if bad.any():
+        raise InputDataError(
+            f"label {task.label!r} holds a value that the binary task {task.name} does not know",
+            received=str(labels[int(bad.argmax())]),
+            allowed="0 or 1",
+            fix="map the label in the build config, or set the task's objective to squared_error",
+        )
