@@ -87,7 +87,7 @@ def find_keep_rate(config: InputConfig, manifest: Manifest, label: str) -> float
         the shares were before.
     """
     balance = config.class_balance
-    hidden = config.filter or config.mix or config.take  # Rows read have other shares of labels.
+    hidden = config.filter or config.mix  # Rows read have other shares of labels.
     if balance is None or balance.feature != label or hidden:
         return None
     rate = manifest.find_label_rate(label).get("train")

@@ -30,7 +30,7 @@ from tests.training.toy_models import TinyTowers
 from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel, load_run
 from training.evaluation.evaluate import compare_runs, evaluate_split
-from training.evaluation.metrics import RankingMeans, measure
+from training.evaluation.metrics import measure
 from training.evaluation.own_metrics import build_measures
 from training.fit import fit_run
 from training.input.batches import build_eval_dataset
@@ -286,11 +286,6 @@ def test_values_are_those_of_plain_loops(several: Path, tmp_path: Path) -> None:
             for row, found in zip(ranks, values[f"own_graded@{k}"], strict=True):
                 inside = [rank for rank in row.tolist() if rank <= k]
                 assert found == pytest.approx(sum(1.5**-rank for rank in inside))
-    whole, parts = RankingMeans(measures, "user"), RankingMeans(measures, "user")
-    whole.update(ranks)
-    for part in (ranks[:0], ranks[:7], ranks[7:8], ranks[8:]):
-        parts.update(part)
-    assert parts.result() == pytest.approx(whole.result())
     of_ranking = build_measures(plan(several, tmp_path, OF_RANKS, model=LR))
     assert (of_ranking.ks, dict(of_ranking.own)) == (KS, {})
 
