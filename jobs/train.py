@@ -33,8 +33,6 @@ app = typer.Typer(add_completion=False)
 
 
 class Launcher(StrEnum):
-    """Who starts the workers of a run."""
-
     NONE = "none"
     SPARK = "spark"
 

@@ -92,7 +92,6 @@ def fit_run(
 def _choose_start(
     config: TrainConfig, progress: TrainingProgress, workers: Workers, mode: StartMode
 ) -> RunStart:
-    """As `choose_start`, of the runs in a store, too."""
     series = _find_series(config, workers)
     if series is not None and mode is not StartMode.NEW:
         series.bring_newest(config_sha256(config))

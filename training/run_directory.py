@@ -66,7 +66,6 @@ _log = logging.getLogger("sluice.training.run_directory")
 
 
 def run_paths(config: TrainConfig) -> RunPaths:
-    """Returns the paths of the series that a config belongs to."""
     return RunPaths(find_working_path(config.root), config.name)
 
 
@@ -113,7 +112,6 @@ def _root_errors() -> Iterator[None]:
 
 
 def publish_run(config: TrainConfig, run: Path) -> None:
-    """Makes a finished run the current one of its series."""
     set_pointer(run_paths(config).base, run.name)
 
 
@@ -178,7 +176,6 @@ def locked(run: Path) -> Iterator[None]:
 
 @contextmanager
 def recorded_status(run: Path) -> Iterator[None]:
-    """Notes in the run card that a run failed or was interrupted, and why, if it was."""
     try:
         yield
     except BaseException as error:
@@ -209,7 +206,6 @@ def counted_seconds(run: Path) -> Iterator[None]:
 
 
 def describe_versions() -> dict[str, Any]:
-    """Returns the versions of Python and of the libraries that a result depends on."""
     versions: dict[str, Any] = {"python": platform.python_version(), "sluice": read_code_version()}
     for package in _REPORTED_PACKAGES:
         versions[package] = None
@@ -246,7 +242,6 @@ def describe_start(run: Path, start: RunStart, model: Model, devices: Devices) -
 
 
 def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
-    """Returns what the card says once the run is trained and published."""
     return {
         "status": STATUS_TRAINED,
         # Dynamic tables have grown.
@@ -281,7 +276,6 @@ def _describe_tables(model: Model) -> dict[str, list[int]]:
 
 
 def _describe_weights(model: Model) -> dict[str, list[int]]:
-    """Returns the shape of each variable of a model that is no table, by name."""
     tables = {id(variable) for variable in model.table_variables}
     found = model.named_variables.items()
     return {name: v.shape.as_list() for name, v in found if id(v) not in tables}

@@ -193,7 +193,6 @@ class Devices:
     batch_size: int
 
     def render(self) -> str:
-        """Returns the description in words."""
         processes = f" in {self.workers} processes" if self.workers > 1 else ""
         share = self.batch_size // self.replicas
         return (
@@ -202,7 +201,6 @@ class Devices:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the description for the run card."""
         return {**asdict(self), "rows_per_replica": self.batch_size // self.replicas}
 
 
@@ -218,7 +216,6 @@ def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> Devic
 
 
 def count_workers(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many processes train with a strategy, step by step together."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 1
     return len(strategy.cluster_resolver.cluster_spec().job_tasks("worker"))

@@ -51,8 +51,6 @@ _FULL_DISK = "No space left on device"
 
 
 class Workers:
-    """All processes of a run, seen from one of them."""
-
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
         self.count = count_workers(strategy)
@@ -62,17 +60,14 @@ class Workers:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process decides and writes."""
         return self.index == 0
 
     def any(self, flag: bool) -> bool:
-        """Returns whether the flag is set on any process."""
         if self.count == 1:
             return flag
         return float(self.sum(tf.constant(float(flag)))) > 0
 
     def all(self, flag: bool) -> bool:
-        """Returns whether the flag is set on all processes."""
         return not self.any(not flag)
 
     def share(self, decide: Callable[[], T]) -> T:
@@ -148,7 +143,6 @@ class Workers:
         return self._sums[spec](value)
 
     def _sum_replicas(self, value: tf.Tensor) -> tf.Tensor:
-        """Sums the values of all processes' first replicas."""
         local = self.strategy.num_replicas_in_sync // self.count
 
         def take() -> tf.Tensor:
@@ -181,21 +175,11 @@ def lost_worker_errors(workers: Workers) -> Iterator[None]:
 class NullWriter:
     """Stands for a log on the processes that write none."""
 
-    def write(self, *record: Any) -> None:
-        """Drops a record."""
-
-    def write_scalars(self, *record: Any) -> None:
-        """Drops numbers."""
-
-    def sync(self) -> None:
-        """Nothing to bring to the disk."""
-
-    def close(self) -> None:
-        """Nothing to end."""
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *record: None
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and TensorFlow."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     tf.random.set_seed(seed)
@@ -239,7 +223,6 @@ def memory_errors() -> Iterator[None]:
 
 
 def peak_memory_bytes() -> int:
-    """Returns the most memory that this process has held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kibibytes.
 

@@ -71,7 +71,6 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether training is to stop."""
         return self._signal is not None
 
     def request(self, number: int) -> None:
@@ -175,7 +174,6 @@ class EpochInput:
 
     @contextmanager
     def open(self, position: Position) -> Iterator[EpochBatches]:
-        """Opens an epoch's batches from a position on."""
         counts = InputCounts()
         dataset = self.build_dataset(position, counts)
         if self.inputs.keyed:
@@ -204,7 +202,6 @@ class EpochInput:
         compare_begun(DamagePolicy(self.config.input.on_corrupt, checks=self._checks))
 
     def read_batch(self, position: Position) -> Batch:
-        """Reads the batch of one step, over all replicas, once more."""
         batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))
         return batch
 
@@ -221,7 +218,6 @@ class EpochInput:
         return self._counts[epoch]
 
     def describe_tables(self) -> dict[str, dict[str, int]]:
-        """Returns what has happened to the keys of each dynamic table in this epoch."""
         return {part.space.label: part.space.describe() for part in self.inputs.keyed}
 
     def render_tables(self) -> list[str]:
@@ -339,7 +335,6 @@ class EpochRunner:
         self._saved_at = time.monotonic()
 
     def wait(self) -> None:
-        """Waits until all that was saved is on the disk."""
         with self._divergence_errors():
             self.context.checkpoints.wait()
 
@@ -352,7 +347,6 @@ class EpochRunner:
         )
 
     def save_once(self, state: ResumeState, why: str) -> None:
-        """Saves a state, if it is not saved yet, and waits until it is on the disk; tells why."""
         if self.context.checkpoints.saved != state.position:
             self.context.progress.message(why)
             self.save(state)
@@ -387,7 +381,6 @@ class EpochRunner:
             )
 
     def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
-        """Whether an epoch has no further step."""
         if position.batch >= self._plan.count_steps_of_epoch(position.epoch):
             return True
         return validations is not None and validations.should_stop()

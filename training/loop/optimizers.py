@@ -277,7 +277,6 @@ class Optimizers(tf.Module):
 
     @property
     def step(self) -> tf.Variable:
-        """Number of updates so far, int64 scalar."""
         return self.sparse.iterations
 
     def hold_rows(self, name: str, table: EmbeddingTable, rows: np.ndarray) -> None:
@@ -367,7 +366,6 @@ class Optimizers(tf.Module):
         ]
 
     def _constrain(self, moved: Sequence[tf.Variable]) -> None:
-        """Applies the constraints of layers to weights that were updated, on each replica."""
         weights = [self._constrained[id(v)] for v in moved if id(v) in self._constrained]
 
         def assign(strategy: tf.distribute.Strategy) -> None:

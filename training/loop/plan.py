@@ -64,7 +64,6 @@ class StepPlan:
 
     @classmethod
     def of(cls, fit: FitConfig, steps_per_epoch: int) -> StepPlan:
-        """Returns the plan of a config."""
         between = None if fit.validation is None else fit.validation.every_steps
         stops = tuple(n for n in (fit.checkpoint.every_steps, between) if n is not None)
         return cls(steps_per_epoch, fit.count_steps(steps_per_epoch), fit.steps_per_loop, stops)
@@ -75,7 +74,6 @@ class StepPlan:
         return -(-self.total // self.steps_per_epoch)
 
     def count_steps_of_epoch(self, epoch: int) -> int:
-        """Returns the steps of a zero-based epoch."""
         return min(self.steps_per_epoch, self.total - epoch * self.steps_per_epoch)
 
     def count_steps_of_call(self, position: Position) -> int:
@@ -124,7 +122,6 @@ class TrainPlan:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `--dry-run` prints."""
         manifest, steps = self.data.manifest, self.steps_per_epoch
         measured = self.metric == LOSS_METRIC or is_validated(self.config, manifest)
         return {
@@ -159,7 +156,6 @@ def check(config: TrainConfig, data: TrainingData) -> TrainPlan:
 
 
 def read_plan(config: TrainConfig) -> TrainPlan:
-    """Returns the plan of a new run on the current version of its dataset."""
     return check(config, read_current_data(config))
 
 
@@ -228,7 +224,6 @@ def _size_tables(
 
 
 def is_validated(config: TrainConfig, manifest: Manifest) -> bool:
-    """Whether there are rows to validate on."""
     return config.input.validation is not None or manifest.has_split("validation")
 
 
@@ -300,7 +295,6 @@ def check_evaluated(config: TrainConfig, metric: str, key: str) -> None:
 
 
 def _list_metrics(config: TrainConfig) -> list[str]:
-    """Returns the metrics that validation may measure."""
     model, own, ks = config.model, config.evaluation.metrics, config.evaluation.ks
     if isinstance(model, RankingConfig):
         tasks = list(model.tasks.items()) or [("", TaskConfig())]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -43,6 +44,8 @@ from training.monitoring.run_logs import (
 )
 from training.reader.training_data import TrainingData
 
+T = TypeVar("T")
+
 
 class Trainer:
     """Trains one model.
@@ -75,7 +78,6 @@ class Trainer:
 
     @classmethod
     def of(cls, parts: TrainingParts) -> Trainer:
-        """Returns the trainer of parts that are built."""
         trainer = cls.__new__(cls)
         trainer._take(parts)
         return trainer
@@ -141,8 +143,8 @@ class Trainer:
         if planned is not None and metric is None:
             tell("the dataset has no validation split: no early stopping, the last epoch is kept")
         stopping = self.parts.plan.config.fit.early_stopping
-        asked = None if stopping is None else stopping.metric
-        if metric is not None and asked is not None and asked != metric:
+        asked = stopping and stopping.metric
+        if metric is not None and asked and asked != metric:
             tell(
                 f"rows with labels are not ranked: {metric} of the held-out rows chooses the "
                 f"epoch, not {asked}"
@@ -162,20 +164,19 @@ class Trainer:
                 )
             stack.enter_context(closing(checkpoints))
             logs = run / LOGS_DIR
-            epoch_log: EpochLog | NullWriter = EpochLog(logs) if is_chief else NullWriter()
-            stack.enter_context(closing(epoch_log))
+            epoch_log = stack.enter_context(closing(_open(is_chief, lambda: EpochLog(logs))))
             state, history = self._begin(run, checkpoints)
             done = state.position.step(parts.steps.steps_per_epoch)
-            step_log: StepLog | NullWriter = StepLog(run, done) if is_chief else NullWriter()
-            stack.enter_context(closing(step_log))
+            step_log = stack.enter_context(
+                closing(StepLog(run, done) if is_chief else NullWriter())
+            )
             run_steps = parts.run_steps
             if parts.profile is not None and is_chief:
                 run_steps = StepProfiler(run_steps, parts.profile, parts.progress)
                 stack.enter_context(run_steps.begin(logs, done))
-            validation_log: StepValidationLog | NullWriter = NullWriter()
-            if is_chief and fit.validation is not None:
-                validation_log = StepValidationLog(run, done)
-            stack.enter_context(closing(validation_log))
+            is_logged = is_chief and fit.validation is not None
+            log = _open(is_logged, lambda: StepValidationLog(run, done))
+            validation_log = stack.enter_context(closing(log))
             context = RunContext(
                 run, checkpoints, step_log, epoch_log, parts.progress, stop, self._workers,
                 validation_log,
@@ -226,7 +227,6 @@ class Trainer:
         return [EpochRecord(**entry) for entry in entries]
 
     def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations | None:
-        """Returns the validations between epochs, those before a resume included."""
         config, validate = self.parts.plan.config.fit.validation, self.parts.validate_steps
         if config is None:
             return None
@@ -250,7 +250,6 @@ class Trainer:
     def _is_over(
         self, history: list[EpochRecord], metric: str | None, validations: StepValidations | None
     ) -> bool:
-        """Whether training ends with the epochs so far."""
         is_last = len(history) >= self.parts.steps.epochs
         if is_last or (validations is not None and validations.should_stop()):
             return True
@@ -354,6 +353,10 @@ class Trainer:
             best_step=None if best is None else best.step,
             selected_by=metric if is_chosen else None,
         )
+
+
+def _open(is_written: bool, make: Callable[[], T]) -> T | NullWriter:
+    return make() if is_written else NullWriter()
 
 
 def _latest_metric(history: list[EpochRecord], metric: str | None) -> tuple[str, float] | None:

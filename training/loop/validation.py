@@ -227,7 +227,6 @@ def find_best_epoch(history: Sequence[EpochRecord], metric: str | None) -> int:
 def should_stop(
     records: Sequence[EpochRecord] | Sequence[StepValidation], config: EarlyStoppingConfig | None
 ) -> bool:
-    """Whether the metric has not improved for `patience` records."""
     if config is None or config.metric is None or not records:
         return False
     return len(records) - 1 - find_best(records, config.metric) >= config.patience
@@ -260,12 +259,10 @@ class StepValidations:
         return self.records[find_best(self.records, self._stopping.metric)]
 
     def is_due(self, step: int) -> bool:
-        """Whether a validation is to be made after so many steps of the run."""
         done = self.records[-1].step if self.records else 0
         return step > done and step % self._every_steps == 0
 
     def update(self, state: ResumeState, step: int) -> bool:
-        """Validates after so many steps of the run; returns whether the weights are the best."""
         record = StepValidation(step, state.position.epoch + 1, dict(self._measure(state)))
         self.records.append(record)
         self._log.write(record)
@@ -274,5 +271,4 @@ class StepValidations:
         return self.best is record
 
     def should_stop(self) -> bool:
-        """Whether the metric has not improved for `patience` validations."""
         return should_stop(self.records, self._stopping)
