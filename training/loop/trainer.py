@@ -167,9 +167,7 @@ class Trainer:
             epoch_log = stack.enter_context(closing(_open(is_chief, lambda: EpochLog(logs))))
             state, history = self._begin(run, checkpoints)
             done = state.position.step(parts.steps.steps_per_epoch)
-            step_log = stack.enter_context(
-                closing(StepLog(run, done) if is_chief else NullWriter())
-            )
+            step_log = stack.enter_context(closing(_open(is_chief, lambda: StepLog(run, done))))
             run_steps = parts.run_steps
             if parts.profile is not None and is_chief:
                 run_steps = StepProfiler(run_steps, parts.profile, parts.progress)
