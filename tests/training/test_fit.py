@@ -26,7 +26,6 @@ from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.restore import load_run
 from training.distribution.workers import Workers
 from training.fit import fit_run
 from training.loop.plan import read_plan
@@ -140,14 +139,6 @@ def test_a_run_is_held_by_one_process(config: TrainConfig) -> None:
         pass
 
 
-def test_a_failure_is_noted_in_the_card(config: TrainConfig) -> None:
-    run = begin(config, "training")
-    with pytest.raises(TrainingDivergedError), recorded_status(run):
-        raise TrainingDivergedError("the loss is infinite")
-    card = read_json(run / "run_card.json")
-    assert (card["status"], card["error"]) == ("failed", "the loss is infinite")
-
-
 def test_an_interruption_is_no_failure_and_is_resumed(config: TrainConfig) -> None:
     run = begin(config, "training")
     with pytest.raises(TrainingInterruptedError), recorded_status(run):
@@ -195,15 +186,6 @@ def test_the_card_explains_the_run(finished, tiny_version: Path) -> None:
     assert card["training"]["best_epoch"] in (1, 2)
     assert card["training"]["peak_memory_bytes"] > 2**20
     assert card["timing"]["train_seconds"] > 0
-
-
-def test_a_finished_run_is_current_and_restores(finished) -> None:
-    run, config = finished
-    assert resolve_run(str(run.parent.parent)) == run
-    trained = load_run(run)
-    restored, manifest = trained.config, trained.manifest
-    assert restored == config
-    assert manifest.dataset_name == "tiny"
 
 
 def test_a_failed_run_changes_nothing_that_was_there(finished) -> None:

@@ -33,16 +33,6 @@ def first(batch: dict[str, tf.Tensor]) -> tf.Tensor:
     return batch["x"]
 
 
-def test_asks_for_exactly_as_many_batches_as_steps() -> None:
-    run_steps = build_prefetching_steps(first, CPU)
-    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, 4.0, 5.0]}))
-    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [1.0, 2.0]
-    assert run_steps(iterator, tf.constant(1)).losses.numpy().tolist() == [3.0]
-    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [4.0, 5.0]
-    with pytest.raises(tf.errors.OutOfRangeError):
-        run_steps(iterator, tf.constant(1))
-
-
 def test_stops_after_the_first_loss_that_is_not_finite() -> None:
     run_steps = build_prefetching_steps(first, CPU)
     iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, float("nan"), 3.0, 4.0]}))

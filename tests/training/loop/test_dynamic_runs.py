@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from pathlib import Path
 
@@ -9,13 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.training.tables import NormalConfig
 from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import (
     DSSM,
     FIT,
-    RULED,
     build_config,
     build_ruled_config,
     build_trainer,
@@ -222,35 +220,6 @@ def resume_and_compare(trainer: Trainer, run: Path, expected: tuple[Path, Traine
     assert set(state) == set(whole)
     for name, values in whole.items():
         np.testing.assert_array_equal(state[name], values, err_msg=name)
-
-
-@pytest.mark.exhaustive
-def test_a_device_tier_that_is_too_small_is_refused(timed: Path, tmp_path: Path) -> None:
-    tables = {**dynamic_runs.TIERED, "past": {"features": ["history"], "device_rows": 3}}
-    trainer = build_trainer(build_ruled_config(embeddings=tables), timed)
-    with pytest.raises(ConfigError, match=r"past\.device_rows is too small") as refused:
-        trainer.fit(tmp_path, None)
-    needed = re.search(r"has (\d+) rows", refused.value.received)
-    assert needed is not None
-    assert 3 < int(needed[1]) <= 40
-    assert refused.value.allowed.startswith(f"{needed[1]} or more")
-
-
-def test_rules_end_where_the_config_is_wrong(timed: Path, version: Path, tmp_path: Path) -> None:
-    def refuse(rules: dict, data: Path, error: type[Exception], match: str) -> None:
-        tables = {**RULED, "items": {"features": ["movie_id"], **rules}}
-        config = build_ruled_config(embeddings=tables)
-        with pytest.raises(error, match=match):
-            build_trainer(config, data)
-
-    by_time = {"eviction": {"timestamp": "time", "unused_time": 5}}
-    refuse(by_time, version, ConfigError, "names no feature that holds times")
-    for other in ("label", "gender", "user_id"):  # no whole number, an id, a key
-        by_other = {"eviction": {"timestamp": other, "unused_time": 5}}
-        refuse(by_other, timed, ConfigError, "names no feature that holds times")
-    (tmp_path / "keys.txt").write_text("12\nx\n")
-    listed = {"admission": {"allow_list": str(tmp_path / "keys.txt")}}
-    refuse(listed, timed, InputDataError, "no key")
 
 
 class Told(NoProgress):

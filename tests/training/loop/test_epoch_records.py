@@ -24,8 +24,6 @@ from training.models.registry import build_model
 from training.monitoring.progress import build_progress
 from training.monitoring.run_logs import (
     EpochRecord,
-    read_resumed_history,
-    write_history,
 )
 from training.reader.training_data import TrainingData
 
@@ -84,18 +82,6 @@ def test_patience(values: list[float], stop: bool) -> None:
     config = EarlyStoppingConfig(metric="ndcg@10", patience=2)
     assert should_stop(records(values), config) is stop
     assert not should_stop(records(values), None)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "checkpoint"), [([], 2), ([1], 2), ([1, 2], 0), ([1, 3], 3), ([2, 3], 2)]
-)
-def test_a_history_that_does_not_fit_the_checkpoint_is_refused(
-    tmp_path: Path, epochs: list[int], checkpoint: int
-) -> None:
-    every = records([0.1, 0.2, 0.3])
-    write_history(tmp_path, [every[epoch - 1] for epoch in epochs])
-    with pytest.raises(InputDataError, match="does not fit its checkpoints"):
-        read_resumed_history(tmp_path, checkpoint, checkpoint)
 
 
 HELD_OUT = {"hash_of": "user_id", "share": 0.3}

@@ -19,7 +19,6 @@ from conf.errors import InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
-from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from tests.machine import some_of
 from tests.training.killed_run import CONFIG
@@ -272,16 +271,6 @@ def test_shards_that_a_run_reads_in_part_are_compared_before_its_end_is_saved(
     assert changed.positions == []
 
 
-def test_a_binary_objective_reads_labels_of_0_and_1_alone(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=30))
-    manifest = read_manifest(version)
-    other = replace(manifest, keys=replace(manifest.keys, label="gender"))
-    inputs = ("movie_id", "gender")
-    assert run_epoch(build_input(version, other, inputs), Position(0, 0))
-    with pytest.raises(InputDataError, match="'gender' holds a value that a binary objective"):
-        run_epoch(build_input(version, other, inputs, binary_labels=("gender",)), Position(0, 0))
-
-
 CULPRIT = Position(1, 4)  # step 17 of the run
 
 
@@ -346,24 +335,6 @@ def check_last_checkpoint(trainer: Trainer, run: Path, fit) -> None:
     restore_newest(run / "checkpoints" / "last", state, print)
     assert int(trainer.parts.optimizers.step.numpy()) == newest.step(12)
     assert find_non_finite(state.variables.items()) is None
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_weights_that_burst_in_the_last_step_are_not_saved(
-    data: TrainingData, monkeypatch, tmp_path: Path
-) -> None:
-    """No loss shows it any more; without the check they would be the newest checkpoint."""
-    wild = OptimizerConfig(learning_rate=1e300)
-    config = CONFIG.model_copy(
-        update={"optimizer": wild, "fit": FitConfig(epochs=1, steps_per_loop=1)}
-    )
-    trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
-    trainer.parts.epoch_input.steps_per_epoch = 1
-    steps = StepPlan.of(config.fit, 1)
-    trainer.parts = replace(trainer.parts, steps=steps)
-    with pytest.raises(TrainingDivergedError, match=r"epoch 1, at step 1\n.*not finite"):
-        trainer.fit(tmp_path, None)
-    assert list_checkpoints(tmp_path / "checkpoints" / "last") == []
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")

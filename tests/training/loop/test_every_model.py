@@ -9,20 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.artefacts.export import ExportOptions
-from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.every_model import (
     RANKING_MODELS,
     RETRIEVAL_MODELS,
-    ask_bare_process,
-    assert_scores_alike,
     list_retrieval_names,
-    predict_test_split,
-    read_raw_rows,
 )
 from training.checkpoint.restore import TrainedModel, load_run
-from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
@@ -133,18 +126,3 @@ def _assert_alike(twins: Twins) -> None:
 
 def _read_weights(trained: TrainedModel) -> list[np.ndarray]:
     return [variable.numpy() for variable in trained.model.trainable_variables]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_models_of_ones_own_score_alike_in_a_process_without_sluice(
-    runs: Runs, tiny_manifest: Manifest, tiny_version: Path, tmp_path: Path
-) -> None:
-    """They name features of this dataset; the others: tests/contract/skew/test_model_skew.py."""
-    rows = read_raw_rows(tiny_version, tiny_manifest)
-    exports, expected = {}, {}
-    for name in ("own", "own_tower"):
-        trained = load_run(runs.get(name).resumed)
-        expected[name] = predict_test_split(trained)
-        exports[name] = str(write_export(trained, ExportOptions(tmp_path / "models")))
-    assert_scores_alike(expected, ask_bare_process(exports, rows, tmp_path))

@@ -223,16 +223,6 @@ def test_validations_between_epochs_choose_the_weights(by_steps: Trained) -> Non
     assert epoch != records[2].validation
 
 
-@pytest.mark.exhaustive
-def test_a_resumed_run_validates_after_the_same_steps(by_steps: Trained, tmp_path: Path) -> None:
-    """Goes on from the first state, too, which holds first weights and no step."""
-    lines = (by_steps.run / "validations.jsonl").read_text()
-    for batch in (0, 7):
-        part = tmp_path / str(batch)
-        check_same(resume(by_steps, Position(0, batch), part), by_steps.state)
-        assert (part / "validations.jsonl").read_text() == lines
-
-
 def test_a_validation_that_was_cut_off_is_made_again(by_steps: Trained, tmp_path: Path) -> None:
     """The state of step 4 was saved, and the process killed while it was validated."""
     shutil.copytree(by_steps.run / "checkpoints", tmp_path / "from/checkpoints")

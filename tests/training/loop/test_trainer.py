@@ -10,14 +10,13 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.errors import ExitCode, InputDataError, TrainingDivergedError
+from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
 from conf.training.objectives import SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
-from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import collect_state
 from training.distribution.strategy import build_strategy
@@ -173,15 +172,6 @@ def test_the_best_epoch_is_kept_and_training_stops(fit, tiny_manifest: Manifest)
         np.testing.assert_array_equal(model.table_variables[0].numpy(), seen[epoch - 1])
 
 
-def test_without_validation_it_says_so_and_keeps_the_last_epoch(fit) -> None:
-    messages = Messages()
-    _, result, run = fit(configure(), progress=messages)
-    assert any("no validation split" in text for text in messages.texts)
-    assert (result.best_epoch, result.stopped_early) == (2, False)
-    (best,) = list_checkpoints(run / "checkpoints" / "best")
-    assert best.position == Position(2, 0)
-
-
 def test_history_and_tensorboard(fit) -> None:
     _, result, run = fit(configure(), validate=lambda model: {"ndcg@10": 0.25})
     entry = json.loads((run / "history.json").read_text())[0]
@@ -198,22 +188,6 @@ def test_history_and_tensorboard(fit) -> None:
     assert result.steps == 24
 
 
-def test_divergence_keeps_the_last_good_checkpoint(fit, tiny_manifest: Manifest) -> None:
-    config = configure(MFConfig(embedding_dim=8), epochs=3)
-    good, _, run = fit(config.model_copy(update={"fit": FitConfig(epochs=1, steps_per_loop=5)}))
-    before = weights(good)
-    wild = configure(
-        MFConfig(embedding_dim=8), epochs=3, optimizer=OptimizerConfig(learning_rate=1e30)
-    )
-    with pytest.raises(TrainingDivergedError, match="epoch 2") as caught:
-        fit(wild)
-    assert caught.value.exit_code == ExitCode.DIVERGED
-    model = build_model(config.model, tiny_manifest, 77)
-    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
-    for a, variable in zip(before, model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(a, variable.numpy())
-
-
 def test_a_damaged_shard_stops_training_and_is_named(tmp_path: Path, tiny_version: Path) -> None:
     version = tmp_path / "damaged"
     shutil.copytree(tiny_version, version)
@@ -227,15 +201,3 @@ def test_a_damaged_shard_stops_training_and_is_named(tmp_path: Path, tiny_versio
     trainer = Trainer(configure(model), data, tf.distribute.get_strategy(), Messages())
     with pytest.raises(InputDataError, match="part-00001"):
         trainer.fit(tmp_path, None)
-
-
-@pytest.mark.parametrize("lost", ["history.json", "checkpoints/last"])
-def test_a_run_that_lost_a_part_is_not_resumed(fit, lost: str) -> None:
-    config = configure(MFConfig(embedding_dim=4))
-    _, _, run = fit(config)
-    path = run / lost
-    path.unlink() if path.is_file() else shutil.rmtree(path)
-    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    with pytest.raises(InputDataError, match="does not fit its checkpoints"):
-        fit(config)
-    assert {file: file.read_bytes() for file in before} == before

@@ -1,4 +1,4 @@
-"""What a trainer is made of: what its parts refuse together."""
+"""A plan and its parts: what they say, and refuse together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from conf.artefacts.run import read_json
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import SparseIndices, Weights
 from conf.errors import ConfigError
 from conf.manifest import DatasetKeys, Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
-from training.loop.parts import refuse_lost_order
+from training.fit import train
+from training.loop.parts import build, refuse_lost_order
+from training.loop.plan import check
 from training.models.registry import build_model
+from training.reader.training_data import read_current_data
 
 SPARSE = FeatureSchema((
     FeatureSpec("fields", "int64", "context", (None,), 4, "sparse_indices:fields", 11),
@@ -57,3 +61,23 @@ def test_sparse_pairs_are_refused_where_positions_are_read(
     built = build_model(config.model, manifest, 1)
     with pytest.raises(ConfigError, match="sorts the ids") if reads_order else nullcontext():
         refuse_lost_order(SimpleNamespace(config=config, data=data), built, built.inputs)
+
+
+def test_a_plan_is_pure_and_its_parts_train(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig.model_validate(
+        {"dataset": str(tiny_version), "name": "t", "root": str(tmp_path), "input": {"batch_size": 64},
+         "model": {"embedding_dim": 4}, "fit": {"epochs": 1, "early_stopping": None}}
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr("training.reader.shuffle_buffer.read_epoch", lambda *_: pytest.fail("read"))
+        plan = check(config, read_current_data(config))
+    assert (plan.steps_per_epoch, plan.tables["movie_id"]) == (12, [42, 4])
+    parts = build(plan)
+    rows = {name: [t.vocabulary_size, t.dim] for name, t in parts.model.tables.items()}
+    assert plan.tables == rows
+    assert plan.table_bytes == 3 * 4 * sum(count * dim for count, dim in rows.values())
+    assert {name for side in plan.features.values() for name in side} == set(parts.model.inputs)
+    assert not list(tmp_path.iterdir())
+    assert read_json(train(parts) / "run_card.json")["status"] == "trained"
