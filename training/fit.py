@@ -28,7 +28,6 @@ from training.monitoring.mlflow_log import build_client, tracked
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import (
     RunStart,
-    StartMode,
     choose_start,
     config_sha256,
     counted_seconds,
@@ -78,9 +77,9 @@ def fit_run(
         progress.message("waiting for the other processes of TF_CONFIG")
     strategy = build_strategy(config.devices)
     workers = Workers(strategy)
-    mode = StartMode.ONCE if once else StartMode.RESUME if resume else StartMode.NEW
-    with lost_worker_errors(workers), memory_errors(), only_one(config, workers, mode):
-        start = _choose_start(config, progress, workers, mode)
+    alone = only_one(config) if once and workers.is_chief else nullcontext()
+    with lost_worker_errors(workers), memory_errors(), alone:
+        start = _choose_start(config, progress, workers, resume, once)
         if start.finished is not None:
             return start.finished
         seed_everything(config.seed)
@@ -90,12 +89,12 @@ def fit_run(
 
 
 def _choose_start(
-    config: TrainConfig, progress: TrainingProgress, workers: Workers, mode: StartMode
+    config: TrainConfig, progress: TrainingProgress, workers: Workers, resume: bool, once: bool
 ) -> RunStart:
     series = _find_series(config, workers)
-    if series is not None and mode is not StartMode.NEW:
+    if series is not None and (resume or once):
         series.bring_newest(config_sha256(config))
-    start = choose_start(config, progress, workers, mode)
+    start = choose_start(config, progress, workers, resume=resume, once=once)
     if start.finished is not None and workers.is_chief:
         publish_run(config, start.finished)  # One of another config may be the current one.
     if series is not None and start.finished is not None:

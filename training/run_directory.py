@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -285,32 +284,14 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class StartMode(StrEnum):
-    """What becomes of a config that was trained before, wholly or in part.
-
-    Attributes:
-        NEW: A new run.
-        RESUME: On with the newest run of the config, if it is unfinished.
-        ONCE: The same, and nothing is trained where the newest run of the config has finished on
-            the same dataset version.
-    """
-
-    NEW = "new"
-    RESUME = "resume"
-    ONCE = "once"
-
-
 @contextmanager
-def only_one(config: TrainConfig, workers: Workers, mode: StartMode) -> Iterator[None]:
+def only_one(config: TrainConfig) -> Iterator[None]:
     """Lets one process at a time train a config once.
 
     Raises:
         UpstreamNotReadyError: Another one is at it.
     """
     base = run_paths(config).base
-    if mode is not StartMode.ONCE or not workers.is_chief:
-        yield
-        return
     with _root_errors():
         base.mkdir(parents=True, exist_ok=True)
     refusal = UpstreamNotReadyError(
@@ -346,20 +327,28 @@ class RunStart:
 
 
 def choose_start(
-    config: TrainConfig, progress: TrainingProgress, workers: Workers, mode: StartMode
+    config: TrainConfig,
+    progress: TrainingProgress,
+    workers: Workers,
+    *,
+    resume: bool = False,
+    once: bool = False,
 ) -> RunStart:
     """Chooses dataset version and run; every process takes those of the chief.
+
+    `resume` goes on with the newest run of the config, if it is unfinished; `once` does too, and
+    trains nothing where that run has finished on the same dataset version.
 
     Raises:
         SluiceError: There is no such dataset, the unfinished run's is damaged, or the processes
             have different configs.
     """
     if workers.count == 1:
-        return _find_start(config, progress, mode)
+        return _find_start(config, progress, resume, once)
     require_same_config(config, workers)
 
     def find() -> dict[str, Any]:
-        start = _find_start(config, progress, mode)
+        start = _find_start(config, progress, resume, once)
         runs = {"unfinished": start.unfinished, "finished": start.finished}
         return {
             "versions": [_name_version(data) for data in (start.data, *start.mixed)],
@@ -404,16 +393,18 @@ def require_same_config(config: TrainConfig, workers: Workers) -> None:
         )
 
 
-def _find_start(config: TrainConfig, progress: TrainingProgress, mode: StartMode) -> RunStart:
+def _find_start(
+    config: TrainConfig, progress: TrainingProgress, resume: bool, once: bool
+) -> RunStart:
     new: RunStart | None = None
-    if mode is StartMode.ONCE:
+    if once:
         new = _start_anew(config)
         if (finished := find_finished_run(config, new.data.manifest, new.mixed)) is not None:
             progress.message(f"trained already, nothing to do: run {finished}", run=str(finished))
             return replace(new, finished=finished)
-    run = None if mode is StartMode.NEW else find_unfinished_run(config)
+    run = find_unfinished_run(config) if resume or once else None
     if run is None:
-        if mode is StartMode.RESUME:
+        if resume and not once:
             progress.message("no unfinished run of this config: starting a new one")
         return new or _start_anew(config)
     # On with the versions that the run began with, even if newer ones are current by now.

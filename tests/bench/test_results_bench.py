@@ -49,7 +49,6 @@ from training.checkpoint.restore import manifest_sha256
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import read_current_data
 from training.run_directory import (
-    StartMode,
     choose_start,
     config_sha256,
     create_run,
@@ -207,7 +206,7 @@ class Command:
         settings = [word for flag, word in pairwise(words) if flag == "--set"]
         config = load_config(TrainConfig, "training", words[0], settings)
         alone: Any = SimpleNamespace(count=1)
-        start = choose_start(config, NoProgress(), alone, StartMode.ONCE)
+        start = choose_start(config, NoProgress(), alone, once=True)
         run = start.finished or self._end(config, start.unfinished or create_run(config))
         publish_run(config, run)
 

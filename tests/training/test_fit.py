@@ -32,7 +32,6 @@ from training.loop.plan import read_plan
 from training.monitoring.progress import build_progress
 from training.reader import training_data
 from training.run_directory import (
-    StartMode,
     choose_start,
     config_sha256,
     create_run,
@@ -315,7 +314,7 @@ def test_workers_take_the_versions_of_the_chief(tmp_path: Path, tiny_version: Pa
     mix = [{"dataset": str(tiny_version.parent.parent), "weight": 0.25}]
     settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
     config = configure(tiny_version.parent.parent, tmp_path / "runs", input=settings)
-    start = choose_start(config, build_progress("text", 3600), ChiefOfTwo(), StartMode.NEW)
+    start = choose_start(config, build_progress("text", 3600), ChiefOfTwo())
     assert start.data.version_dir == tiny_version
     assert [data.version_dir for data in start.mixed] == [tiny_version]
     pinned = start.pin()

@@ -67,7 +67,8 @@ def test_a_plan_is_pure_and_its_parts_train(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig.model_validate(
-        {"dataset": str(tiny_version), "name": "t", "root": str(tmp_path), "input": {"batch_size": 64},
+        {"dataset": str(tiny_version), "name": "t", "root": str(tmp_path),
+         "input": {"batch_size": 64},
          "model": {"embedding_dim": 4}, "fit": {"epochs": 1, "early_stopping": None}}
     )  # fmt: skip
     with monkeypatch.context() as patch:
