@@ -36,7 +36,7 @@ _SET_ELSEWHERE = {
     "global_clipnorm": "optimizer.clip_norm",
     "clipvalue": "optimizer.clip_norm",
     "gradient_accumulation_steps": "optimizer.accumulate_steps",
-    "loss_scale_factor": "compute.mixed_precision",
+    "loss_scale_factor": "nothing",
     "use_ema": "nothing",
     "ema_momentum": "nothing",
     "ema_overwrite_frequency": "nothing",

@@ -57,7 +57,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "compute": {"mixed_precision": True},
         "optimizer": {"accumulate_steps": 2},
     },
-    "XLA in parts": {"compute": {"xla": True}, "optimizer": {"accumulate_steps": 2}},
 }
 
 

@@ -264,15 +264,6 @@ LEFT_OUT = {
 """Why a layer is not compared."""
 
 
-_NO_FLOAT16 = (
-    "ActivityRegularization",
-    "AdaptiveAveragePooling3D",
-    "AdaptiveMaxPooling3D",
-    "AveragePooling3D",
-    "MaxPooling3D",
-    "RandomErasing",
-    "RandomGaussianBlur",
-)
 _NO_BFLOAT16 = (
     "ActivityRegularization",
     "RandomPerspective",
@@ -283,7 +274,6 @@ _NO_BFLOAT16 = (
     "STFTSpectrogram",
 )
 FIT_FAILS = {
-    **{(name, "float16"): "no kernel, or a mixture of types" for name in _NO_FLOAT16},
     **{(name, "bfloat16"): "no kernel, or a mixture of types" for name in _NO_BFLOAT16},
 }
 """Where Keras' own `fit` fails on a CPU."""
