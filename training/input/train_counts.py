@@ -176,8 +176,7 @@ def _read_rows(
 ) -> Iterator[DecodedRows]:
     names = [name for name in (*keys.features.values(), keys.label, keys.history) if name]
     lists = () if keys.history is None else (keys.history,)
-    plain = config.model_copy(update={"class_balance": None})
-    return read_train_rows(version_dir, manifest, plain, names, lists)
+    return read_train_rows(version_dir, manifest, config, names, lists)
 
 
 def read_train_rows(

@@ -121,16 +121,13 @@ def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> N
     values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     is_text = column.spec.dtype == "bytes" and not column.wire.is_list
     is_whole = column.wire.is_list or column.spec.dtype == "int64"
-    if is_text:
-        fits, allowed = [isinstance(value, str) for value in values], "text"
-    elif is_whole and config.op in ("in", "not_in"):
-        fits, allowed = list(map(_is_int64, values)), "whole numbers of 64 bits"
-    else:
-        fits, allowed = list(map(_is_number, values)), "numbers of 64 bits"
-    if not all(fits):
+    fits = _is_int64 if is_whole and config.op in ("in", "not_in") else _is_number
+    if not all(isinstance(value, str) if is_text else fits(value) for value in values):
         kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
         raise ConfigError(
-            f"{setting}: feature {column.name!r} is {kind}", received=config.value, allowed=allowed
+            f"{setting}: feature {column.name!r} is {kind}",
+            received=config.value,
+            allowed="text" if is_text else "numbers of 64 bits",
         )
 
 
