@@ -94,13 +94,7 @@ def evaluate_full(
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
-    Returns:
-        `hit_rate@k`, `recall@k`, `ndcg@k` and user metrics for each k, and `mrr`.
-
-    Raises:
-        InputDataError: The split is empty, no row has a relevant item, a record is damaged, or a
-            vector is not finite.
-        OwnCodeError: A user metric fails.
+    Returns `hit_rate@k`, `recall@k`, `ndcg@k` and user metrics for each k, and `mrr`.
     """
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
     protocol, held_out = headline_protocol(manifest, ranking.mask_seen, split), ranking.held_out
@@ -517,7 +511,7 @@ class _UserCount:
         self._other = 0
 
     def add(self, rows: ScoredRows) -> None:
-        if rows.users is None:
+        if self._groups.feature is None:
             self._other += len(rows)
             return
         known = rows.users[self._groups.are_named(rows.users)]

@@ -209,21 +209,6 @@ def test_log_loss_needs_a_binary_objective(tiny_version: Path, tiny_manifest: Ma
     assert report["labels"]["log_loss"] is None
 
 
-class _ConstantTowers(TinyTowers):
-    def embed_users(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        return tf.zeros_like(super().embed_users(features))
-
-
-def test_a_constant_model_does_not_look_good(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    found = evaluate_full(
-        _ConstantTowers(tiny_manifest),
-        TrainingData(tiny_version, tiny_manifest),
-        "test",
-        FullRanking(RankMeasures(KS), False, 64),
-    )
-    assert found["hit_rate@10"] == 0.0
-
-
 class _NanTowers(TinyTowers):
     def embed_users(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
         return super().embed_users(features) * float("nan")
@@ -247,15 +232,6 @@ def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
     report = evaluate_split(_trained(version, manifest), "test")
     assert [p["name"] for p in report["protocols"]] == ["full_unseen", "full_all", "sampled_given"]
     assert report["protocols"][2]["candidates"] == 10
-
-
-def test_without_seen_items_only_the_unmasked_protocol_is_reported(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    manifest = replace(tiny_manifest, keys=replace(tiny_manifest.keys, seen=None))
-    report = evaluate_split(_trained(tiny_version, manifest, sampled_negatives=None), "test")
-    assert [protocol["name"] for protocol in report["protocols"]] == ["full_all"]
-    assert report["headline"] == "full_all"
 
 
 def test_rows_without_a_user_id_count_one_each(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -282,14 +258,6 @@ def test_splits_without_events_are_refused_by_name(
     with pytest.raises(InputDataError, match=f"'{split}' holds one record per") as caught:
         evaluate_split(_trained(tiny_version, tiny_manifest), split)
     assert "test" in str(caught.value.allowed)
-
-
-def test_the_train_split_is_ranked_unmasked_as_it_carries_no_seen_items(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    report = evaluate_split(_trained(tiny_version, tiny_manifest), "train")
-    assert report["headline"] == "full_all"
-    assert "full_unseen" not in [protocol["name"] for protocol in report["protocols"]]
 
 
 @pytest.mark.parametrize("keep", [1, 0])

@@ -16,7 +16,6 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
 from training.evaluation.intervals import (
-    FEWEST_GROUPS,
     GROUPS,
     Interval,
     compare_auc,
@@ -170,18 +169,6 @@ def test_rows_of_unknown_users_are_drawn_together() -> None:
     assert got["high"] - got["low"] > 1.5 * (alone["high"] - alone["low"])
 
 
-@pytest.mark.parametrize("ids", [None, range(2, 10 * GROUPS)])
-def test_more_users_share_groups_with_all_their_rows(ids: range | None) -> None:
-    users = np.arange(2, 10 * GROUPS)
-    groups = UserGroups("user", ids)
-    found = groups.find({"user": users}, users)
-    again = groups.find({"user": users[::-1]}, users)[::-1]
-    np.testing.assert_array_equal(found, again)
-    sizes = np.bincount(found, minlength=GROUPS)
-    assert len(sizes) == GROUPS
-    assert sizes.max() < 40  # Ten each, by chance a few more.
-
-
 def test_streamed_sums_give_the_interval_of_all_rows() -> None:
     rng = np.random.default_rng(8)
     users = rng.integers(2, 60, 500)
@@ -201,15 +188,6 @@ def test_streamed_sums_give_the_interval_of_all_rows() -> None:
     )
     twice = found["against"]["popularity"]["ndcg@10"]
     assert twice["low"] == pytest.approx(2 * got["low"])
-
-
-def test_a_handful_of_users_has_no_interval() -> None:
-    users, sums = np.repeat(np.arange(2, 2 + FEWEST_GROUPS - 1), 9), SystemSums()
-    rows = RowColumns(UserGroups("user", range(2, 60))).read({"user": users}, users)
-    for system, value in (("model", 1.0), ("popularity", 0.25)):
-        sums.add(system, rows, {"mrr": np.full(len(users), value)})
-    found = sums.compare("model", 1)["against"]["popularity"]["mrr"]
-    assert (found["difference"], found["low"], found["high"]) == (0.75, None, None)
 
 
 def _label_rows(seed: int, rows: int) -> tuple[dict[str, tf.Tensor], np.ndarray]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import InputDataError
 from conf.manifest import Manifest
 from training.evaluation import protocols
 from training.evaluation.item_index import MISSING, ItemIndex, Pairs, build_pairs
@@ -17,7 +15,6 @@ from training.evaluation.protocols import (
     RankingReader,
     UniformNegatives,
     headline_protocol,
-    warn_unmasked,
 )
 
 SEEN = st.lists(st.sets(st.integers(0, 19), max_size=20), min_size=1, max_size=6)
@@ -69,14 +66,6 @@ def test_every_unseen_item_is_drawn_equally_often() -> None:
     assert np.abs(counts[4:] - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_another_seed_draws_others() -> None:
-    targets = np.zeros(50, np.int64)
-    first = UniformNegatives(1000, 9, 1).draw(None, targets)
-    again = UniformNegatives(1000, 9, 1).draw(None, targets)
-    other = UniformNegatives(1000, 9, 2).draw(None, targets)
-    assert first.columns.tolist() == again.columns.tolist() != other.columns.tolist()
-
-
 def _reader(version: Path, manifest: Manifest, items: int = 40) -> RankingReader:
     index = ItemIndex(np.arange(2, 2 + items), np.zeros((items, 1), np.float32))
     return RankingReader(version, manifest, index, ("user_id",), 1024)
@@ -113,28 +102,3 @@ def test_the_headline_follows_the_config_as_far_as_the_data_goes(
     assert headline_protocol(tiny_manifest, False, "test") == "full_all"
     assert headline_protocol(blind, True, "test") == "full_all"
     assert headline_protocol(tiny_manifest, True, "train") == "full_all"
-
-
-def test_items_that_cannot_be_masked_are_warned_of(
-    tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(protocols._log, "warning", lambda text, *args: told.append(text % args))
-    warn_unmasked(tiny_manifest, True, "test")
-    warn_unmasked(tiny_manifest, False, "train")
-    assert told == []
-    warn_unmasked(tiny_manifest, True, "train")
-    assert "'train'" in told[0]
-
-
-def test_a_damaged_shard_is_named(
-    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
-) -> None:
-    version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
-    shard = version / tiny_manifest.split("test").shards[1].path
-    content = bytearray(shard.read_bytes())
-    content[40] ^= 1
-    shard.write_bytes(bytes(content))
-    with pytest.raises(InputDataError) as caught:
-        list(_reader(version, tiny_manifest).read("test", seen=True))
-    assert shard.name in str(caught.value)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from training.calibration_fit import fit_isotonic, fit_task, pool_adjacent_violators
-from training.evaluation.metrics import log_loss
+from training.evaluation.metrics import find_log_losses
 from training.models.calibration import Calibration, find_keep_rate
 from training.reader.decoded_rows import DecodedRows
 from training.reader.row_sampling import balance_classes
@@ -23,6 +23,10 @@ from training.reader.row_sampling import balance_classes
 LINE = Calibration((-1.0, 0.5, 2.0), (-3.0, 0.0, 0.25))
 HALVES = {0: 0.5, 1: 0.5}
 FEMALE = {"feature": "gender", "value": 2}
+
+
+def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
+    return float(find_log_losses(labels > 0.5, logits).mean())
 
 
 def sigmoid(x: Any) -> np.ndarray:
