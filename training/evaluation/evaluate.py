@@ -456,12 +456,13 @@ class _EventLabels:
         manifest, config = trained.manifest, trained.config.model
         label = manifest.keys.label
         self._scores: LabelScores | None = None
-        self._model, self._manifest, self._columns = model, manifest, columns
+        self._model, self._columns = model, columns
         if label and not isinstance(config, RankingConfig):
             self._columns = columns.with_label(manifest, label)
             users = columns.groups if has_user_vocabulary(manifest) else None
             temperature = config.temperature if learns_label(config) else None
-            self._scores = LabelScores(temperature, users, trained.config.seed)
+            mean = manifest.find_label_mean(label, "train")
+            self._scores = LabelScores(temperature, users, trained.config.seed, mean)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -485,10 +486,8 @@ class _EventLabels:
         return rows
 
     def result(self) -> dict[str, Any] | None:
-        if self._scores is None or self._columns.label is None:
-            return None
-        mean = self._manifest.find_label_mean(self._columns.label, "train")
-        found, weight = self._scores.result(mean), self._columns.weight
+        found = None if self._scores is None else self._scores.result()
+        weight = self._columns.weight
         return found if found is None or weight is None else {**found, "weighted_by": weight}
 
 

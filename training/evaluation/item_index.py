@@ -7,7 +7,7 @@ do not score strictly below it. Equal scores of all items so rank it last, and N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,18 +20,14 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import PAD_ID
-from conf.splits import USERS
-from training.checkpoint.restore import TrainedModel
 from training.evaluation.metrics import FloatArray, IntArray
 from training.input.batches import (
     FINITE_ADVICE,
     Batch,
     Features,
-    build_eval_dataset,
-    read_batches,
     tell_non_finite,
 )
-from training.models.retrieval import RetrievalModel, require_retrieval
+from training.models.retrieval import RetrievalModel
 from training.objectives.item_catalog import read_catalog
 
 BLOCK_CELLS = 1 << 24
@@ -290,31 +286,3 @@ def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], 
     with tf.device("/CPU:0"):
         found = tf.math.top_k(scores, k=min(k, scores.shape[1]), sorted=True)
     return found.values.numpy(), found.indices.numpy().astype(np.int64)
-
-
-@dataclass(frozen=True)
-class UserVectors:
-    """A batch of users: ids, vectors `[rows, dim]` or `[rows, interests, dim]`, ragged seen ids."""
-
-    ids: IntArray
-    vectors: NDArray[np.float32]
-    seen: Any
-
-
-def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVectors]:
-    """Yields the users of the `users` split in the order of its shards."""
-    model = require_retrieval(trained.model)
-    manifest, version_dir = trained.manifest, trained.version_dir
-    user = manifest.require_key("user")
-    ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
-    names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
-    dataset = build_eval_dataset(
-        version_dir, manifest, USERS, trained.config.evaluation.batch_size, names, ragged
-    )
-    for batch in read_batches(dataset, version_dir, manifest, USERS):
-        ids = np.asarray(batch[user], dtype=np.int64)
-        vectors = np.asarray(
-            model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
-        )
-        check_finite("user", ids, vectors, batch)
-        yield UserVectors(ids, vectors, batch[ragged[0]] if ragged else None)

@@ -81,6 +81,7 @@ class LabelScores:
         temperature: What scores are divided by to be log-odds; None: they are none.
         users: Which users have an AUC of their own; None: no GAUC.
         seed: Seed of the intervals; None: without them.
+        train_rate: Rate of train, the constant prediction; None: the rows' own.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class LabelScores:
         temperature: float | None = None,
         users: UserGroups | None = None,
         seed: int | None = None,
+        train_rate: float | None = None,
     ) -> None:
         self._temperature, self._users, self._seed = temperature, users, seed
+        self._train_rate = train_rate
         self._rows = self._unnamed = 0
         self._auc, self._gauc = StreamedAUC(), GroupedAUC()
         self._calibration = StreamedCalibration()
@@ -113,12 +116,12 @@ class LabelScores:
             self._calibration.update(positive, logits, weights)
         self._sums.add(values, groups, weights)
 
-    def result(self, train_rate: float | None = None) -> dict[str, Any] | None:
-        """The metrics, beside those of the rate of train (None: the rows' own); None of no rows."""
+    def result(self) -> dict[str, Any] | None:
+        """The metrics, beside those of the constant; None of no rows."""
         if not self._rows:
             return None
         means, auc = self._sums.means(), self._auc.result()
-        rate = means["positives"] if train_rate is None else train_rate
+        rate = means["positives"] if self._train_rate is None else self._train_rate
         gauc, gaps = (None, None) if self._users is None else self._gauc.result()
         if gauc is not None:
             gauc["rows_of_unknown_users"] = self._unnamed
@@ -214,9 +217,10 @@ class TaskScores:
         self._score_before = self._score
 
     def _build(self, task: Task) -> LabelScores | ErrorScores:
+        mean = self._manifest.find_label_mean(task.label, "train")
         if task.is_binary:
-            return LabelScores(1.0, self._users, self._seed)
-        return ErrorScores(self._manifest.find_label_mean(task.label, "train"), self._seed)
+            return LabelScores(1.0, self._users, self._seed, mean)
+        return ErrorScores(mean, self._seed)
 
     def measure_uncalibrated(self) -> None:
         """Also measures log loss and calibration without the calibration that was fitted."""
@@ -269,11 +273,7 @@ class TaskScores:
         return {task.name: self._describe(task) for task in self._model.tasks}
 
     def _describe(self, task: Task) -> dict[str, Any]:
-        scores, weight = self._scores[task.name], self._columns[task.name].weight
-        if isinstance(scores, ErrorScores):
-            found = scores.result()
-        else:
-            found = scores.result(self._manifest.find_label_mean(task.label, "train"))
+        found, weight = self._scores[task.name].result(), self._columns[task.name].weight
         described = {"kind": task.kind, "label": task.label, **(found or {})}
         if found and weight is not None:
             described["weighted_by"] = weight

@@ -203,11 +203,11 @@ def test_labels_are_compared_with_a_constant() -> None:
     features, scores = _label_rows(9, 600)
     users = features["user"].numpy()
     groups = UserGroups("user", range(2, 80))
-    columns, collected = RowColumns(groups, label="label"), LabelScores(1.0, groups, seed=3)
+    columns, collected = RowColumns(groups, label="label"), LabelScores(1.0, groups, 3, 0.3)
     for start in range(0, 600, 100):
         batch = {name: value[start : start + 100] for name, value in features.items()}
         collected.add(columns.read(batch, scores[start : start + 100]))
-    values = collected.result(train_rate=0.3)
+    values = collected.result()
     found = values["differences"]["against"]["constant"]
     positive = features["label"].numpy() > 0.5
     auc = compare_auc(positive, (scores, np.zeros(600)), users)

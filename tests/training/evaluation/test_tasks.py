@@ -158,7 +158,7 @@ def test_scores_are_dot_products_of_each_row_in_float64(
 ) -> None:
     model = TinyTowers(tiny_manifest)
     users = UserGroups("user_id", range(2, 10**6))
-    columns, collected = RowColumns(users, label="label"), LabelScores(2.0, users)
+    columns, collected = RowColumns(users, label="label"), LabelScores(2.0, users, train_rate=0.25)
     labels, dots, users_of = [], [], []
     for batch in build_eval_dataset(tiny_version, tiny_manifest, "test", 13):
         collected.add(columns.read(batch, score_pairs(model, batch)))
@@ -167,7 +167,7 @@ def test_scores_are_dot_products_of_each_row_in_float64(
         vectors = model.embed_users(batch).numpy().astype(np.float64)
         dots.append((vectors * model.embed_items(batch).numpy()).sum(axis=1))
     y, z = np.concatenate(labels), np.concatenate(dots)
-    found = collected.result(train_rate=0.25)
+    found = collected.result()
     pairs = z[y == 1][:, None] - z[y == 0][None, :]
     assert found["auc"] == pytest.approx(np.mean(pairs > 0), abs=1e-6)
     p = 1 / (1 + np.exp(-z / 2.0))
