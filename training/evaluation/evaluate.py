@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
 from conf.metrics import register_metric
 from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
@@ -47,7 +46,6 @@ from training.evaluation.scored_rows import (
     ScoredRows,
     Slicing,
     SystemSums,
-    UserGroups,
     build_user_groups,
     count_owners,
     has_user_vocabulary,
@@ -313,12 +311,12 @@ class _Retrieval:
         systems = self._build_systems(popularity)
         lengths = (LIST_LENGTH, *self._config.ks)
         lists = ListStatistics(popularity, lengths, self._headline == FULL_UNSEEN)
-        users, missing, largest = _UserCount(self._manifest, columns.groups), 0, 0
+        users, missing, largest = _DistinctIds(), 0, 0
         inputs = (*self._model.user_inputs, *labels.inputs)
         optional = labels.list_optional(self._relevance)
         for batch, relevant in self._read_events(inputs, optional, sampled=given):
             rows = labels.add(batch).take(relevant)
-            users.add(rows)
+            users.add(rows.users[columns.groups.are_named(rows.users)])
             missing += int(np.count_nonzero(batch.targets[relevant] == MISSING))
             largest = max(largest, _count_candidates(batch, relevant))
             for system in systems:
@@ -335,7 +333,7 @@ class _Retrieval:
         ]
         return {
             "rows_not_relevant": self._irrelevant,
-            "users": users.result(),
+            "users": users.count() if columns.groups.feature else tables[self._headline].rows,
             "oov_targets": missing,
             "labels": labels.result(),
             **self._summarize(self._headline, protocols, tables[self._headline], lists),
@@ -498,26 +496,17 @@ def _count_candidates(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
     return int(counts[relevant].max(initial=0))
 
 
-class _UserCount:
-    """Counts distinct users; rows without an id of their own count one each."""
+class _DistinctIds:
+    """Counts distinct ids, in memory that grows with these alone."""
 
-    def __init__(self, manifest: Manifest, groups: UserGroups) -> None:
-        self._groups, user = groups, manifest.keys.user
-        size = manifest.schema[user].vocabulary_size if user else None
-        self._seen = np.zeros(size or 0, dtype=bool)
-        # Keys of 64 bits have no vocabulary to count in.
-        self._keys: set[int] = set()
-        self._other = 0
+    def __init__(self) -> None:
+        self._parts, self._new = [np.zeros(0, np.int64)], 0
 
-    def add(self, rows: ScoredRows) -> None:
-        if self._groups.feature is None:
-            self._other += len(rows)
-            return
-        known = rows.users[self._groups.are_named(rows.users)]
-        if len(self._seen):
-            self._seen[known] = True
-        else:
-            self._keys.update(known.tolist())
+    def add(self, ids: IntArray) -> None:
+        self._parts.append(ids)
+        self._new += len(ids)
+        if self._new > len(self._parts[0]):
+            self._parts, self._new = [np.unique(np.concatenate(self._parts))], 0
 
-    def result(self) -> int:
-        return int(self._seen.sum()) + len(self._keys) + self._other
+    def count(self) -> int:
+        return len(np.unique(np.concatenate(self._parts)))
