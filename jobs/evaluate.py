@@ -221,22 +221,7 @@ def evaluate_served(
 ) -> dict[str, Any]:
     """Evaluates a run through what serves it, and writes `metrics-served.json`.
 
-    Args:
-        run_dir: A run's directory, or a series' (its last finished run).
-        served: The place of an exported version, or the URL of a model.
-        split: Split to measure on.
-        dataset: A later version of the run's dataset to measure on; None: its own.
-        checkpoint: `best` or `last`.
-        overrides: `evaluation.key=value` each.
-        token: What the server at a URL asks for, or None.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        ConfigError: An override does not fit.
-        UpstreamNotReadyError: There is no such run, export or server.
-        InputDataError: Rows are not scored as the run scores them.
+    `served` is the place of an exported version, or the URL of a model, which may ask for `token`.
     """
     from training.checkpoint.stored_runs import bring_back
     from training.export.stored_models import bring
@@ -247,11 +232,8 @@ def evaluate_served(
 
     client: Exported
     if isinstance(served, str):
-        tasks, post = (
-            endpoint.describe_tasks(trained.model),
-            partial(endpoint.post_json, token=token),
-        )
-        client = endpoint.Endpoint(served, tasks, post)
+        post = partial(endpoint.post_json, token=token)
+        client = endpoint.Endpoint(served, endpoint.describe_tasks(trained.model), post)
     else:
         client = Export(bring(served))
     found, difference = endpoint.evaluate_served(trained, split, client)
@@ -270,23 +252,7 @@ def evaluate_lists(
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Measures the ranked lists of a file and writes `metrics-<split>-lists.json` into the run.
-
-    Args:
-        run_dir: A run on the dataset version that the lists are for, or a series'.
-        file: JSON lines, as `sluice predict` writes them.
-        split: Split whose events are relevant.
-        checkpoint: `best` or `last`, which the run is restored from.
-        overrides: `evaluation.key=value` each.
-
-    Returns:
-        The content of the file that is written.
-
-    Raises:
-        ConfigError: An override does not fit, or the lists cannot be measured on this split.
-        UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The file is damaged, or the split is empty.
-    """
+    """Measures the ranked lists of a file and writes `metrics-<split>-lists.json` into the run."""
     from training.checkpoint.stored_runs import bring_back
 
     trained = restore_for_evaluation(run_dir, checkpoint, overrides)
@@ -469,10 +435,7 @@ def _print_slices(console: Console, slices: Mapping[str, Any], prefix: str = "")
 
 
 def shown_metrics(values: Mapping[str, float]) -> list[str]:
-    """Picks the columns of the table: at cut-off 10, or at the smallest one evaluated.
-
-    Metrics of one's own are all there.
-    """
+    """Columns of the table: at cut-off 10, or at the smallest one evaluated; all user metrics."""
     cuts = sorted({int(name.partition("@")[2]) for name in values if "@" in name})
     k = 10 if 10 in cuts else cuts[0]
     own = [name for name in values if name.startswith(OWN_PREFIX) and name.endswith(f"@{k}")]

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import CHECKPOINTS_DIR
-from conf.encoders import RAW_PREFIX, ColumnEncoding
+from conf.encoders import RAW_PREFIX
 from conf.errors import ConfigError, LaterLogError
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, FeatureSchema
@@ -184,14 +184,7 @@ def _set_weights(trained: TrainedModel, model: Model, encoded: EncodedVersion, w
     config = trained.config.model_copy(update={"fit": fit})
     data = TrainingData(encoded.version_dir, encoded.manifest)
     target = WarmTarget(model, Optimizers(config.optimizer, model, 1), data, encoded)
-    try:
-        transfer_weights(config, target, new_rows=OOV_ID)
-    except ConfigError as error:
-        raise ConfigError(
-            "weights of the run do not fit this version",
-            received=error.received,
-            fix="train the run's config again on this version",
-        ) from error
+    transfer_weights(config, target, new_rows=OOV_ID)
 
 
 _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}
@@ -227,12 +220,8 @@ def _is_declared_alike(name: str, here: EncodedVersion, there: EncodedVersion) -
     found = [c for v in (here, there) for c in v.plan.columns if c.feature == name]
     if len(found) < 2 or any(column.operation is None for column in found):
         return False
-    new, old = found
-    return type(new.operation) is type(old.operation) and _columns(new) == _columns(old)
-
-
-def _columns(column: ColumnEncoding) -> list[tuple[str, str, bool]]:
-    return [(raw.name, raw.dtype, raw.is_list) for raw in column.inputs]
+    columns = [[(raw.name, raw.dtype, raw.is_list) for raw in c.inputs] for c in found]
+    return type(found[0].operation) is type(found[1].operation) and columns[0] == columns[1]
 
 
 def _holds_raw(version: EncodedVersion, item: RawInput) -> bool:

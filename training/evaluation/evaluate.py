@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
 from conf.metrics import register_metric
 from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
@@ -47,7 +46,6 @@ from training.evaluation.scored_rows import (
     ScoredRows,
     Slicing,
     SystemSums,
-    UserGroups,
     build_user_groups,
     count_owners,
     has_user_vocabulary,
@@ -94,13 +92,7 @@ def evaluate_full(
 ) -> dict[str, float]:
     """Ranks each row's target among the whole catalogue; what validation calls every epoch.
 
-    Returns:
-        `hit_rate@k`, `recall@k`, `ndcg@k` and user metrics for each k, and `mrr`.
-
-    Raises:
-        InputDataError: The split is empty, no row has a relevant item, a record is damaged, or a
-            vector is not finite.
-        OwnCodeError: A user metric fails.
+    Returns `hit_rate@k`, `recall@k`, `ndcg@k` and user metrics for each k, and `mrr`.
     """
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
     protocol, held_out = headline_protocol(manifest, ranking.mask_seen, split), ranking.held_out
@@ -319,12 +311,12 @@ class _Retrieval:
         systems = self._build_systems(popularity)
         lengths = (LIST_LENGTH, *self._config.ks)
         lists = ListStatistics(popularity, lengths, self._headline == FULL_UNSEEN)
-        users, missing, largest = _UserCount(self._manifest, columns.groups), 0, 0
+        users, missing, largest = _DistinctIds(), 0, 0
         inputs = (*self._model.user_inputs, *labels.inputs)
         optional = labels.list_optional(self._relevance)
         for batch, relevant in self._read_events(inputs, optional, sampled=given):
             rows = labels.add(batch).take(relevant)
-            users.add(rows)
+            users.add(rows.users[columns.groups.are_named(rows.users)])
             missing += int(np.count_nonzero(batch.targets[relevant] == MISSING))
             largest = max(largest, _count_candidates(batch, relevant))
             for system in systems:
@@ -341,7 +333,7 @@ class _Retrieval:
         ]
         return {
             "rows_not_relevant": self._irrelevant,
-            "users": users.result(),
+            "users": users.count() if columns.groups.feature else tables[self._headline].rows,
             "oov_targets": missing,
             "labels": labels.result(),
             **self._summarize(self._headline, protocols, tables[self._headline], lists),
@@ -462,12 +454,13 @@ class _EventLabels:
         manifest, config = trained.manifest, trained.config.model
         label = manifest.keys.label
         self._scores: LabelScores | None = None
-        self._model, self._manifest, self._columns = model, manifest, columns
+        self._model, self._columns = model, columns
         if label and not isinstance(config, RankingConfig):
             self._columns = columns.with_label(manifest, label)
             users = columns.groups if has_user_vocabulary(manifest) else None
             temperature = config.temperature if learns_label(config) else None
-            self._scores = LabelScores(temperature, users, trained.config.seed)
+            mean = manifest.find_label_mean(label, "train")
+            self._scores = LabelScores(temperature, users, trained.config.seed, mean)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -491,10 +484,8 @@ class _EventLabels:
         return rows
 
     def result(self) -> dict[str, Any] | None:
-        if self._scores is None or self._columns.label is None:
-            return None
-        mean = self._manifest.find_label_mean(self._columns.label, "train")
-        found, weight = self._scores.result(mean), self._columns.weight
+        found = None if self._scores is None else self._scores.result()
+        weight = self._columns.weight
         return found if found is None or weight is None else {**found, "weighted_by": weight}
 
 
@@ -505,26 +496,17 @@ def _count_candidates(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
     return int(counts[relevant].max(initial=0))
 
 
-class _UserCount:
-    """Counts distinct users; rows without an id of their own count one each."""
+class _DistinctIds:
+    """Counts distinct ids, in memory that grows with these alone."""
 
-    def __init__(self, manifest: Manifest, groups: UserGroups) -> None:
-        self._groups, user = groups, manifest.keys.user
-        size = manifest.schema[user].vocabulary_size if user else None
-        self._seen = np.zeros(size or 0, dtype=bool)
-        # Keys of 64 bits have no vocabulary to count in.
-        self._keys: set[int] = set()
-        self._other = 0
+    def __init__(self) -> None:
+        self._parts, self._new = [np.zeros(0, np.int64)], 0
 
-    def add(self, rows: ScoredRows) -> None:
-        if rows.users is None:
-            self._other += len(rows)
-            return
-        known = rows.users[self._groups.are_named(rows.users)]
-        if len(self._seen):
-            self._seen[known] = True
-        else:
-            self._keys.update(known.tolist())
+    def add(self, ids: IntArray) -> None:
+        self._parts.append(ids)
+        self._new += len(ids)
+        if self._new > len(self._parts[0]):
+            self._parts, self._new = [np.unique(np.concatenate(self._parts))], 0
 
-    def result(self) -> int:
-        return int(self._seen.sum()) + len(self._keys) + self._other
+    def count(self) -> int:
+        return len(np.unique(np.concatenate(self._parts)))

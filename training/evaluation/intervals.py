@@ -69,10 +69,8 @@ def compare_groups(
 ) -> list[Interval]:
     """Differences of two systems, with intervals by a bootstrap over groups of rows.
 
-    Args:
-        sums: `[groups, columns]`, the rows (or their weight) last; groups without any are left out.
-        compute: From totals `[draws, columns]` to differences `[draws, statistics]`.
-        seed: Seed of the draws.
+    `sums` is `[groups, columns]`, the rows (or their weight) last; groups without any are left out.
+    `compute` goes from totals `[draws, columns]` to differences `[draws, statistics]`.
     """
     sums = sums[sums[:, -1] > 0]
     values = compute(sums.sum(axis=0, keepdims=True))[0].tolist()
@@ -108,17 +106,10 @@ def compare_rows(
     seed: int,
     weights: FloatArray | None = None,
 ) -> Interval:
-    """Compares two systems on a metric of rows.
+    """Compares two systems on a metric that is a mean of rows, or the root of one.
 
-    Args:
-        metric: Its name, which says whether it is a mean of rows or the root of one.
-        values: `[rows]` of each system: of `rmse` the squared errors.
-        owners: `[rows]`, the user of each.
-        seed: Seed of the draws.
-        weights: `[rows]`, what each counts for; None: 1.
-
-    Returns:
-        The interval, and the values `run` and `other`.
+    `values` are `[rows]` of each (of `rmse` the squared errors), `owners` the user of each row. The
+    interval has the values `run` and `other` beside it.
     """
     is_root = METRICS[find_family(metric)].interval == "root_mean"
     group = np.unique(owners, return_inverse=True)[1]
@@ -178,16 +169,13 @@ def place_values(
     Placement values: their weighted mean over positives, as over negatives, is the AUC.
     """
     found = np.empty(len(scores))
-    found[positive] = place_among(scores[positive], scores[~positive], weights[~positive])
-    found[~positive] = 1.0 - place_among(scores[~positive], scores[positive], weights[positive])
+    for side in (positive, ~positive):
+        order = np.argsort(scores[~side], kind="stable")
+        others, sums = scores[~side][order], np.cumsum(weights[~side][order])
+        sums = np.concatenate(([0.0], sums))
+        below, not_above = (
+            sums[np.searchsorted(others, scores[side], at)] for at in ("left", "right")
+        )
+        found[side] = (below + not_above) / (2.0 * sums[-1])
+    found[~positive] = 1.0 - found[~positive]
     return found
-
-
-def place_among(
-    scores: NDArray[np.floating], others: NDArray[np.floating], weights: FloatArray
-) -> FloatArray:
-    """Share of the others' weight below each score, ties a half, `[scores]`."""
-    order = np.argsort(others, kind="stable")
-    ranked, sums = others[order], np.concatenate(([0.0], np.cumsum(weights[order])))
-    below, not_above = (sums[np.searchsorted(ranked, scores, side)] for side in ("left", "right"))
-    return np.asarray((below + not_above) / (2.0 * sums[-1]))

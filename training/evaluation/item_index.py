@@ -7,7 +7,7 @@ do not score strictly below it. Equal scores of all items so rank it last, and N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,18 +20,14 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import PAD_ID
-from conf.splits import USERS
-from training.checkpoint.restore import TrainedModel
 from training.evaluation.metrics import FloatArray, IntArray
 from training.input.batches import (
     FINITE_ADVICE,
     Batch,
     Features,
-    build_eval_dataset,
-    read_batches,
     tell_non_finite,
 )
-from training.models.retrieval import RetrievalModel, require_retrieval
+from training.models.retrieval import RetrievalModel
 from training.objectives.item_catalog import read_catalog
 
 BLOCK_CELLS = 1 << 24
@@ -64,12 +60,7 @@ class ItemIndex(ItemIds):
 
 @dataclass(frozen=True)
 class TopK:
-    """Ranked lists, best first.
-
-    Attributes:
-        ids: `[rows, k]` int64; 0 (pad) where a row has fewer candidates than k.
-        scores: `[rows, k]` float32; -inf at padded positions.
-    """
+    """Lists `[rows, k]`, best first: ids, 0 (pad) behind their end, and scores, -inf there."""
 
     ids: IntArray
     scores: NDArray[np.float32]
@@ -163,14 +154,10 @@ def check_finite(
 def score_items(
     user_vectors: NDArray[np.float32], items: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Scores items for users: dot products, of a user with several vectors the largest.
+    """Dot products of users and items `[items, dim]`, of a user with several vectors the largest.
 
-    Args:
-        user_vectors: `[rows, dim]` or `[rows, interests, dim]` float32.
-        items: `[items, dim]` float32.
-
-    Returns:
-        `[rows, items]` float32. One interest after the other: two such matrices are held.
+    Users are `[rows, dim]` or `[rows, interests, dim]` float32, scores `[rows, items]`. One
+    interest after the other: two such matrices are held.
     """
     if user_vectors.ndim == 2:
         return user_vectors @ items.T
@@ -189,14 +176,10 @@ def score_cells(
 
 
 def find_cells(lengths: IntArray, ids: IntArray, items: ItemIds) -> Pairs:
-    """Turns each row's item ids into cells of the score matrix: seen items, or own candidates.
+    """Turns item ids into cells of the score matrix: seen items, or own candidates.
 
-    Repeated cells stay; ids outside of what is ranked are dropped.
-
-    Args:
-        lengths: `[rows]`, how many ids each row has.
-        ids: int64, those of all rows, one row after the other.
-        items: What is ranked.
+    `lengths` `[rows]` says how many of `ids` each row has, one row after the other. Repeated cells
+    stay; ids outside of what is ranked are dropped.
     """
     columns = items.columns_of(ids)
     known = columns != MISSING
@@ -210,14 +193,7 @@ def read_cells(ragged: Any, items: ItemIds) -> Pairs:
 
 
 def build_pairs(rows: IntArray, columns: IntArray, targets: IntArray, items: int) -> Pairs:
-    """Drops repeated cells, items outside the catalogue, and each row's own target.
-
-    Args:
-        rows: `[pairs]`, row of each cell.
-        columns: `[pairs]`, catalogue column, or MISSING.
-        targets: `[rows]`, column of each row's target, or MISSING.
-        items: Number of columns.
-    """
+    """Drops repeated cells, items outside the catalogue (MISSING), and each row's own target."""
     keep = (columns != MISSING) & (columns != targets[rows])
     # A mask is many times faster than sorting the cells, and no larger than the scores.
     marked = np.zeros(len(targets) * items, dtype=bool)
@@ -260,16 +236,9 @@ def rank_top_k(
 ) -> TopK:
     """Finds the k items of the highest score for each user, see `score_items`.
 
-    The catalogue is scored block by block and merged, so that memory does not grow with it.
-    Equal scores keep the order of ids: `tf.math.top_k` puts the lower position first, and
-    blocks are merged in that order.
-
-    Args:
-        user_vectors: `[rows, dim]` or `[rows, interests, dim]` float32.
-        index: Items.
-        k: Length of a list; shorter ones are padded.
-        seen: Cells left out.
-        block_cells: Cells scored at a time.
+    The catalogue is scored `block_cells` at a time and merged, so that memory does not grow with
+    it. `seen` cells are left out. Equal scores keep the order of ids: `tf.math.top_k` puts the
+    lower position first, and blocks are merged in that order.
     """
     rows = len(user_vectors)
     width = max(1, block_cells // max(rows, 1))
@@ -293,17 +262,10 @@ def rank_top_k(
 def _take_better(
     scores: NDArray[np.float32], floors: NDArray[np.float32], k: int
 ) -> tuple[NDArray[np.float32], IntArray]:
-    """Returns a block's scores that can still enter the lists, and their columns.
+    """A block's scores above `floors` `[rows]`, the worst of each list so far, and their columns.
 
     After the first blocks these are few, and finding them is far cheaper than sorting the block.
-
-    Args:
-        scores: `[rows, columns]`.
-        floors: `[rows]`, the worst score of each list so far; its equals come too late.
-        k: Length of a list.
-
-    Returns:
-        Both `[rows, at most 4 k]`, in the order of columns or of scores; -inf where there is none.
+    Both are `[rows, at most 4 k]`, in the order of columns or of scores; -inf where there is none.
     """
     better = scores > floors[:, None]
     counts = np.fromiter(map(np.count_nonzero, better), np.int64, len(better))
@@ -324,31 +286,3 @@ def take_top(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], 
     with tf.device("/CPU:0"):
         found = tf.math.top_k(scores, k=min(k, scores.shape[1]), sorted=True)
     return found.values.numpy(), found.indices.numpy().astype(np.int64)
-
-
-@dataclass(frozen=True)
-class UserVectors:
-    """A batch of users: ids, vectors `[rows, dim]` or `[rows, interests, dim]`, ragged seen ids."""
-
-    ids: IntArray
-    vectors: NDArray[np.float32]
-    seen: Any
-
-
-def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVectors]:
-    """Yields the users of the `users` split in the order of its shards."""
-    model = require_retrieval(trained.model)
-    manifest, version_dir = trained.manifest, trained.version_dir
-    user = manifest.require_key("user")
-    ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
-    names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
-    dataset = build_eval_dataset(
-        version_dir, manifest, USERS, trained.config.evaluation.batch_size, names, ragged
-    )
-    for batch in read_batches(dataset, version_dir, manifest, USERS):
-        ids = np.asarray(batch[user], dtype=np.int64)
-        vectors = np.asarray(
-            model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
-        )
-        check_finite("user", ids, vectors, batch)
-        yield UserVectors(ids, vectors, batch[ragged[0]] if ragged else None)

@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training.evaluation.intervals import GROUPS, Interval, compare_auc, place_among
+from training.evaluation.intervals import GROUPS, Interval, compare_auc
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -186,22 +186,17 @@ def auc(
 ) -> float | None:
     """Area under the ROC curve: the chance that a positive outscores a negative, ties a half.
 
-    Exact (Hanley & McNeil 1982; the Mann-Whitney U statistic over the pairs).
-
-    Args:
-        labels: `[rows]`, 0 or 1.
-        scores: `[rows]`, any scale, no NaN.
-        weights: `[rows]`, above 0; None: 1.
-
-    Returns:
-        A value in [0, 1], or None where only one class occurs.
+    Exact (Hanley & McNeil 1982; the Mann-Whitney U statistic over the pairs). Labels are 0 or 1,
+    weights above 0, scores of any scale. None where only one class occurs.
     """
     positive = labels.astype(bool)
     if positive.all() or not positive.any():
         return None
     w = np.ones(len(positive)) if weights is None else weights
-    placed = place_among(scores[positive], scores[~positive], w[~positive])
-    return float(np.average(placed, weights=w[positive]))
+    _, place = np.unique(scores, return_inverse=True)
+    positives, negatives = (np.bincount(place, w * side) for side in (positive, ~positive))
+    below = np.cumsum(negatives) - negatives / 2
+    return float(positives @ below / positives.sum() / negatives.sum())
 
 
 CALIBRATION_BINS = 20

@@ -60,14 +60,9 @@ _log = logging.getLogger("sluice.training.evaluate")
 
 
 class UniformNegatives:
-    """Draws candidates without replacement, row after row of a split.
+    """Draws `count` of the items (columns) without replacement, row after row of a split.
 
     The draws depend on the seed and on a row's position in the split, not on the batch size.
-
-    Args:
-        items: Number of catalogue columns.
-        count: Candidates per row; fewer where a user has met nearly everything.
-        seed: Seed of the draws.
     """
 
     def __init__(self, items: int, count: int, seed: int) -> None:
@@ -120,12 +115,7 @@ class UniformNegatives:
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Rows of train that `input.validation` holds out.
-
-    Attributes:
-        config: `input` of the run.
-        met: What each user has met: the items of train and of the history; None: not masked.
-    """
+    """Rows of train that `input.validation` holds out, and what users met; None: not masked."""
 
     config: InputConfig
     met: KnownItems | None
@@ -212,13 +202,10 @@ def describe_filter(
 
 @dataclass(frozen=True)
 class RankingBatch:
-    """Rows of a split with what they are ranked against.
+    """Rows with what they are ranked against.
 
-    Attributes:
-        features: The batch.
-        targets: `[rows]`, catalogue column of each row's item, or MISSING.
-        seen: What each row's user had met, targets excluded; None: not read.
-        candidates: Candidates of the sampled protocol, likewise.
+    `targets` `[rows]` are columns of the catalogue, or MISSING; `seen` (None: not read) and
+    `candidates` are cells without the targets.
     """
 
     features: dict[str, Any]
@@ -252,16 +239,10 @@ class RankingReader:
         held_out: HeldOutRows | None = None,
         evaluation_filter: tuple[FilterConfig, ...] = (),
     ) -> Iterator[RankingBatch]:
-        """Yields the rows in order.
+        """Yields the rows in order; `seen` as far as rows or `held_out` tell what users had met.
 
-        Args:
-            split: The split.
-            seen: Whether to read what users had met, as far as rows or `held_out` tell.
-            negatives: Draws candidates.
-            given: Whether to read the candidates of rows.
-            optional: Scalars that records may lack; ragged in batches.
-            held_out: Reads these rows of train.
-            evaluation_filter: What rows must pass.
+        Candidates are `given` by rows, or drawn by `negatives`. `optional` scalars, which records
+        may lack, are ragged in batches.
         """
         require_rows(self.manifest, split)
         keys, item = self.manifest.keys, self.manifest.require_key("item")

@@ -50,7 +50,7 @@ class ScoredRows:
         is_counted: `[rows]`, whether a row has a label, and a weight above 0.
         labels: `[rows]` float64, NaN where there is none.
         weights: `[rows]` float64; None: 1 each.
-        users: `[rows]`, id of the user, or None.
+        users: `[rows]`, id of the user; 0 where there are none.
         groups: `[rows]`, group of users.
         slices: `[rows]` of each slicing, the slice that a row is in.
     """
@@ -59,7 +59,7 @@ class ScoredRows:
     is_counted: NDArray[np.bool_]
     labels: FloatArray
     weights: FloatArray | None
-    users: IntArray | None
+    users: IntArray
     groups: IntArray
     slices: tuple[IntArray, ...] = ()
 
@@ -72,10 +72,18 @@ class ScoredRows:
             self.is_counted[rows],
             self.labels[rows],
             None if self.weights is None else self.weights[rows],
-            None if self.users is None else self.users[rows],
+            self.users[rows],
             self.groups[rows],
             tuple(slices[rows] for slices in self.slices),
         )
+
+    @classmethod
+    def join(cls, parts: Sequence[ScoredRows]) -> ScoredRows:
+        """Rows of several batches, without slices."""
+        names = ("scores", "is_counted", "labels", "weights", "users", "groups")
+        columns = [[getattr(part, name) for part in parts] for name in names]
+        joined: Any = [None if each[0] is None else np.concatenate(each) for each in columns]
+        return cls(*joined)
 
     def take_counted(self) -> ScoredRows:
         """The rows that metrics of labels count."""
@@ -87,12 +95,9 @@ class UserGroups:
     """Puts rows into groups of users, so that all rows of a user are in one.
 
     Up to `GROUPS` users are a group each, more of them share groups by hash: drawing these groups
-    is drawing clusters too, only larger ones. Unknown users who share an id are one group, from
-    `GROUPS` on: nothing tells their rows apart. Without a feature each row is a user.
-
-    Attributes:
-        feature: The user's id; None: there are no users.
-        ids: Ids that name one user each; None: keys without a vocabulary.
+    is drawing clusters too, only larger ones. Unknown users who share an id (no `ids` of one user)
+    are one group, from `GROUPS` on: nothing tells their rows apart. Without a feature each row is a
+    user.
     """
 
     feature: str | None = None
@@ -146,11 +151,7 @@ def has_user_vocabulary(manifest: Manifest) -> bool:
 
 @dataclass
 class RowColumns:
-    """Which features of a batch are columns of the table.
-
-    Attributes:
-        may_lack: Whether a NaN in place of the label says that there is none.
-    """
+    """Which features are columns; `may_lack`: a NaN in place of the label is no label."""
 
     groups: UserGroups = field(default_factory=UserGroups)
     slicings: Sequence[Slicing] = ()
@@ -187,7 +188,7 @@ class RowColumns:
             is_counted,
             labels,
             weights,
-            None if users is None else np.asarray(features[users], np.int64),
+            np.zeros(size, np.int64) if users is None else np.asarray(features[users], np.int64),
             self.groups.find(features, numbers),
             tuple(slicing.find_slices(features) for slicing in self.slicings),
         )

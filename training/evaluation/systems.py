@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,20 +56,6 @@ _log = logging.getLogger("sluice.training.evaluate")
 
 UserRanks = tuple[FloatArray, IntArray | None]
 """Ranks of relevant items, `[rows, relevant]`, and the columns of the lists that hold them."""
-
-
-class System(Protocol):
-    """Scores the catalogue for rows of events, and ranks the relevant items of users."""
-
-    name: str
-
-    def scores(self, features: Features, rows: int) -> NDArray[np.float32]:
-        """Scores all items, `[rows, items]`."""
-        ...
-
-    def rank_users(self, batch: UserBatch, k: int) -> UserRanks:
-        """Ranks the relevant items, at least up to k."""
-        ...
 
 
 class ModelSystem:
@@ -173,13 +159,7 @@ def popularity_percentiles(counts: IntArray) -> FloatArray:
 
 
 class ListStatistics:
-    """Coverage, Gini coefficient and popularity of the items that lists show.
-
-    Args:
-        counts: `[items]`, events of train.
-        ks: Lengths of lists; Gini and popularity are of the first.
-        mask_seen: Whether lists of events leave out what the user had met.
-    """
+    """Coverage, Gini coefficient and popularity (`counts` `[items]`) of what lists show."""
 
     def __init__(self, counts: IntArray, ks: Sequence[int], mask_seen: bool) -> None:
         self._percentiles, self._first = popularity_percentiles(counts), ks[0]
@@ -232,15 +212,9 @@ def _leave_out_untaught(trained: TrainedModel) -> InputConfig:
 
 @dataclass(frozen=True)
 class Ease:
-    """What EASE has learned.
+    """What EASE has learned: float32 `[known, known]` weights of the columns that it knows.
 
-    Attributes:
-        weights: float32 `[known, known]`.
-        columns: `[known]`, catalogue columns of the items that it knows.
-        l2: Its penalty.
-        users: Users that it learned from.
-        pairs: Distinct pairs of users and items that it learned from.
-        pairs_outside: Pairs of items that it does not know.
+    `pairs_outside` counts pairs of users and items that it does not know.
     """
 
     weights: NDArray[np.float32]
@@ -328,10 +302,7 @@ def _keep_distinct(parts: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray
 def fit_chosen_ease(cells: Pairs, items: int, seed: int) -> Ease:
     """Chooses the penalty on a fifth of the cells that is hidden, then fits on all of them.
 
-    Args:
-        cells: Users, from 0, and columns of their items; each once, users ascending.
-        items: Number of items.
-        seed: Seed of the draw of what is hidden.
+    Cells are users, ascending from 0, and columns of their items, each once.
     """
     l2 = _choose_l2(cells, items, seed)
     weights = solve_ease(multiply_items(cells, items), l2)
@@ -350,15 +321,7 @@ def _choose_l2(cells: Pairs, items: int, seed: int) -> float:
 
 
 def multiply_items(cells: Pairs, items: int) -> FloatArray:
-    """Counts the users that two items share: X'X of the binary matrix X of users and items.
-
-    Args:
-        cells: Users, ascending, and columns; each once.
-        items: Number of items.
-
-    Returns:
-        float64 `[items, items]`.
-    """
+    """X'X `[items, items]` float64 of the binary matrix X of users (ascending) and items."""
     products = np.zeros((items, items))
     for _, users, block in _read_blocks(cells, items):
         matrix = _lay_out(block, users, items)
@@ -371,13 +334,6 @@ def solve_ease(products: FloatArray, l2: float) -> NDArray[np.float32]:
 
     With P = (X'X + l2 I)^-1 the weights are -P_ij / P_jj, and 0 on the diagonal (Steck 2019,
     equation 8).
-
-    Args:
-        products: float64 `[items, items]`, X'X.
-        l2: The penalty, above 0.
-
-    Returns:
-        float32 `[items, items]`.
     """
     inverse = np.linalg.inv(products + l2 * np.eye(len(products)))
     inverse /= -inverse.diagonal()
@@ -441,3 +397,7 @@ class EaseSystem:
         values, columns = take_top(scores, k + 1)
         columns = np.where(np.isneginf(values), MISSING, columns)
         return rank_in_lists(values, columns, batch.relevant, k), columns
+
+
+System = ModelSystem | EaseSystem | PopularitySystem | RandomSystem
+"""Scores the catalogue for rows of events, `[rows, items]`, and ranks the items of users."""

@@ -6,7 +6,7 @@ Of binary labels AUC, GAUC, log loss and calibration; of values RMSE and MAE. Ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +81,7 @@ class LabelScores:
         temperature: What scores are divided by to be log-odds; None: they are none.
         users: Which users have an AUC of their own; None: no GAUC.
         seed: Seed of the intervals; None: without them.
+        train_rate: Rate of train, the constant prediction; None: the rows' own.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class LabelScores:
         temperature: float | None = None,
         users: UserGroups | None = None,
         seed: int | None = None,
+        train_rate: float | None = None,
     ) -> None:
         self._temperature, self._users, self._seed = temperature, users, seed
+        self._train_rate = train_rate
         self._rows = self._unnamed = 0
         self._auc, self._gauc = StreamedAUC(), GroupedAUC()
         self._calibration = StreamedCalibration()
@@ -100,7 +103,7 @@ class LabelScores:
         groups = None if self._seed is None else rows.groups
         self._rows += len(rows)
         self._auc.update(positive, scores, groups, weights)
-        if self._users is not None and rows.users is not None:
+        if self._users is not None:
             # Users outside the vocabulary share an id or a bucket, and are many.
             known = self._users.are_named(rows.users)
             self._unnamed += int(np.count_nonzero(~known))
@@ -113,12 +116,12 @@ class LabelScores:
             self._calibration.update(positive, logits, weights)
         self._sums.add(values, groups, weights)
 
-    def result(self, train_rate: float | None = None) -> dict[str, Any] | None:
-        """The metrics, beside those of the rate of train (None: the rows' own); None of no rows."""
+    def result(self) -> dict[str, Any] | None:
+        """The metrics, beside those of the constant; None of no rows."""
         if not self._rows:
             return None
         means, auc = self._sums.means(), self._auc.result()
-        rate = means["positives"] if train_rate is None else train_rate
+        rate = means["positives"] if self._train_rate is None else self._train_rate
         gauc, gaps = (None, None) if self._users is None else self._gauc.result()
         if gauc is not None:
             gauc["rows_of_unknown_users"] = self._unnamed
@@ -149,12 +152,7 @@ class LabelScores:
 
 
 class ErrorScores:
-    """Errors of predicted values.
-
-    Args:
-        train_mean: Mean of train, the constant prediction; None: the rows' own.
-        seed: Seed of the intervals; None: without them.
-    """
+    """Errors of predicted values, beside the constant `train_mean`; None: the rows' own mean."""
 
     def __init__(self, train_mean: float | None = None, seed: int | None = None) -> None:
         self._train_mean, self._seed, self._rows = train_mean, seed, 0
@@ -194,12 +192,8 @@ class ErrorScores:
 class TaskScores:
     """Metrics of each task of a ranking model, batch by batch.
 
-    Args:
-        model: The model.
-        manifest: Manifest of the dataset version that is read.
-        score: What scores rows; None: the model.
-        columns: Groups of users and slices.
-        seed: Seed of the intervals; None: without them.
+    `score` scores rows (None: the model), `columns` has groups of users and slices, `seed` is that
+    of the intervals (None: without them).
     """
 
     def __init__(
@@ -223,9 +217,10 @@ class TaskScores:
         self._score_before = self._score
 
     def _build(self, task: Task) -> LabelScores | ErrorScores:
+        mean = self._manifest.find_label_mean(task.label, "train")
         if task.is_binary:
-            return LabelScores(1.0, self._users, self._seed)
-        return ErrorScores(self._manifest.find_label_mean(task.label, "train"), self._seed)
+            return LabelScores(1.0, self._users, self._seed, mean)
+        return ErrorScores(mean, self._seed)
 
     def measure_uncalibrated(self) -> None:
         """Also measures log loss and calibration without the calibration that was fitted."""
@@ -278,11 +273,7 @@ class TaskScores:
         return {task.name: self._describe(task) for task in self._model.tasks}
 
     def _describe(self, task: Task) -> dict[str, Any]:
-        scores, weight = self._scores[task.name], self._columns[task.name].weight
-        if isinstance(scores, ErrorScores):
-            found = scores.result()
-        else:
-            found = scores.result(self._manifest.find_label_mean(task.label, "train"))
+        found, weight = self._scores[task.name].result(), self._columns[task.name].weight
         described = {"kind": task.kind, "label": task.label, **(found or {})}
         if found and weight is not None:
             described["weighted_by"] = weight
@@ -392,29 +383,23 @@ def read_scored(trained: TrainedModel, split: str, names: tuple[str, ...]) -> An
 
 def compare_tasks(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
     """Compares the tasks that two ranking models have in common, row by row."""
-    tasks, seed = _find_common_tasks(trained, other), trained.config.seed
+    where, tasks = (trained.version_dir, trained.manifest), _find_common_tasks(trained, other)
     own, rival = (_score_rows(trained, one.model, split, tasks) for one in (trained, other))
-    owners, weights = (
-        number_owners(trained.version_dir, trained.manifest, own["users"]),
-        own["weights"],
-    )
     metrics: dict[str, Interval] = {}
-    for task in tasks:
-        kept = own[f"counted {task.name}"]
-        labels = own[f"label {task.name}"][kept]
-        scores = [rows[f"score {task.name}"][kept] for rows in (own, rival)]
-        compare = _compare_binary if task.is_binary else _compare_errors
-        found = compare(labels, scores, owners[kept], seed, weights[kept])
+    for task, rows, others in zip(tasks, own, rival, strict=True):
+        counted, scores = rows.take_counted(), others.take_counted().scores
+        owners = number_owners(*where, counted.users)
         prefix = "" if task == trained.model.tasks[0] else f"{task.name}/"
+        found = _compare_task(task, counted, scores, owners, trained.config.seed)
         metrics |= {f"{prefix}{name}": difference for name, difference in found.items()}
-    described = {
-        "protocol": "rows",
-        "rows": len(owners),
-        "users": count_owners(owners),
-        "metrics": metrics,
-    }
     weight = trained.manifest.find_weight()
-    return described if weight is None else {**described, "weighted_by": weight}
+    return {
+        "protocol": "rows",
+        "rows": len(own[0]),
+        "users": count_owners(number_owners(*where, own[0].users)),
+        "metrics": metrics,
+        **({} if weight is None else {"weighted_by": weight}),
+    }
 
 
 def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:
@@ -433,83 +418,50 @@ def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]
 
 def _score_rows(
     trained: TrainedModel, model: RankingModel, split: str, tasks: list[Task]
-) -> dict[str, NDArray[Any]]:
-    """Columns of the rows whose weight is above 0: users, weights, each task's label and score."""
+) -> list[ScoredRows]:
+    """Rows whose weight is above 0, of each task, also those without its label."""
     manifest, score = trained.manifest, compile_scores(model)
-    columns = {task.name: RowColumns().with_label(manifest, task.label) for task in tasks}
-    user = manifest.keys.user
-    read = [name for each in columns.values() for name in each.inputs]
-    names = tuple(dict.fromkeys((*model.inputs, *read, *((user,) if user else ()))))
-    parts: dict[str, list[NDArray[Any]]] = {}
-    for batch in read_scored(trained, split, names):
+    groups = build_user_groups(trained.version_dir, manifest)
+    columns = [RowColumns(groups).with_label(manifest, task.label) for task in tasks]
+    names = (*model.inputs, *(name for each in columns for name in each.inputs))
+    parts: list[list[ScoredRows]] = [[] for _ in tasks]
+    for batch in read_scored(trained, split, tuple(dict.fromkeys(names))):
         logits = score({name: batch[name] for name in model.inputs})
-        found: dict[str, NDArray[Any]] = {}
-        for task in tasks:
+        for task, own, kept in zip(tasks, columns, parts, strict=True):
             scores = np.asarray(logits[task.name], np.float64)
             check_scores(task, scores, batch)
-            rows = columns[task.name].read(batch, scores)
-            found |= {f"score {task.name}": scores, f"label {task.name}": rows.labels}
-            found[f"counted {task.name}"] = rows.is_counted
-            found["weights"] = np.ones(len(rows)) if rows.weights is None else rows.weights
-        size = len(found["weights"])
-        found["users"] = np.asarray(batch[user], np.int64) if user else np.zeros(size, np.int64)
-        weighted = np.flatnonzero(found["weights"])
-        for name, column in found.items():
-            parts.setdefault(name, []).append(column[weighted])
-    return {name: np.concatenate(columns) for name, columns in parts.items()}
+            rows = own.read(batch, scores)
+            kept.append(rows if rows.weights is None else rows.take(rows.weights > 0))
+    return [ScoredRows.join(kept) for kept in parts]
 
 
-def _compare_binary(
-    labels: FloatArray,
-    scores: Sequence[FloatArray],
-    owners: IntArray,
-    seed: int,
-    weights: FloatArray,
+def _compare_task(
+    task: Task, rows: ScoredRows, rival: FloatArray, owners: IntArray, seed: int
 ) -> dict[str, Interval]:
-    positive, found = labels > 0.5, {}
+    scores, weights = (rows.scores, rival), rows.weights
+    if not task.is_binary:
+        values = {n: [f(rows.labels, s) for s in scores] for n, f in VALUE_METRICS.items()}
+        return {n: compare_rows(n, each, owners, seed, weights) for n, each in values.items()}
+    positive, found = rows.labels > 0.5, {}
     if positive.any() and not positive.all():
         found["auc"] = compare_auc(positive, scores, owners, weights)
     for name, compute in BINARY_METRICS.items():
-        values = [compute(positive, each) for each in scores]
-        found[name] = compare_rows(name, values, owners, seed, weights)
-    named = owners >= 0
-    if named.any():
-        found |= _compare_users(
-            owners[named], positive[named], [s[named] for s in scores], weights[named], seed
-        )
-    return found
-
-
-def _compare_users(
-    owners: IntArray,
-    positive: NDArray[np.bool_],
-    scores: Sequence[FloatArray],
-    weights: FloatArray,
-    seed: int,
-) -> dict[str, Interval]:
-    """GAUC of both; nothing where no user has both labels."""
-    own, rival = (
-        auc_by_group(owners, positive, each.astype(np.float32), weights) for each in scores
+        losses = [compute(positive, each) for each in scores]
+        found[name] = compare_rows(name, losses, owners, seed, weights)
+    named, w = owners >= 0, np.ones(len(rows)) if weights is None else weights
+    if not named.any():
+        return found
+    first, second = (
+        auc_by_group(owners[named], positive[named], each[named].astype(np.float32), w[named])
+        for each in scores
     )
-    if not len(own.values):
-        return {}
-    table = np.stack([(own.values - rival.values) * own.weights, own.weights], axis=1)
-    [found] = compare_groups(table, find_means, seed)
-    run, other = (float(np.average(each.values, weights=own.weights)) for each in (own, rival))
-    return {"gauc": {"run": run, "other": other, **found}}
-
-
-def _compare_errors(
-    labels: FloatArray,
-    scores: Sequence[FloatArray],
-    owners: IntArray,
-    seed: int,
-    weights: FloatArray,
-) -> dict[str, Interval]:
-    return {
-        name: compare_rows(name, [compute(labels, each) for each in scores], owners, seed, weights)
-        for name, compute in VALUE_METRICS.items()
-    }
+    if len(first.values):
+        size = first.weights
+        table = np.stack([first.values * size, second.values * size, size], axis=1)
+        [gauc] = compare_groups(table, find_gap, seed)
+        run, other = (float(np.average(each.values, weights=size)) for each in (first, second))
+        found["gauc"] = {"run": run, "other": other, **gauc}
+    return found
 
 
 def check_scores(task: Task, scores: NDArray[np.floating], features: Features) -> None:

@@ -130,14 +130,10 @@ def count_rows(batch: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class HeldOutItems:
-    """Relevant items of each user.
+    """Relevant items of users (ascending): catalogue `columns` from `starts` `[users + 1]` on.
 
-    Attributes:
-        users: `[users]`, ascending.
-        starts: `[users + 1]`, where the items of each begin in `columns`.
-        columns: Catalogue columns, each once per user; MISSING as often as events name none.
-        unnamed: Records of users that share an id.
-        not_relevant: Records without a relevant item.
+    Each column is there once per user, MISSING as often as events name none. `unnamed` counts
+    records of users that share an id, `not_relevant` those without a relevant item.
     """
 
     users: IntArray
@@ -224,14 +220,7 @@ def _group_by_user(
 
 @dataclass(frozen=True)
 class UserBatch:
-    """Users of a split.
-
-    Attributes:
-        features: The batch.
-        users: `[rows]` ids.
-        relevant: Relevant items; columns may be MISSING.
-        seen: What each had met before the split; None: not masked.
-    """
+    """Users with their relevant items (columns may be MISSING), and what is masked as seen."""
 
     features: Batch
     users: IntArray
@@ -288,19 +277,11 @@ class UserReader:
 def rank_in_lists(
     scores: NDArray[np.floating], columns: IntArray, relevant: Pairs, k: int
 ) -> FloatArray:
-    """Ranks relevant items in lists that are a place longer than what is measured.
+    """Ranks relevant items in lists that are a place longer than the k that are measured.
 
     Of items that tie the relevant ones come last, and where the tie goes on behind the list none
-    of them is in it.
-
-    Args:
-        scores: `[rows, at most k + 1]`, falling.
-        columns: The same shape, MISSING where a list ends.
-        relevant: Row and column of the relevant items.
-        k: Places that are measured.
-
-    Returns:
-        `[rows, relevant]`; `inf` of misses, `nan` of padding.
+    of them is in it. Lists are `[rows, at most k + 1]`, scores falling, columns MISSING where one
+    ends; ranks are `[rows, relevant]`, `inf` of misses, `nan` of padding.
     """
     rows, length = scores.shape
     size = int(max(columns.max(initial=0), relevant.columns.max(initial=0))) + 1
@@ -320,11 +301,7 @@ def rank_in_lists(
 def spread_ranks(owners: IntArray, rows: int, found: IntArray, ranks: FloatArray) -> FloatArray:
     """Lays ranks out, `[rows, relevant]`: `inf` of items without one, `nan` of padding.
 
-    Args:
-        owners: Row of each relevant item.
-        rows: How many rows there are.
-        found: Row of each rank, ascending.
-        ranks: The ranks.
+    `owners` has the row of each relevant item, `found` (ascending) that of each rank.
     """
     counts = np.bincount(owners, minlength=rows)
     matrix = np.full((rows, max(1, int(counts.max(initial=0)))), np.nan)

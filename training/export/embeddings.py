@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from conf.artefacts.export import (
     EMBEDDINGS_DIR,
@@ -47,8 +48,8 @@ from training.encoders.vocabularies import read_key_vocabulary, read_plan
 from training.evaluation.item_index import (
     ItemIndex,
     build_item_index,
+    check_finite,
     read_item_features,
-    read_user_vectors,
 )
 from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.ranking import NetworkRankingModel
@@ -114,6 +115,34 @@ def write_embeddings(
         rows, unknown = write_vectors(folder / "users", kind, batches, interests is not None)
         found["users"] = {"rows": rows, "users_outside_vocabulary": unknown}
     return found if interests is None else {**found, "interests": interests}
+
+
+@dataclass(frozen=True)
+class UserVectors:
+    """A batch of users: ids, vectors `[rows, dim]` or `[rows, interests, dim]`, ragged seen ids."""
+
+    ids: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    seen: Any
+
+
+def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVectors]:
+    """Yields the users of the `users` split in the order of its shards."""
+    model = require_retrieval(trained.model)
+    manifest, version_dir = trained.manifest, trained.version_dir
+    user = manifest.require_key("user")
+    ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
+    names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
+    dataset = build_eval_dataset(
+        version_dir, manifest, USERS, trained.config.evaluation.batch_size, names, ragged
+    )
+    for batch in read_batches(dataset, version_dir, manifest, USERS):
+        ids = np.asarray(batch[user], dtype=np.int64)
+        vectors = np.asarray(
+            model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
+        )
+        check_finite("user", ids, vectors, batch)
+        yield UserVectors(ids, vectors, batch[ragged[0]] if ragged else None)
 
 
 def write_vectors(

@@ -81,9 +81,8 @@ def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     cells = Pairs(*np.nonzero(matrix))
     whole = fit_chosen_ease(cells, 9, seed=1)
     monkeypatch.setattr(systems, "BLOCK_CELLS", 40)
-    np.testing.assert_array_equal(multiply_items(cells, 9), matrix.T @ matrix)
     again = fit_chosen_ease(cells, 9, seed=1)
-    assert (again.l2, again.users, again.pairs) == (whole.l2, whole.users, whole.pairs)
+    assert again.l2 == whole.l2
     np.testing.assert_array_equal(again.weights, whole.weights)
 
 
@@ -181,34 +180,6 @@ def test_events_are_ranked_by_what_was_met_before_each(trained: TrainedModel) ->
         hits = np.mean(np.array(found) <= 3)
         assert by_name[name]["hit_rate@3"] == pytest.approx(hits)
         assert by_name[name]["mrr"] == pytest.approx(np.mean(1 / np.array(found)))
-
-
-def test_the_target_of_a_repeat_counts_as_met(trained: TrainedModel) -> None:
-    """Masks leave a repeated target in the ranking; EASE still knows that it was met."""
-    index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
-    ease = fit_ease(trained, "test", index)
-    import tensorflow as tf
-
-    met = tf.ragged.constant([[int(index.ids[0]), int(index.ids[3]), int(index.ids[0])], []])
-    scores = EaseSystem(ease, index, "seen").scores({"seen": met}, 2)
-    np.testing.assert_allclose(scores[0], ease.weights[0] + ease.weights[3], atol=1e-6)
-    np.testing.assert_array_equal(scores[1], 0)
-
-
-def test_what_cannot_be_fitted_is_left_out_by_name(
-    trained: TrainedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def find(split: str = "test", own: TrainedModel = trained) -> str:
-        caplog.clear()
-        report = evaluate_split(own, split, baselines=True)
-        assert all("ease" not in protocol["systems"] for protocol in report["protocols"])
-        [line] = [r.message for r in caplog.records if "left out" in r.message]
-        assert line == f"baseline ease is left out: {report['baselines']['ease']['left_out']}"
-        return line
-
-    assert "rows of the train split do not hold" in find("train")
-    nobody = replace(trained.manifest, keys=replace(trained.manifest.keys, user=None, seen=None))
-    assert "has no user" in find(own=replace(trained, manifest=nobody))
 
 
 def test_of_a_large_catalogue_it_knows_the_frequent_items(

@@ -76,17 +76,6 @@ def test_a_further_task_keeps_its_name_where_the_runs_share_no_first_one(
     assert "mse" in compare_runs(other, own, "test")["metrics"]
 
 
-def test_runs_whose_scores_are_no_numbers_are_not_compared(
-    version: Path, manifest: Manifest
-) -> None:
-    own, other = (_train(version, manifest, RANKING) for _ in range(2))
-    for network in other.model.networks:
-        for weights in network.weights.values():
-            weights.assign(weights * np.nan)
-    with pytest.raises(InputDataError, match="scores of task click are no numbers"):
-        compare_runs(own, other, "test")
-
-
 def _read_rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
     batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen", "history", "genres"))
     return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
@@ -239,25 +228,3 @@ def test_filters_that_leave_nothing_or_do_not_fit_are_refused(
     ):
         with pytest.raises(error, match=said):
             measure()
-
-
-def test_messages_name_the_setting(version: Path, manifest: Manifest) -> None:
-    wrong = InputConfig.model_validate({"filter": [{"feature": "label", "value": "a"}]})
-    with pytest.raises(ConfigError, match=r"input\.filter: feature 'label'"):
-        TrainingData(version, manifest).steps_per_epoch(wrong)
-
-
-def test_users_outside_the_vocabulary_alone_are_no_users(version: Path, manifest: Manifest) -> None:
-    filters = [{"feature": "user_id", "op": "<", "value": 2}]
-    rows = [dict(row, user_id=1) for row in _read_rows(version, manifest, "test")[:5]]
-    target = version / "test" / "unnamed.tfrecord"
-    write_shard(target, rows, manifest.schema)
-    content = target.read_bytes()
-    shard = ShardInfo("test/unnamed.tfrecord", 5, len(content), f"{crc32c(content):08x}")
-    splits = [
-        SplitInfo("test", (*s.shards, shard)) if s.name == "test" else s for s in manifest.splits
-    ]
-    later = replace(manifest, splits=tuple(splits))
-    asked = {"per": ["user"], "filter": filters}
-    with pytest.raises(InputDataError, match=r"no record .* in the vocabulary"):
-        evaluate_split(_train(version, later, evaluation=asked), "test")

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import evaluate_split
+from training.evaluation import scored_rows
+from training.evaluation.evaluate import compare_runs, evaluate_split, require_metric
 from training.evaluation.intervals import (
-    FEWEST_GROUPS,
     GROUPS,
     Interval,
     compare_auc,
@@ -170,18 +171,6 @@ def test_rows_of_unknown_users_are_drawn_together() -> None:
     assert got["high"] - got["low"] > 1.5 * (alone["high"] - alone["low"])
 
 
-@pytest.mark.parametrize("ids", [None, range(2, 10 * GROUPS)])
-def test_more_users_share_groups_with_all_their_rows(ids: range | None) -> None:
-    users = np.arange(2, 10 * GROUPS)
-    groups = UserGroups("user", ids)
-    found = groups.find({"user": users}, users)
-    again = groups.find({"user": users[::-1]}, users)[::-1]
-    np.testing.assert_array_equal(found, again)
-    sizes = np.bincount(found, minlength=GROUPS)
-    assert len(sizes) == GROUPS
-    assert sizes.max() < 40  # Ten each, by chance a few more.
-
-
 def test_streamed_sums_give_the_interval_of_all_rows() -> None:
     rng = np.random.default_rng(8)
     users = rng.integers(2, 60, 500)
@@ -203,15 +192,6 @@ def test_streamed_sums_give_the_interval_of_all_rows() -> None:
     assert twice["low"] == pytest.approx(2 * got["low"])
 
 
-def test_a_handful_of_users_has_no_interval() -> None:
-    users, sums = np.repeat(np.arange(2, 2 + FEWEST_GROUPS - 1), 9), SystemSums()
-    rows = RowColumns(UserGroups("user", range(2, 60))).read({"user": users}, users)
-    for system, value in (("model", 1.0), ("popularity", 0.25)):
-        sums.add(system, rows, {"mrr": np.full(len(users), value)})
-    found = sums.compare("model", 1)["against"]["popularity"]["mrr"]
-    assert (found["difference"], found["low"], found["high"]) == (0.75, None, None)
-
-
 def _label_rows(seed: int, rows: int) -> tuple[dict[str, tf.Tensor], np.ndarray]:
     rng = np.random.default_rng(seed)
     labels = (rng.random(rows) < 0.4).astype(np.float32)
@@ -223,11 +203,11 @@ def test_labels_are_compared_with_a_constant() -> None:
     features, scores = _label_rows(9, 600)
     users = features["user"].numpy()
     groups = UserGroups("user", range(2, 80))
-    columns, collected = RowColumns(groups, label="label"), LabelScores(1.0, groups, seed=3)
+    columns, collected = RowColumns(groups, label="label"), LabelScores(1.0, groups, 3, 0.3)
     for start in range(0, 600, 100):
         batch = {name: value[start : start + 100] for name, value in features.items()}
         collected.add(columns.read(batch, scores[start : start + 100]))
-    values = collected.result(train_rate=0.3)
+    values = collected.result()
     found = values["differences"]["against"]["constant"]
     positive = features["label"].numpy() > 0.5
     auc = compare_auc(positive, (scores, np.zeros(600)), users)
@@ -299,3 +279,61 @@ def test_rows_of_a_dataset_without_users_stand_alone(
     assert columns.inputs == ()
     parts = [columns.read({}, np.zeros(250)).groups for _ in range(2)]
     assert len(np.unique(np.concatenate(parts))) == 500
+
+
+def test_the_lead_is_the_end_that_is_worse() -> None:
+    found = {"low": -0.02, "high": 0.01}
+    assert find_lead("ndcg@10", found) == -0.02
+    assert find_lead("like/log_loss", found) == find_lead("mse", found) == -0.01
+    assert require_metric({"metrics": {"auc": 1, "log_loss": 2}}, None) == "auc"
+    with pytest.raises(ConfigError, match="did you mean"):
+        require_metric({"metrics": {"ndcg@10": {}}}, "ndcg@11")
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_version: Path, tiny_manifest: Manifest) -> tuple[TrainedModel, TrainedModel]:
+    config = TrainConfig.model_validate(
+        {"dataset": "d", "name": "n", "evaluation": {"ks": [5, 10], "sampled_negatives": None}}
+    )
+    models = (TinyTowers(tiny_manifest, seed=seed) for seed in (3, 4))
+    first, second = (
+        TrainedModel(Path(), model, config, tiny_manifest, tiny_version) for model in models
+    )
+    return first, second
+
+
+@pytest.mark.parametrize("per", ["event", "user"])
+def test_values_are_those_of_the_evaluation(
+    runs: tuple[TrainedModel, TrainedModel], per: str
+) -> None:
+    own, other = runs
+    evaluation = own.config.evaluation.model_copy(update={"per": (per,)})
+    config = own.config.model_copy(update={"evaluation": evaluation})
+    own, other = replace(own, config=config), replace(other, config=config)
+    found = compare_runs(own, other, "test")
+    assert (found["rows"], found["users"]) == (60, 60)
+    for side, trained in (("run", own), ("other", other)):
+        known = evaluate_split(trained, "test")["protocols"][0]["systems"]["model"]
+        assert {m: v[side] for m, v in found["metrics"].items()} == pytest.approx(known)
+    for values in found["metrics"].values():
+        assert values["low"] <= values["difference"] <= values["high"]
+    back = compare_runs(other, own, "test")["metrics"]["ndcg@10"]
+    assert back["difference"] == pytest.approx(-found["metrics"]["ndcg@10"]["difference"])
+
+
+def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedModel]) -> None:
+    own, other = runs
+    newer = replace(other.manifest, dataset_version="later")
+    with pytest.raises(ConfigError, match="different dataset versions"):
+        compare_runs(own, replace(other, manifest=newer), "test")
+
+
+def test_users_are_the_known_ones(
+    runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where ids up to 41 are buckets of users outside the vocabulary."""
+    monkeypatch.setattr(scored_rows, "find_named_ids", lambda *_: range(42, 62))
+    found = compare_runs(*runs, "test")
+    report = evaluate_split(runs[0], "test")
+    assert (found["rows"], found["users"]) == (report["rows"], report["users"]) == (60, 20)
+    assert report["protocols"][0]["differences"]["groups"] == 20

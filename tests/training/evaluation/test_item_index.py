@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from training.evaluation.item_index import (
     order_by_id,
     rank_all,
     rank_top_k,
-    read_cells,
 )
 from training.evaluation.protocols import RankingBatch
 from training.evaluation.systems import (
@@ -85,12 +83,6 @@ def test_a_repeated_item_and_a_nan_vector_are_refused() -> None:
         order_by_id(np.array([3, 4]), np.array([[0.0], [np.nan]], np.float32))
 
 
-def test_cells_drop_what_the_catalogue_lacks() -> None:
-    index = order_by_id(np.array([2, 3]), np.eye(2, dtype=np.float32))
-    cells = read_cells(tf.ragged.constant([[3, 1], [], [2, 9, 2]], dtype=tf.int64), index)
-    assert (cells.rows.tolist(), cells.columns.tolist()) == ([0, 2, 2], [1, 0, 0])
-
-
 def test_the_index_holds_every_catalogue_item_whatever_the_batch(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
@@ -135,11 +127,6 @@ def test_random_scores_depend_on_the_row_and_the_seed_only() -> None:
     assert not np.array_equal(whole, RandomSystem(11, 5).scores({}, 9))
 
 
-def test_random_hits_as_often_as_chance() -> None:
-    ranks = rank_all(RandomSystem(100, 0).scores({}, 5000), np.arange(5000) % 100)
-    assert np.mean(ranks <= 10) == pytest.approx(0.1, abs=0.02)
-
-
 @given(COUNTS)
 def test_percentiles_rise_with_popularity_and_average_one_half(counts: list[int]) -> None:
     array = np.array(counts)
@@ -157,17 +144,6 @@ PERCENTILES = np.array([3.5, 2.0, 2.0, 0.5]) / 4
 def _batch(rows: int, seen: list[tuple[int, int]]) -> RankingBatch:
     cells = np.array(sorted(seen), np.int64).reshape(-1, 2)
     return RankingBatch({}, np.zeros(rows, np.int64), Pairs(cells[:, 0], cells[:, 1]), None)
-
-
-def test_lists_of_the_same_item_cover_little() -> None:
-    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, (1,), mask_seen=False)
-    scores = np.tile(np.array([3, 2, 1, 0], np.float32), (5, 1))
-    lists.update(scores, _batch(5, [(0, 0)]))
-    assert lists.result() == {
-        "coverage@1": 0.25,
-        "gini@1": pytest.approx(0.75),
-        "popularity_percentile@1": pytest.approx(PERCENTILES[0]),
-    }
 
 
 def test_seen_items_are_not_shown_and_batches_add_up() -> None:

@@ -84,11 +84,6 @@ def test_a_constant_scorer_ranks_every_target_last() -> None:
     assert rank_all(scores, np.arange(4)).tolist() == [100.0] * 4
 
 
-def test_a_nan_scorer_ranks_every_target_last() -> None:
-    scores = np.full((1, 50), np.nan, np.float32)
-    assert rank_all(scores, np.array([7])).tolist() == [50.0]
-
-
 def test_the_target_is_never_masked_and_repeats_count_once() -> None:
     scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
     target = np.array([1])
@@ -167,11 +162,6 @@ def test_log_loss_equals_the_textbook_form(rows: list[tuple[bool, float]]) -> No
     p = 1 / (1 + np.exp(-logits))
     expected = -np.where(labels, np.log(p), np.log1p(-p))
     np.testing.assert_allclose(find_log_losses(labels, logits), expected, atol=1e-7, rtol=1e-7)
-
-
-def test_log_loss_stays_finite_at_extreme_logits() -> None:
-    losses = find_log_losses(np.array([True, False]), np.array([-1e4, 1e4]))
-    np.testing.assert_allclose(losses, 1e4)
 
 
 @settings(max_examples=25)

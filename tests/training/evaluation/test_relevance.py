@@ -173,14 +173,6 @@ def test_what_the_input_leaves_out_by_its_label_is_relevant_nowhere(
     assert count_relevant(with_input(run, every_row, **settings)) == (every, 0)
 
 
-def test_other_conditions_of_the_input_do_not_reach_evaluation(version: Path) -> None:
-    run = build_run(version, SOFTMAX, per=["event"])
-    others = {"filter": [{"feature": "movie_id", "op": "<", "value": 5}]}
-    assert count_relevant(with_input(run, **others)) == (count_rows(run), 0)
-    both = {"filter": [*others["filter"], *CLICKS["filter"]]}
-    assert count_relevant(with_input(run, **both)) == count_relevant(with_input(run, **CLICKS))
-
-
 def test_rows_of_weight_0_are_relevant_nowhere_and_make_nothing_popular(tmp_path: Path) -> None:
     """Rows of label 0 weigh nothing, as `weights.negative: 0` builds them."""
     version = write_tiny_dataset(tmp_path, config=CONFIG)

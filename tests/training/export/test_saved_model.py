@@ -28,8 +28,8 @@ from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.item_index import build_item_index, read_user_vectors
-from training.export.embeddings import write_users, write_vectors
+from training.evaluation.item_index import build_item_index
+from training.export.embeddings import read_user_vectors, write_users, write_vectors
 from training.export.saved_model import write_export, write_models_config
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model

@@ -26,10 +26,10 @@ from training.evaluation.item_index import (
     build_item_index,
     order_by_id,
     rank_top_k,
-    read_user_vectors,
     score_cells,
     score_items,
 )
+from training.export.embeddings import read_user_vectors
 from training.export.saved_model import write_export
 from training.index.item_columns import read_vectors
 from training.index.vector_index import fit_index

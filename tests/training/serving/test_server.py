@@ -31,7 +31,8 @@ from tests.training.serving.tiny_models import PAD, ROW, read_tokens, serve, wri
 from training.apply.endpoint import Endpoint, describe_tasks, evaluate_served
 from training.apply.export import Export
 from training.evaluation.evaluate import evaluate_split
-from training.evaluation.item_index import build_item_index, read_user_vectors
+from training.evaluation.item_index import build_item_index
+from training.export.embeddings import read_user_vectors
 from training.export.saved_model import write_export
 from training.index.index_build import add_items, build_index
 from training.index.item_columns import align_columns, read_table
