@@ -224,7 +224,7 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     """
     with quiet_tensorflow():
         from training.fit import plan_run
-        from training.trials import describe_plan
+        from training.refit import describe_plan
 
     refit = config.fit.refit
     described = {} if refit is None else {"refit": describe_plan(config, refit)}
@@ -253,7 +253,7 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
-        from training.trials import fit_chosen
+        from training.refit import fit_chosen
     from training.checkpoint.stored_runs import describe_run
     from training.monitoring.progress import build_progress
 

@@ -25,7 +25,7 @@ from training.fit import fit_run, plan_run
 from training.input.batches import build_eval_dataset
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import EpochRecord, read_history
-from training.trials import fit_chosen
+from training.refit import fit_chosen
 
 METRICS = """
 import numpy as np

@@ -41,7 +41,7 @@ from training.loop.early_stopping import selection_metric
 from training.models.retrieval import require_retrieval
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_history
-from training.trials import fit_chosen
+from training.refit import fit_chosen
 
 SOURCE = """
 import os

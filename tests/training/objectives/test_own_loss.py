@@ -43,7 +43,7 @@ from training.objectives.objective import build_objective
 from training.objectives.own_loss import build_label_loss
 from training.objectives.tried_rows import read_tried_rows
 from training.objectives.user_items import TrainRows
-from training.trials import fit_chosen
+from training.refit import fit_chosen
 
 LOSSES = """
 import tensorflow as tf
