@@ -184,7 +184,7 @@ def plan(config: TrainConfig) -> dict[str, Any]:
     planned = read_plan(config).to_json()
     if config.fit.refit is not None:
         with quiet_tensorflow():
-            from training.trials import describe_plan
+            from training.refit import describe_plan
         planned["refit"] = describe_plan(config, config.fit.refit)
     return planned
 
@@ -211,7 +211,7 @@ def train(
     """
     with quiet_tensorflow():
         from training.fit import fit_run
-        from training.trials import fit_chosen
+        from training.refit import fit_chosen
     from training.checkpoint.stored_runs import describe_run
     from training.monitoring.progress import build_progress
 

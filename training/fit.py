@@ -69,7 +69,7 @@ def fit_run(
     if config.fit.refit is not None:
         raise ConfigError(
             "fit.refit trains several runs, and this call trains one",
-            fix="train by `sluice train` or training.trials.fit_chosen, or leave fit.refit out",
+            fix="train by `sluice train` or training.refit.fit_chosen, or leave fit.refit out",
         )
     if config.mlflow is not None:
         build_client(config)  # One that is missing is refused before a run is made.

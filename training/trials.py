@@ -1,8 +1,6 @@
-"""Trials: runs that are compared by a metric, by a sweep or by `fit.refit`.
+"""Trials: runs that are compared by a metric, of a sweep or of `fit.refit`.
 
-A sweep tries a grid, or what Optuna draws. A refit tries its keys one after the other on runs
-without the rows that `input.validation` holds out; the best trial tells the settings and the
-epoch, and a fresh model is trained with them on all rows and is the run.
+A sweep tries a grid, or what Optuna draws; what a refit tries is in `training.refit`.
 
 <root>/<name>/sweeps or refits/<UTC time>-<hash>/
     trials.json                  what was asked, the trials that have ended, and the run of a refit
@@ -19,14 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, update_run_card, write_json
+from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
 from conf.manifest import MANIFEST_FILE
@@ -36,9 +33,8 @@ from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path
 from conf.training.input import ROWS_OF_TRIALS
 from conf.training.train import TrainConfig
-from conf.training.trials import ChoicesConfig, RefitConfig, SweepConfig
+from conf.training.trials import ChoicesConfig, SweepConfig
 from conf.yaml_text import dump_yaml
-from training.checkpoint.stored_runs import is_stored
 from training.fit import fit_run
 from training.loop.plan import (
     RETRIEVAL_METRIC,
@@ -49,19 +45,15 @@ from training.loop.plan import (
     keeps_steps_without_loss,
     selection_metric,
 )
-from training.loop.validation import find_best
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import EpochRecord, read_history, read_step_validations
 from training.reader.training_data import (
-    TrainingData,
     pin_mixed,
     read_current_data,
     read_current_mixed,
 )
 from training.run_directory import (
-    config_sha256,
     find_unfinished_run,
-    is_trained_on,
     locked,
     make_entry,
     run_paths,
@@ -76,8 +68,6 @@ _FIXED = {
     "evaluation": "decides what trials are compared by",
     "fit.refit": "is of the run, not of its trials",
 }
-_FAR_BEHIND = 0.9
-"""Share of the best trial's metric after as many epochs below which a trial is ended."""
 _TRIALS_OF_A_MEDIAN = 5
 
 
@@ -94,7 +84,6 @@ class Trial:
     """A trial that has ended.
 
     Attributes:
-        number: From 0.
         state: `complete`, `pruned` or `fail`.
         values: Its value of each key that was tried.
         detail: Directory of its run, or what ended it.
@@ -124,11 +113,8 @@ class Study:
     """Trials of one config: what `trials.json` holds.
 
     Attributes:
-        directory: Where they are.
-        metric: What they are compared by.
         trials: Those that have ended, in order.
         asked: Fingerprint of the config that was asked for, and of what it tries.
-        config: That config.
         dataset: The dataset version of all trials and of the run.
         mixed: The versions of the datasets of `input.mix`.
         run: Directory of the run of a refit, once it has finished.
@@ -161,9 +147,9 @@ class Study:
         files = sorted(_find_parent(config, kind).glob(f"*/{TRIALS_FILE}"), reverse=True)
         for content, file in ((read_json(file), file) for file in files):
             if content["asked"] == asked:
+                trials = [Trial(**trial) for trial in content.pop("trials")]
                 content.pop("best")
-                content["trials"] = [Trial(**trial) for trial in content["trials"]]
-                study = cls(file.parent, **content)
+                study = cls(**{**content, "directory": file.parent, "trials": trials})
                 places = (study.dataset, *study.mixed)
                 are_there = all((find_path(place) / MANIFEST_FILE).is_file() for place in places)
                 return study if are_there else None
@@ -171,10 +157,9 @@ class Study:
 
     def write(self) -> None:
         """Writes `trials.json`, whole or not at all."""
-        content = asdict(self)
-        content.pop("directory")
         best = None if self.best is None else self.best.number
-        write_json(self.directory / TRIALS_FILE, {"best": best, **content})
+        content = {"best": best, **asdict(self), "directory": str(self.directory)}
+        write_json(self.directory / TRIALS_FILE, content)
 
     @property
     def best(self) -> Trial | None:
@@ -266,6 +251,8 @@ class Trials:
                 raise ConfigError(f"{metric} is not defined on the held-out rows")
             curve = [record.value(metric) for record in read_history(run)]
         except _TRIAL_ERRORS as error:
+            if not values:  # The config alone: there is no other trial to go on with.
+                raise
             self.progress.message(f"{name}: {error.what}", trial=number)
             state = "pruned" if isinstance(error, TrialEndedError) else "fail"
             return Trial(number, state, values, error.what, time.monotonic() - started)
@@ -364,11 +351,7 @@ def check_space(config: TrainConfig, space: Mapping[str, Iterable[Any]]) -> None
 
 
 def find_sweep_metric(config: TrainConfig, sweep: SweepConfig) -> str:
-    """Returns the metric of a sweep, and checks what it tries.
-
-    Raises:
-        ConfigError: Trials would not measure it, or the space does not fit the config.
-    """
+    """Returns the metric of a sweep, and checks what it tries."""
     check_space(config, {key: found.values for key, found in sweep.space.items()})
     return find_metric(config, sweep.metric, "the metric of the sweep")
 
@@ -383,16 +366,10 @@ def run_sweep(
 ) -> Study:
     """Runs the trials of a sweep that are left and returns all of them.
 
-    Args:
-        config: What trials start from.
-        sweep: What they try.
-        progress: Shows how it goes.
-        resume: Whether to go on with the newest sweep of the same space and config, at the
-            position of the trial that was interrupted.
-        after: Called with all trials when one has ended, and at the end.
+    With `resume` the newest sweep of the same space and config goes on, at the position of the
+    trial that was interrupted. `after` is called when a trial has ended, and at the end.
 
     Raises:
-        ModuleNotFoundError: Optuna is not installed.
         SluiceError: The space does not fit, a signal came, or training failed for a reason that
             the next trial would meet too.
     """
@@ -451,10 +428,10 @@ def _build_distribution(found: Any) -> Any:
 
     if isinstance(found, ChoicesConfig):
         return distributions.CategoricalDistribution([json.dumps(one) for one in found.choices])
+    low, high = found.values
     if found.integer:
-        step = int(found.step or 1)
-        return distributions.IntDistribution(*found.values, log=found.log, step=step)
-    return distributions.FloatDistribution(*found.values, log=found.log, step=found.step)
+        return distributions.IntDistribution(low, high, found.log, int(found.step or 1))
+    return distributions.FloatDistribution(low, high, found.log, found.step)
 
 
 def _build_earlier(trial: Trial, sweep: SweepConfig, space: Mapping[str, Any]) -> Any:
@@ -499,205 +476,3 @@ def tell_below_median(after: int, study: Study, values: list[float], _: int) -> 
     best = max((sign * value for value in values if not math.isnan(value)), default=-math.inf)
     is_behind = best < statistics.median(sign * value for value in there)
     return f"{study.metric} is worse than the median of earlier trials" if is_behind else None
-
-
-def tell_far_behind(study: Study, values: list[float], epochs: int) -> str | None:
-    """Ends a trial whose second half is far behind the best trial so far."""
-    epoch, best = len(values), study.best
-    if best is None or study.is_minimised or 2 * epoch < epochs:
-        return None
-    ahead = best.curve[:epoch][-1]  # A shorter trial had its rate down by then.
-    if ahead is None or ahead <= 0.0:  # A share of less than nothing says nothing.
-        return None
-    if not values[-1] < _FAR_BEHIND * ahead:
-        return None
-    share = f"less than {_FAR_BEHIND:.0%} of the best trial's"
-    return f"{study.metric} is {share} at that epoch, or at its last one before"
-
-
-def fit_chosen(
-    config: TrainConfig, progress: TrainingProgress, *, resume: bool = False, once: bool = False
-) -> Path:
-    """Chooses settings and epoch on held-out rows, and trains on all rows: `fit.refit`.
-
-    Args:
-        config: The resolved config; it has `fit.refit`.
-        progress: Shows how it goes.
-        resume: Whether to go on where the newest refit of the same config was interrupted, in a
-            trial or in the run, on the dataset versions that it began with.
-        once: Whether to do so, and to train nothing where it has finished on the same version.
-
-    Returns:
-        The directory of the run on all rows, now the current one of its series.
-
-    Raises:
-        SluiceError: The space does not fit, no trial has finished, a signal came, another process
-            is at it, or training failed.
-    """
-    refit = config.fit.refit
-    if refit is None:
-        raise ConfigError("nothing is to be chosen", received="fit.refit: null")
-    if is_stored(config):
-        raise ConfigError(
-            "fit.refit works on a file system, local or mounted",
-            received=f"root: {config.root}",
-            fix="set root to one, or leave fit.refit out",
-        )
-    plan = describe_plan(config, refit)
-    asked = fingerprint([config_sha256(config), list(refit.space)])  # Their order decides.
-    study = Study.find(config, "refits", asked) if resume or once else None
-    if study is not None and study.run is not None:
-        if once and _is_trained_on_current(Path(study.run), config):
-            progress.message(f"trained already, nothing to do: run {study.run}", run=study.run)
-            return Path(study.run)
-        study = None
-    is_resumed = study is not None
-    study = study or Study.open(config, "refits", asked, plan["metric"])
-    with locked(study.directory):
-        progress.message(
-            f"fit.refit: trials without the held-out rows (at most {plan['trials']}), then the "
-            f"best settings and epoch on all rows: at most {plan['epochs']} epochs in all",
-            **plan,
-        )
-        _choose(study, config, refit, progress)
-        return _fit_best(study, config, progress, is_resumed=is_resumed)
-
-
-def describe_plan(config: TrainConfig, refit: RefitConfig) -> dict[str, Any]:
-    """Returns what a refit costs at most: `trials`, and `epochs` in all, the run's included.
-
-    Raises:
-        ConfigError: The space or the metric does not fit.
-    """
-    metric = find_metric(config, refit.metric, "fit.refit.metric")
-    if metric == LOSS_METRIC and not is_scored_by_label(config):
-        raise ConfigError(
-            "fit.refit compares trials by held-out rows, which are ranked and have no loss",
-            received=f"fit.refit.metric: {metric}",
-            fix=f"set fit.refit.metric={RETRIEVAL_METRIC}, or leave it out",
-        )
-    check_space(config, refit.space)
-    longest = config.fit.epochs or 1
-    total = 0 if refit.space else longest
-    for key, values in refit.space.items():
-        lengths = list(map(int, values)) if key == "fit.epochs" else [longest] * len(values)
-        total, longest = total + sum(lengths), max(longest, *lengths)
-    return {"metric": metric, "trials": refit.most_trials, "epochs": total + longest}
-
-
-def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
-    """Whether a run has been trained on the current version of its dataset."""
-    if not (run / RUN_CARD_FILE).is_file():
-        return False
-    current = read_current_data(config).manifest, read_current_mixed(config)
-    return is_trained_on(read_json(run / RUN_CARD_FILE), *current)
-
-
-def _choose(
-    study: Study, config: TrainConfig, refit: RefitConfig, progress: TrainingProgress
-) -> None:
-    """Runs the trials of a refit."""
-    pinned = study.pin(config)
-    measure = partial(_measure_best, pinned)
-    trials = Trials(study, pinned, measure, tell_far_behind, progress)
-    for _ in trials.run(partial(propose_values, pinned, refit), refit.most_trials):
-        pass
-
-
-def propose_values(config: TrainConfig, refit: RefitConfig, study: Study) -> dict[str, Any] | None:
-    """Returns what the next trial of a refit tries; None: all are done."""
-    listed = _list_values(config, refit, study)
-    return next(islice(listed, len(study.trials), None), None)
-
-
-def _list_values(config: TrainConfig, refit: RefitConfig, study: Study) -> Iterator[dict[str, Any]]:
-    """Yields the values of each trial, which depend on how those before it have ended."""
-    chosen: dict[str, Any] = {}
-    if not refit.space:
-        yield chosen
-    tried: set[str] = set()
-    for key, values in refit.space.items():
-        for value in values:
-            asked = {**chosen, key: value}
-            try:
-                resolved = build_trial(config, study.directory, 0, asked).resolved()
-            except ConfigError:  # Values that do not go together: the trial tells it.
-                resolved = asked
-            if (found := fingerprint(resolved)) not in tried:
-                tried.add(found)
-                yield asked
-        # Trials of later keys are known, too, where a refit goes on.
-        best = study.find_best(len(tried))
-        chosen = chosen if best is None else best.values
-
-
-def _measure_best(config: TrainConfig, run: Path, metric: str) -> tuple[float, int]:
-    """The metric of a trial at its best epoch; at the last one where nothing stops early."""
-    history = read_history(run)
-    epoch = read_json(run / RUN_CARD_FILE)["training"]["best_epoch"]
-    if config.fit.early_stopping is not None:
-        epoch = find_best(history, metric) + 1
-    return history[epoch - 1].value(metric), epoch
-
-
-def _fit_best(
-    study: Study, config: TrainConfig, progress: TrainingProgress, *, is_resumed: bool
-) -> Path:
-    """Trains the run of a refit, and notes in its card how it was chosen."""
-    best, pinned = study.best, study.pin(config)
-    if best is None or best.epoch is None:
-        raise ConfigError(
-            "no trial of fit.refit has finished",
-            received="; ".join(trial.detail for trial in study.trials),
-            fix="try other values in fit.refit.space, or choose by a metric that the held-out rows "
-            "have (fit.early_stopping.metric)",
-        )
-    planned = build_run_config(pinned, best.values, best.epoch, read_current_data(pinned))
-    shown = f"on all rows: {describe_values(best.values)}, {best.epoch} epochs"
-    progress.message(shown, values=best.values, epoch=best.epoch)
-    if best.epoch == best.values.get("fit.epochs", pinned.fit.epochs):
-        progress.message(
-            "the best trial was best in its last epoch: more epochs may be better (fit.epochs)"
-        )
-    run = fit_run(planned, progress, once=is_resumed)
-    held_out = pinned.input.validation
-    trials = [_describe_trial(trial) for trial in study.trials]
-    card = {
-        "directory": str(study.directory),
-        "held_out": None if held_out is None else held_out.model_dump(mode="json"),
-        "metric": study.metric,
-        "trials": trials,
-        "chosen": _describe_trial(best),
-    }
-    update_run_card(run, refit=card)
-    study.run = str(run)
-    study.write()
-    return run
-
-
-def _describe_trial(trial: Trial) -> dict[str, Any]:
-    return {"values": trial.values, "value": trial.value, "epoch": trial.epoch}
-
-
-def build_run_config(
-    config: TrainConfig, values: dict[str, Any], epoch: int, data: TrainingData
-) -> TrainConfig:
-    """Returns the config of the run on all rows.
-
-    Its rate follows the trial's schedule up to the chosen epoch, over the steps of all rows.
-
-    Args:
-        config: The config that was asked for.
-        values: Those of the best trial.
-        epoch: Its best epoch, from 1.
-        data: The dataset version.
-    """
-    alone = {"fit.refit": None, "fit.early_stopping": None, "fit.validation": None}
-    every_row = {**values, **alone, "input.validation": None}
-    planned = override_config(config, every_row, "of fit.refit")
-    epochs, schedule = planned.fit.epochs or epoch, planned.optimizer.schedule
-    changes: dict[str, Any] = {"fit.epochs": epoch}
-    if epoch < epochs and getattr(schedule, "steps", 1) is None:
-        steps = epochs * data.steps_per_epoch(planned.input)
-        changes["optimizer.schedule"] = {**schedule.model_dump(mode="json"), "steps": steps}
-    return override_config(planned, changes, "of fit.refit")

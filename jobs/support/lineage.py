@@ -152,15 +152,14 @@ def _describe_run(dates: DateRange | None, error: BaseException | None) -> dict[
 
 
 def _build_event(about: tuple[str, str, str], told: LineageRun, facets: dict[str, Any]) -> Any:
-    from openlineage.client import event_v2, facet_v2
+    from openlineage.client import event_v2
 
     state, job, run_id = about
-    kind = {"jobType": facet_v2.job_type_job.JobTypeJobFacet("BATCH", "SLUICE", "JOB")}
     return event_v2.RunEvent(
         eventType=event_v2.RunState[state],
         eventTime=datetime.now(UTC).isoformat(),
         run=event_v2.Run(run_id, facets),
-        job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", job, kind),
+        job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", job),
         inputs=[_describe(found, "input", event_v2.InputDataset) for found in told.inputs],
         outputs=[_describe(found, "output", event_v2.OutputDataset) for found in told.outputs],
     )

@@ -28,7 +28,7 @@ from training.distribution import strategy as strategies
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import TrainingData
-from training.trials import fit_chosen
+from training.refit import fit_chosen
 
 KEYS = ("user_id", "movie_id", "history")
 # All that draws: dropout, adaptive negatives, shuffling; and a rate that depends on the step.

@@ -20,16 +20,15 @@ from training.loop.optimizers import build_learning_rate
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import EpochRecord, read_history
 from training.reader.training_data import read_current_data
-from training.run_directory import locked
-from training.trials import (
-    Study,
-    Trial,
+from training.refit import (
     build_run_config,
     describe_plan,
     fit_chosen,
     propose_values,
     tell_far_behind,
 )
+from training.run_directory import locked
+from training.trials import Study, Trial
 
 PAIRS = {"hash_of": ["user_id", "movie_id"], "share": 0.2}
 

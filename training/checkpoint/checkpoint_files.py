@@ -39,12 +39,9 @@ _ROWS_INDEX = re.compile(r"rows-([0-9]{5})-of-([0-9]{5})\.index")
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """The batch that training reads next.
+    """The batch that training reads next: a zero-based epoch, and a zero-based batch of it.
 
-    Attributes:
-        epoch: Zero-based epoch; so many epochs are finished.
-        batch: Zero-based batch of that epoch; so many of its batches are trained. The number of
-            steps per epoch stands for an epoch that is trained and not yet validated.
+    A batch of the number of steps per epoch stands for an epoch that is trained and not validated.
     """
 
     epoch: int
@@ -68,9 +65,8 @@ class EpochSums:
 class ResumeState:
     """What a bit-exact resume needs besides the variables.
 
-    Every draw of training is a function of the run's seed and of a counter: the epoch for the
-    order of records, the optimizers' step, which is one of the variables, for dropout and
-    negatives. Seed and counters are the whole state of random numbers.
+    Every draw of training is a function of the seed and of a counter: the epoch for the order of
+    records, the optimizers' step, which is one of the variables, for dropout and negatives.
     """
 
     position: Position
@@ -145,11 +141,7 @@ def write_part(
 ) -> None:
     """Writes what one worker has of a checkpoint, and a marker that says that it is there.
 
-    Args:
-        directory: Where all workers write; it is made.
-        owners: The worker.
-        own: Rows that it owns, by matrix.
-        common: What all have alike, on the chief; else nothing.
+    That is the rows that it owns, by matrix, and on the chief what all have alike.
     """
     directory.mkdir(parents=True, exist_ok=True)
     part = name_part(owners)
@@ -179,11 +171,7 @@ def _write_tensors(directory: Path, prefix: str, tensors: Mapping[str, tf.Tensor
 
 
 def seal_checkpoint(directory: Path, workers: int, metadata: CheckpointMetadata) -> None:
-    """Makes a checkpoint of what workers have written, each by `write_part`.
-
-    Raises:
-        ConfigError: What a worker has written is not there.
-    """
+    """Makes a checkpoint of what so many workers have written, each by `write_part`."""
     files: dict[str, Any] = {}
     for index in range(workers):
         written = directory / f"{name_part(RowOwners(index, workers))}{_WRITTEN_SUFFIX}"
@@ -304,12 +292,7 @@ class CheckpointTensors:
     def read_rows(self, name: str, owners: RowOwners) -> np.ndarray:
         """Returns the rows of a matrix that a worker owns, however many workers have written it.
 
-        Args:
-            name: Its name.
-            owners: The worker, of those that are now.
-
-        Returns:
-            `[rows, dim]`, in the order of `RowOwners.list_rows`.
+        `[rows, dim]`, in the order of `RowOwners.list_rows`, of the workers that are now.
         """
         if name not in self._shapes:
             whole = self._state.get_tensor(name)

@@ -48,16 +48,7 @@ def manifest_sha256(manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class RunReference:
-    """The config and the dataset version that a run's card names.
-
-    Attributes:
-        run_dir: Directory of the run.
-        config: Its config.
-        version_dir: Directory of the dataset version.
-        manifest_sha256: Fingerprint of the manifest that the run read.
-        specs: Features that its model was built for.
-        mixed: Directory and fingerprint of each version of `input.mix`.
-    """
+    """What a run's card names: its config, its dataset version, those of `input.mix`, features."""
 
     run_dir: Path
     config: TrainConfig
@@ -68,11 +59,7 @@ class RunReference:
 
     @classmethod
     def read(cls, run_dir: Path) -> RunReference:
-        """Reads the card of a run.
-
-        Raises:
-            InputDataError: It is damaged, or names no config or dataset version.
-        """
+        """Reads the card of a run."""
         card = read_json(run_dir / RUN_CARD_FILE)
         try:
             (version_dir, sha256), *mixed = (
@@ -103,9 +90,7 @@ def read_run_manifest(
 ) -> Manifest:
     """Reads the manifest of the dataset version that a run was trained on.
 
-    Raises:
-        InputDataError: It is gone, or is not the one that the run read; names the feature that
-            the model does not fit, if there is one.
+    Another one than the run read is refused: by the feature that does not fit, if there is one.
     """
     manifest = read_manifest(version_dir, tolerates)
     found = manifest_sha256(manifest)
@@ -122,12 +107,7 @@ def read_run_manifest(
 
 @dataclass(frozen=True)
 class SavedPoint:
-    """Which of a run's checkpoints a model is of.
-
-    Attributes:
-        name: `best` or `last`; both may hold the same one.
-        position: Where training was, which tells the checkpoints of a run apart.
-    """
+    """Which of a run's checkpoints a model is of: `best` or `last`, and where training was."""
 
     name: str
     position: Position
@@ -139,16 +119,7 @@ class SavedPoint:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with what it was trained on.
-
-    Attributes:
-        run_dir: Directory of its run.
-        model: The model.
-        config: Config of its run.
-        manifest: Manifest of its dataset version.
-        version_dir: Directory of that version.
-        checkpoint: Which of the run's checkpoints it is; None: it was not read from one by name.
-    """
+    """A model with what it was trained on, and the checkpoint that it was read from by name."""
 
     run_dir: Path
     model: Model
@@ -168,11 +139,7 @@ class TrainedModel:
 
 
 def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> SavedPoint:
-    """Returns which checkpoint of a run is its best or last one.
-
-    Raises:
-        UpstreamNotReadyError: It has none yet.
-    """
+    """Returns which checkpoint of a run is its best or last one."""
     directory = run_dir / CHECKPOINTS_DIR / which
     entries = list_checkpoints(directory)
     if not entries:
@@ -216,11 +183,7 @@ def load_run(
 
 
 def load_checkpoint(directory: Path) -> TrainedModel:
-    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations.
-
-    Raises:
-        InputDataError: The dataset version is gone or another one, or the checkpoint is damaged.
-    """
+    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations."""
     trained = TrainedModel.build(find_run_of(directory))
     read_checkpoint(directory)
     restore_state(collect_state(**{MODEL: trained.model}), directory / STATE_PREFIX)
@@ -228,12 +191,7 @@ def load_checkpoint(directory: Path) -> TrainedModel:
 
 
 def read_calibrations(run: Path, position: Position) -> dict[str, Calibration]:
-    """Returns the calibration of each task that was fitted to a checkpoint of a run.
-
-    Raises:
-        UpstreamNotReadyError: Training has not come to its end, which is when it is fitted.
-        InputDataError: The file is damaged, or is of other checkpoints.
-    """
+    """Returns the calibration of each task that was fitted to a checkpoint of a run."""
     file = run / CALIBRATION_FILE
     if not file.is_file():
         raise UpstreamNotReadyError(
@@ -256,11 +214,7 @@ def read_calibrations(run: Path, position: Position) -> dict[str, Calibration]:
 def resolve_checkpoint(path: str) -> Path:
     """Returns the checkpoint that a path stands for: itself, or a run's best, else its last one.
 
-    Args:
-        path: A run, a series of runs (its last finished one) or a checkpoint's directory.
-
-    Raises:
-        UpstreamNotReadyError: There is no such run or checkpoint.
+    A run may also be named by its series, which stands for the last finished one.
     """
     if not is_remote(path) and (local_path(path) / CHECKPOINT_FILE).is_file():
         return local_path(path)
@@ -277,11 +231,7 @@ def resolve_checkpoint(path: str) -> Path:
 
 
 def find_run_of(checkpoint: Path) -> Path:
-    """Returns the directory of the run that a checkpoint is of.
-
-    Raises:
-        InputDataError: It does not lie in one.
-    """
+    """Returns the directory of the run that a checkpoint lies in."""
     above = checkpoint.resolve().parents
     if len(above) < 3 or not (above[2] / RUN_CARD_FILE).is_file():
         raise InputDataError(

@@ -20,15 +20,13 @@ from conf.errors import InputDataError
 from training.checkpoint.checkpoint_files import CheckpointLayout, CheckpointTensors
 from training.distribution.workers import Workers, describe_error
 from training.embedding.dynamic_table import GrowingRows, ShardedRows, TableRows, find_step_variable
-from training.embedding.key_index import FIRST_ROW
 from training.embedding.key_space import SAVED_KEYS
 from training.models.model import Model
 
 MODEL = "model"
 OPTIMIZERS = "optimizers"
-NAMED_PROBLEMS = 5
 # Where Keras' optimizers hold every variable once more; slots are named by their own lists.
-LISTS_OF_ALL = {"_variables", "_trainable_variables"}
+_LISTS_OF_ALL = {"_variables", "_trainable_variables"}
 
 
 @runtime_checkable
@@ -45,10 +43,6 @@ class Saveable(Protocol):
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Restores the state from the tensors of an earlier `state_tensors`."""
-        ...
-
-    def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why `restore_tensors` would refuse tensors of these types and shapes."""
         ...
 
 
@@ -106,7 +100,7 @@ def _collect(root: tuple[str, Any], state: TrainingState, seen: set[int]) -> Non
             state.saveables[name] = node
         else:
             children = tf.train.TrackableView(node).children(node)
-            ordered = sorted(children, key=lambda key: (key in LISTS_OF_ALL, key))
+            ordered = sorted(children, key=lambda key: (key in _LISTS_OF_ALL, key))
             queue.extend((f"{name}/{key}", children[key]) for key in ordered)
 
 
@@ -138,52 +132,36 @@ def find_non_finite(tensors: Iterable[tuple[str, tf.Tensor]]) -> str | None:
 
 
 def restore_state(state: TrainingState, prefix: Path) -> None:
-    """Sets all of the state, or none of it, to what a checkpoint holds; more in it is left alone.
+    """Sets the state to what a checkpoint holds; what is more in it is left alone.
 
     Raises:
         InputDataError: The files cannot be read, or a variable is missing or of another shape.
     """
     try:
         reader = CheckpointTensors(prefix)
-        problems = _describe_problems(state, reader)
-    except Exception as error:  # Damaged bytes end in whatever the code that trips raises.
-        raise _build_refusal(prefix, describe_error(error)) from error
-    if problems:
-        more = len(problems) - NAMED_PROBLEMS
-        shown = "; ".join(problems[:NAMED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise _build_refusal(prefix, shown)
-    try:
         for name, variable in state.variables.items():
-            _assign(variable, reader, name)
-        shapes = reader.get_variable_to_shape_map()
+            if isinstance(variable, ShardedRows):
+                variable.assign_own(reader.read_rows(name, variable.owners))
+            else:
+                variable.assign(reader.get_tensor(name))
+        names = reader.get_variable_to_shape_map()
         for name, saveable in state.saveables.items():
-            own = _list_own(name, shapes)
-            saveable.restore_tensors({key: reader.get_tensor(full) for key, full in own.items()})
-    except (tf.errors.OpError, ValueError) as error:
-        raise _build_refusal(prefix, describe_error(error)) from error
-
-
-def _list_own(name: str, shapes: Mapping[str, Any]) -> dict[str, str]:
-    """Full names of the tensors of a saveable, by its own names."""
-    start = f"{name}/"
-    return {full.removeprefix(start): full for full in shapes if full.startswith(start)}
-
-
-def _assign(variable: TableRows, reader: CheckpointTensors, name: str) -> None:
-    if isinstance(variable, ShardedRows):
-        variable.assign_own(reader.read_rows(name, variable.owners))
-    else:
-        variable.assign(reader.get_tensor(name))
+            start = f"{name}/"
+            own = [full for full in names if full.startswith(start)]
+            saveable.restore_tensors(
+                {full.removeprefix(start): reader.get_tensor(full) for full in own}
+            )
+    except Exception as error:  # Damaged bytes end in whatever the code that trips raises.
+        raise InputDataError(
+            "cannot restore a checkpoint: it is damaged or belongs to another model",
+            received=f"{prefix.parent}: {describe_error(error)}",
+            fix="train again without --resume, or restore the files",
+        ) from error
 
 
 def restore_rows(state: TrainingState, prefix: Path) -> None:
     """Sets the rows that this worker owns to what a checkpoint holds; the chief has checked it."""
-    try:
-        reader = CheckpointTensors(prefix)
-        for name, matrix in state.sharded.items():
-            _assign(matrix, reader, name)
-    except (tf.errors.OpError, OSError, ValueError, KeyError) as error:
-        raise _build_refusal(prefix, describe_error(error)) from error
+    restore_state(TrainingState(dict(state.sharded), {}), prefix)
 
 
 def share_state(state: TrainingState, workers: Workers) -> None:
@@ -202,38 +180,6 @@ def share_state(state: TrainingState, workers: Workers) -> None:
     workers.share_variables(common)
 
 
-def _describe_problems(state: TrainingState, reader: Any) -> list[str]:
-    shapes = reader.get_variable_to_shape_map()
-    dtypes = reader.get_variable_to_dtype_map()
-    problems = []
-    for name, variable in state.variables.items():
-        if name not in shapes:
-            problems.append(f"{name} is not in it")
-            continue
-        saved = (list(shapes[name]), dtypes[name].name)
-        wanted = (_saved_shape(state, variable, shapes), variable.dtype.name)
-        if saved != wanted:
-            problems.append(f"{name} is {saved[1]} {saved[0]}, not {wanted[1]} {wanted[0]}")
-    for name, saveable in state.saveables.items():
-        own = {
-            key: (dtypes[full].name, list(shapes[full]))
-            for key, full in _list_own(name, shapes).items()
-        }
-        problems += [f"{name}: {problem}" for problem in saveable.find_problems(own)]
-    return problems
-
-
-def _saved_shape(
-    state: TrainingState, variable: TableRows, shapes: Mapping[str, list[int]]
-) -> list[int | None]:
-    """The shape that a variable must have been saved with: one that grows, a row for each key."""
-    keys = state.name_of_keys(variable)
-    shape: list[int | None] = variable.shape.as_list()
-    if keys is None:
-        return shape
-    return [FIRST_ROW + shapes[keys][0] if keys in shapes else None, *shape[1:]]
-
-
 def describe_layout(state: TrainingState, model: Model) -> CheckpointLayout:
     """Returns which tensor holds which of a model's weights."""
     tables = {name: model.tables[name].rows for name in sorted(model.tables)}
@@ -243,12 +189,4 @@ def describe_layout(state: TrainingState, model: Model) -> CheckpointLayout:
         tuple(state.name_of(variable) for variable in model.dense_variables),
         {name: found for name, found in keys.items() if found is not None},
         tuple(name for name in tables if name not in model.trained_tables),
-    )
-
-
-def _build_refusal(prefix: Path, received: str) -> InputDataError:
-    return InputDataError(
-        "cannot restore a checkpoint: it is damaged or belongs to another model",
-        received=f"{prefix.parent}: {received}",
-        fix="train again without --resume, or restore the files",
     )

@@ -158,8 +158,7 @@ class TerminalProgress:
     def step(self, status: StepStatus) -> None:
         """Renews the line and moves the bar."""
         line = render_status(status, self._console.width)
-        done = {"total": status.steps, "completed": status.step}
-        self._bar.update(self._task, description=line, **done)
+        self._bar.update(self._task, total=status.steps, completed=status.step, description=line)
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         """Prints the epoch's summary above the bar."""

@@ -62,13 +62,7 @@ class EpochRecord:
     tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
-        """Returns a metric as it was measured.
-
-        The loss is that of the held-out rows where they give one, else that of training.
-
-        Raises:
-            ConfigError: The epoch has no such metric.
-        """
+        """Returns a metric; the loss is that of held-out rows where they give one."""
         return _find_value(name, {LOSS_METRIC: self.loss, **self.validation})
 
 
@@ -108,13 +102,10 @@ def _find_value(name: str, found: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended.
+    """How a run ended; what ran before a resume is included.
 
     Attributes:
         best_epoch: One-based epoch whose weights, or in which the weights, are kept as the best.
-        epochs: Epochs that ran, those before a resume included.
-        steps: Batches trained on in all, those that overflowed a loss scale included.
-        stopped_early: Whether early stopping ended the run.
         left_out: What the input left out of the last epoch; see `EpochRecord`.
         best_step: Steps after which these were validated, where validations of steps choose them.
         selected_by: Metric that chose the epoch or the step; None: the last epoch is kept.
@@ -136,11 +127,7 @@ def write_history(run: Path, history: Sequence[EpochRecord]) -> None:
 
 
 def read_history(run: Path) -> list[EpochRecord]:
-    """Reads `history.json`; a run that has not ended an epoch has an empty one.
-
-    Raises:
-        InputDataError: The file is damaged.
-    """
+    """Reads `history.json`; a run that has not ended an epoch has an empty one."""
     file = run / HISTORY_FILE
     if not file.exists():
         return []
@@ -160,9 +147,6 @@ def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRec
         run: Directory of the run.
         finished: Epochs that the restored checkpoint has behind it.
         newest: Epoch of the newest checkpoint, which is later where damaged ones were passed over.
-
-    Raises:
-        InputDataError: The file is damaged, or does not belong to the checkpoints.
     """
     records = read_history(run)
     epochs = [record.epoch for record in records]
@@ -179,15 +163,7 @@ def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRec
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Loss and speed of the last steps of a run.
-
-    Attributes:
-        step: Steps of the run so far.
-        epoch: One-based epoch.
-        loss: Mean loss of these steps.
-        examples_per_s: Rows per second of these steps.
-        input_wait_share: Share of the time that they waited for their batches, in [0, 1].
-    """
+    """Mean loss and speed of the last steps of a run; `step` counts all steps so far."""
 
     step: int
     epoch: int

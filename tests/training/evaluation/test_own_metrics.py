@@ -38,7 +38,7 @@ from training.loop.parts import build
 from training.loop.plan import read_plan
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_history
-from training.trials import fit_chosen
+from training.refit import fit_chosen
 
 SOURCE = """
 import os
