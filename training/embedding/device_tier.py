@@ -251,11 +251,10 @@ class DeviceTier:
         Args:
             replica: Which replica asks; the first one's rows are taken, as all are equal.
             count: Rows that there are after the batch.
-            distinct: Distinct rows of the batch.
+            distinct: Those of the batch.
             swaps: As in `PlacedBatch`.
             leaving: Rows of the places that are swapped, float32 `[swaps, dim]` per matrix, as
-            those
-                that come are; for new ones these are any numbers.
+                those are that come: any numbers of new ones.
         """
         with self._exchange_turn:
             if replica == 0:
@@ -272,11 +271,3 @@ class DeviceTier:
 
     def describe(self) -> dict[str, int]:
         return {"device_hits": self.hits, "swapped": self.reads}
-
-    def render(self) -> list[str]:
-        needed = self.hits + self.reads
-        share = f"{self.hits / needed:.1%}" if needed else "none"
-        return [
-            f"table {self.table}: {self.device_rows:,} rows on the device; in this epoch they were "
-            f"{share} of the known rows that batches needed, {self.reads:,} came from host memory"
-        ]

@@ -58,13 +58,15 @@ def draw_first_rows(
     stream = np.int64((seed << 32 | zlib.crc32(table.encode())) & (1 << 63) - 1)
     keys = np.ascontiguousarray(keys, np.int64)
     if isinstance(initializer, UniformConfig):
-        _fill_uniform(keys, stream, initializer.low, initializer.high, has_oov, rows)
+        _fill_uniform(keys, stream, initializer.low, initializer.high, rows)
         # What is rounded up to float32 may reach the bound, which is left out.
         below = np.nextafter(np.float32(initializer.high), np.float32("-inf"))
-        is_oov = has_oov & (keys == OOV_ID)
-        return np.where(is_oov[:, None], rows, np.minimum(rows, below))
-    bound = np.inf if isinstance(initializer, NormalConfig) else 2.0
-    _fill_rows(keys, stream, initializer.stddev, bound, has_oov, rows)
+        np.minimum(rows, below, out=rows)
+    else:
+        bound = np.inf if isinstance(initializer, NormalConfig) else 2.0
+        _fill_normal(keys, stream, initializer.stddev, bound, rows)
+    if has_oov:
+        rows[keys == OOV_ID] = 0.0
     return rows
 
 
@@ -83,13 +85,10 @@ def _uniform(state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fill_uniform(keys, stream, low, high, has_oov, rows):  # type: ignore[no-untyped-def]
+def _fill_uniform(keys, stream, low, high, rows):  # type: ignore[no-untyped-def]
     gamma = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
-        if has_oov and keys[i] == OOV_ID:
-            rows[i, :] = 0.0
-            continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
         for j in range(rows.shape[1]):
             state += gamma
@@ -97,7 +96,7 @@ def _fill_uniform(keys, stream, low, high, has_oov, rows):  # type: ignore[no-un
 
 
 @kernel
-def _fill_rows(keys, stream, stddev, bound, has_oov, rows):  # type: ignore[no-untyped-def]
+def _fill_normal(keys, stream, stddev, bound, rows):  # type: ignore[no-untyped-def]
     """Pairs of normal numbers by the transform of Box & Muller 1958.
 
     A pair with a number beyond the bound, in standard deviations, is drawn again.
@@ -106,9 +105,6 @@ def _fill_rows(keys, stream, stddev, bound, has_oov, rows):  # type: ignore[no-u
     dim, limit = rows.shape[1], bound * stddev
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
-        if has_oov and keys[i] == OOV_ID:
-            rows[i, :] = 0.0
-            continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
         for j in range(0, dim, 2):
             one = other = np.inf

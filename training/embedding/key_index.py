@@ -135,15 +135,8 @@ class KeyIndex:
         self.set_keys(state[SAVED_KEYS])
 
     def describe(self, moment: int) -> dict[str, int]:
-        return {"keys": moment - FIRST_ROW}
-
-    def render(self, label: str, described: Mapping[str, int]) -> list[str]:
-        if not self.refused:
-            return []
-        return [
-            f"table {label} is full: {self.refused:,} lookups of keys without a row read zeros "
-            f"(model.embeddings.{label}.max_rows = {self.max_rows:,})"
-        ]
+        refused = {"refused": self.refused} if self.refused else {}
+        return {"keys": moment - FIRST_ROW, **refused}
 
     def _clear(self, slots: int) -> None:
         self._slots = np.zeros((slots, 2), np.int64)  # key, row; row 0 marks an empty slot

@@ -376,19 +376,6 @@ class RuledIndex:
         named = {name: getattr(counters, name) for name in counts}
         return {"keys": keys, "waiting": known - keys, **named}
 
-    def render(self, label: str, described: Mapping[str, int]) -> list[str]:
-        waits = self.admission.least_occurrences > 1
-        waiting = f", {described['waiting']:,} waiting" if waits else ""
-        line = (
-            f"table {label}: {described['keys']:,} keys{waiting}; in this epoch "
-            f"{described['admitted']:,} admitted, {described['evicted']:,} evicted, "
-            f"{described['rejected']:,} lookups rejected; {described['bytes'] / 1e6:,.1f} MB"
-        )
-        if described["refused"]:
-            refused = described["refused"]
-            line += f"; full (max_rows = {self.max_rows:,}): {refused:,} lookups read zeros"
-        return [line]
-
     def render_unmet(self, moment: int) -> list[str]:
         """Says which keys of the list of those that get a row have none."""
         if self._allowed is None:

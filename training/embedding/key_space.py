@@ -263,13 +263,15 @@ class KeySpace(tf.Module):
         return {**described, "device_bytes": device_bytes, **self.tier.describe()}
 
     def render(self) -> list[str]:
-        lines = self.index.render(self.label, self.describe())
-        if self.exchange is not None:
-            return [*lines, *self.exchange.render(self.label)]
-        if isinstance(self.index, RuledIndex):
+        """Returns what is worth saying of an epoch: counts, and keys of a list that nobody met."""
+        lines, described = [], self.describe()
+        if self.is_ruled or self.is_in_parts or self.index.refused:
+            counts = ", ".join(f"{name} {value:,}" for name, value in described.items())
+            lines.append(f"table {self.label}, this epoch: {counts}")
+        if isinstance(self.index, RuledIndex) and self.exchange is None:
             with self._turn:
                 lines += self.index.render_unmet(self.moment)
-        return lines if self.tier is None else [*lines, *self.tier.render()]
+        return lines
 
 
 def build_lookup(keys: np.ndarray, rows: np.ndarray) -> tf.lookup.experimental.MutableHashTable:

@@ -151,15 +151,6 @@ class RowExchange:
             "exchanged": self.block_rows * (self.owners.count - 1),
         }
 
-    def render(self, label: str) -> list[str]:
-        batches = max(1, self.batches)
-        sent = self.block_rows * (self.owners.count - 1) / batches
-        return [
-            f"table {label}: rows of {self.owners.count} workers; in this epoch a batch had "
-            f"{self.distinct / batches:,.0f} distinct rows, each worker sent {sent:,.0f} of them "
-            "and their gradients"
-        ]
-
     def begin(self, own: tf.Tensor) -> None:
         """Takes the rows of this worker's block for the step that is traced, int64 `[block]`."""
         self.own = own

@@ -316,18 +316,6 @@ def test_the_lowest_free_row_is_given_out_first() -> None:
         assert used.count == len(taken)
 
 
-def test_each_occurrence_is_drawn_with_the_probability_that_is_asked_for() -> None:
-    index, _ = build({"admission": {"probability": 0.1}})
-    keys = np.random.default_rng(2).integers(*ENDS, 40_000)
-    once = index.map(keys)
-    assert abs(len(once.new_keys) / len(keys) - 0.1) < 0.006
-    again = index.map(keys)
-    assert abs(len(again.new_keys) / (len(keys) - len(once.new_keys)) - 0.1) < 0.006
-    other, _ = build({"admission": {"probability": 0.1}})
-    thrice = other.map(np.repeat(keys, 3))
-    assert abs(len(thrice.new_keys) / len(keys) - (1 - 0.9**3)) < 0.01
-
-
 def test_a_list_of_keys_is_read(tmp_path) -> None:
     file = tmp_path / "keys.txt"
     file.write_bytes(f'\ufeff7\r\n\r\n -3 \r\n"{ENDS[1]}"\r\n'.encode())

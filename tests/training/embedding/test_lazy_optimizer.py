@@ -160,26 +160,6 @@ def test_rows_that_no_id_names_keep_every_bit(kind: str) -> None:
         np.testing.assert_array_equal(variables[0].numpy()[rest], before[name][rest])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_from_a_checkpoint_bit_for_bit(kind: str, tmp_path) -> None:
-    steps = [draw_step(np.random.default_rng(seed), 8) for seed in range(6)]
-    table, optimizer = build(kind, first_rows(0))
-    for step, (ids, values) in enumerate(steps):
-        if step == 3:
-            checkpoint = tf.train.Checkpoint(table=table, optimizer=optimizer)
-            path = checkpoint.save(str(tmp_path / "c"))
-        optimizer.apply([slices(ids, values)], [table])
-    other, restored = build(kind, first_rows(1))
-    checkpoint = tf.train.Checkpoint(table=other, optimizer=restored)
-    checkpoint.restore(path).assert_consumed()
-    for ids, values in steps[3:]:
-        restored.apply([slices(ids, values)], [other])
-    np.testing.assert_array_equal(other.numpy(), table.numpy())
-    assert int(restored.iterations) == 6
-    for name, variables in optimizer.slots.items():
-        np.testing.assert_array_equal(restored.slots[name][0].numpy(), variables[0].numpy())
-
-
 def test_l1_makes_exact_zeros() -> None:
     table = tf.Variable(first_rows(0) * 0.01)
     optimizer = LazyOptimizer([table], TableRule(LazyFTRL(l1=10.0), RATE))
