@@ -43,16 +43,10 @@ def draw_first_rows(
     initializer: Initializer,
     has_oov: bool = True,
 ) -> np.ndarray:
-    """Draws the first values of rows, float32 `[n, dim]`, each key's on its own.
+    """Draws the first values of the rows of keys, float32 `[n, dim]`, each on its own.
 
-    Args:
-        keys: int64 `[n]`.
-        dim: Length of a row.
-        seed: The run's seed.
-        table: Name of the table.
-        initializer: Their distribution.
-        has_oov: Whether key 1 is what encoders give to null: it starts at zeros then, as the OOV
-            row of a static table does.
+    With `has_oov` key 1 is what encoders give to null: it starts at zeros, as the OOV row of a
+    static table does.
     """
     rows = np.empty((len(keys), dim), np.float32)
     stream = np.int64((seed << 32 | zlib.crc32(table.encode())) & (1 << 63) - 1)

@@ -52,9 +52,8 @@ _GROWTH = (3, 2)
 class KeyedFeatures:
     """Features whose keys are of one key space, in the order in which a batch's are numbered.
 
-    Attributes:
-        drawn: Tables of these keys whose rows start at draws.
-        kept: Those of the features whose keys batches hold beside the rows: see `read_keys`.
+    `drawn` are tables of these keys whose rows start at draws. Of `kept` features batches hold keys
+    beside the rows: see `read_keys`.
     """
 
     space: KeySpace
@@ -128,11 +127,8 @@ def map_keys(
 ) -> tf.data.Dataset:
     """Replaces the keys of batches by rows, ahead of the steps that train on them.
 
-    Args:
-        dataset: Batches, global ones where there are replicas; to be read once.
-        keyed: Features that hold keys.
-        batches: How many are trained on; the keys of further ones get no row. None: all.
-        is_new_epoch: Whether the first batch is the first of its epoch.
+    A dataset, of global batches where there are replicas, is to be read once. `batches` of it are
+    trained on, None: all; the keys of further ones get no row.
     """
     close_iterators_at_exit()
     mappers = [_build_mapper(part, batches, is_new_epoch=is_new_epoch) for part in keyed]

@@ -37,14 +37,8 @@ class KeySpace(tf.Module):
     no step has met. A step stores the rows that there are after its batch, and under rules the
     number of the batch: the moment of the index that is saved, evaluated and exported.
 
-    Args:
-        name: Name of the table.
-        config: Its rules, and the memory that it takes.
-        seed: The run's seed; with the name it fixes draws.
-        exchange: The rows that other workers own; None: this process holds all.
-
-    Attributes:
-        tier: The rows that the device holds of those in host memory; None: it holds all.
+    `exchange` are the rows that other workers own, `tier` those that the device holds of rows in
+    host memory; None: this process, or its device, holds all.
     """
 
     def __init__(
@@ -188,7 +182,7 @@ class KeySpace(tf.Module):
     def sort_keys(self) -> None:
         """Gives keys rows by ascending key, without gaps: then nothing depends on when a key came.
 
-        Their counts and times are forgotten: it is for models that are not trained any further.
+        Counts and times are forgotten: it is for models that are not trained any further.
         """
         keys = self.read_keys()
         taken = np.flatnonzero(keys != PAD_ID)

@@ -204,14 +204,8 @@ class LazyOptimizer(tf.Module):
     """Rules on the rows that gradients name; all other rows keep every bit.
 
     Build it under the strategy's scope. Call `apply` in a replica context: the gradients of all
-    replicas are summed before the update, so R replicas do what one would.
-
-    Args:
-        tables: Variables `[vocabulary_size, dim]`.
-        rules: The update of each table's rows, or of all of them.
-
-    Attributes:
-        slots: State by name, for each table; None for one whose rule keeps no such state.
+    replicas are summed before the update, so R replicas do what one would. `slots` are the state by
+    name, for each table `[vocabulary_size, dim]`; None for one whose rule keeps no such state.
     """
 
     def __init__(self, tables: Sequence[TableRows], rules: TableRule | Sequence[TableRule]) -> None:
