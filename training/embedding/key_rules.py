@@ -101,6 +101,10 @@ class RuledIndex:
         return STEPS if self.timestamp is None else TIMES
 
     @property
+    def saved(self) -> tuple[str, ...]:
+        return SAVED_KEYS, COUNTS, self.clock, WAITING_KEYS, COUNTERS
+
+    @property
     def moment(self) -> int:
         return self.counters.batches
 
@@ -307,15 +311,6 @@ class RuledIndex:
         waiting = np.stack([records[~own, KEY], records[~own, TIME], counts[~own]], axis=1)
         state[WAITING_KEYS] = waiting[np.argsort(waiting[:, 0])]
         return state | {COUNTERS: np.array(counters, np.int64)}
-
-    def list_shapes(self, rows: int) -> dict[str, list[int | None]]:
-        return {
-            SAVED_KEYS: [None],
-            COUNTS: [rows],
-            self.clock: [rows],
-            WAITING_KEYS: [None, 3],
-            COUNTERS: [len(IndexCounters())],
-        }
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `read_state` returned; raises as `KeyIndex.set_keys` does."""
