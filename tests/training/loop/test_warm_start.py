@@ -535,12 +535,12 @@ def test_a_run_starts_from_tables_of_others_and_its_file_says_from_where(
     assert report.rows["user_id"] == {"rows": 5, "transferred": 3}
     assert "users.npz" in report.render()
     np.savez(paths["users.npz"], keys=np.array([1, 2]), rows=np.ones((2, 3), np.float32))
-    refuse(configure(tiny_version, tmp_path / "refused", RULED, warm), InputDataError, "no file of")
+    refuse(configure(tiny_version, tmp_path / "refused", RULED, warm), InputDataError, "no row of")
 
 
 BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [
     ("users", "5\t1,2,3,4\n", ConfigError, "allowed: .*user_id"),
-    ("user_id", "5\t1,2,3,4\n6\t1,2,x,4\n", InputDataError, "line 2"),
+    ("user_id", "5\t1,2,3,4\n6\t1,2,x,4\n", InputDataError, "'x'"),
     ("user_id", "5\t1,2,3\n", InputDataError, "4 finite numbers"),
     ("user_id", "5\t1,2,3,4\n5\t1,2,3,4\n", InputDataError, "a key twice"),
     ("movie_id", "99\t1,2,3,4\n", InputDataError, "1 to 41"),
