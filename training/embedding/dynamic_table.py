@@ -29,7 +29,7 @@ from training.embedding.static_table import (
     list_copies,
     read_rows,
 )
-from training.embedding.worker_rows import RowExchange
+from training.embedding.worker_rows import RowOwners
 
 _TWO_PI = 2.0 * math.pi
 
@@ -125,6 +125,7 @@ class GrowingRows(tf.Module):
     ) -> None:
         super().__init__(name="growing_rows")
         self.keys, self.dim, self.fill = keys, dim, fill
+        self.owners = RowOwners(0, 1) if keys.exchange is None else keys.exchange.owners
         length = self.capacity if keys.tier is None else len(keys.tier.held)
         with tf.device("CPU:0") if keys.is_on_host else nullcontext():
             self.variable = tf.Variable(
@@ -146,12 +147,13 @@ class GrowingRows(tf.Module):
 
     @property
     def capacity(self) -> int:
-        return self.keys.capacity
+        return self.owners.count_most(self.keys.capacity)
 
     @property
     def most_rows(self) -> int | None:
         """Rows that there will ever be here, or None."""
-        return None if self.keys.max_rows is None else self.keys.max_rows + FIRST_ROW
+        most = self.keys.max_rows
+        return None if most is None else self.owners.count_most(most + FIRST_ROW)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -181,7 +183,7 @@ class GrowingRows(tf.Module):
 
     def count_held(self, rows: Any) -> Any:
         """Returns how many rows are here of so many in all, a number or a tensor."""
-        return rows
+        return self.owners.count_local(rows)
 
     def numpy(self) -> np.ndarray:
         return np.asarray(self.read_value())
@@ -258,7 +260,6 @@ class ShardedRows(GrowingRows):
     def __init__(
         self, keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
     ) -> None:
-        self.owners = cast(RowExchange, keys.exchange).owners
         self.read_remote: Callable[[np.ndarray], np.ndarray] | None = None
         super().__init__(keys, dim, name, fill=fill, trainable=False)
         self.batch_rows: tf.Variable | None = None
@@ -272,18 +273,6 @@ class ShardedRows(GrowingRows):
     @property
     def step_variable(self) -> tf.Variable:
         return self.variable if self.batch_rows is None else self.batch_rows
-
-    @property
-    def capacity(self) -> int:
-        return self.owners.count_most(self.keys.capacity)
-
-    @property
-    def most_rows(self) -> int | None:
-        most = super().most_rows
-        return None if most is None else self.owners.count_most(most)
-
-    def count_held(self, rows: Any) -> Any:
-        return self.owners.count_local(rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """As `GrowingRows.gather`, from all workers, while they serve their rows."""
