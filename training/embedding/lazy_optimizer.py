@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from conf.training.optimizer import SparseOptimizerConfig
+from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.dynamic_table import (
     ShardedRows,
@@ -152,11 +152,12 @@ class LazyFTRL(LazyRule):
 _RULES = {"sgd": LazySGD, "adagrad": LazyAdagrad, "adam": LazyAdam, "ftrl": LazyFTRL}
 
 
-def build_lazy_rule(sparse: SparseOptimizerConfig) -> LazyRule:
-    """Returns the rule that a config asks for."""
+def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> LazyRule:
+    """Returns the rule of all tables, or of one; Adam takes over what it does not say."""
     rule: Any = _RULES[sparse.kind]
     names = {field.name for field in fields(rule)}
-    return rule(**sparse.model_dump(include=names, exclude_none=True))
+    usual = config.model_dump(include=names) if sparse.kind == "adam" else {}
+    return rule(**usual | sparse.model_dump(include=names, exclude_none=True))
 
 
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]

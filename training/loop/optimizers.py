@@ -199,7 +199,7 @@ def _plan_rule(
     config: OptimizerConfig, sparse: SparseOptimizerConfig, total_steps: int
 ) -> TableRule:
     rate = build_learning_rate(config, total_steps, sparse.learning_rate)
-    return TableRule(build_lazy_rule(sparse), rate)
+    return TableRule(build_lazy_rule(config, sparse), rate)
 
 
 KnownRows: TypeAlias = Sequence[tf.Tensor | None]

@@ -129,14 +129,15 @@ def test_l1_makes_exact_zeros() -> None:
 @pytest.mark.parametrize(
     ("sparse", "rule"),
     [
-        ({}, LazyAdam()),
+        ({}, LazyAdam(0.9, 0.999, 1e-3)),
         ({"kind": "sgd"}, LazySGD()),
         ({"kind": "adagrad", "initial_accumulator": 0.4}, LazyAdagrad(0.4)),
         ({"kind": "ftrl", "l1": 0.2, "l2": 0.3}, LazyFTRL(-0.5, 0.1, 0.2, 0.3)),
     ],
 )
 def test_a_config_names_the_rule(sparse, rule) -> None:
-    assert build_lazy_rule(OptimizerConfig.model_validate({"sparse": sparse}).sparse) == rule
+    config = OptimizerConfig.model_validate({"epsilon": 1e-3, "sparse": sparse})
+    assert build_lazy_rule(config, config.sparse) == rule
 
 
 def test_a_zero_gradient_moves_no_fresh_row_and_none_leaves_all() -> None:
