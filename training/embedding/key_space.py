@@ -151,7 +151,7 @@ class KeySpace(tf.Module):
         if self.index.refused and not self._is_reported:
             self._is_reported = True
             _log.warning(
-                "dynamic table %s is full (max_rows = %d): further new keys read zeros",
+                "dynamic table %s is full (max_rows = %s): further new keys read zeros",
                 self.label,
                 self.max_rows,
             )
