@@ -34,10 +34,7 @@ def find_addresses(count: int) -> list[str]:
 
 
 # What their processes run: all at once, as there is one process to fork from.
-MODULES = [
-    f"tests.training.{name}"
-    for name in ("exchange_run", "killed_run", "replica_steps", "worker_run")
-]
+MODULES = [f"tests.training.{name}" for name in ("killed_run", "replica_steps", "worker_run")]
 
 
 def start_forked(target: Callable[..., Any], *arguments: Any) -> BaseProcess:

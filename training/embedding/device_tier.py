@@ -54,10 +54,7 @@ PlaceBatch = Callable[[MappedBatch, bool], PlacedBatch]
 class DevicePlaces:
     """Which row each of `count` places is given, the least recently used one first.
 
-    Places 0 and 1 are those of padding and of unknown keys, as their rows are.
-
-    Attributes:
-        rows: Row at each place, int64 `[2 + count]`; -1: none.
+    Places 0 and 1 are those of padding and of unknown keys, as their rows are; -1: no row.
     """
 
     def __init__(self, count: int) -> None:
@@ -248,14 +245,9 @@ class DeviceTier:
     ) -> list[np.ndarray]:
         """Takes the rows that leave their places and returns those that come, in a step.
 
-        Args:
-            replica: Which replica asks; the first one's rows are taken, as all are equal.
-            count: Rows that there are after the batch.
-            distinct: Distinct rows of the batch.
-            swaps: As in `PlacedBatch`.
-            leaving: Rows of the places that are swapped, float32 `[swaps, dim]` per matrix, as
-            those
-                that come are; for new ones these are any numbers.
+        `leaving` and what is returned are float32 `[swaps, dim]` per matrix, any numbers for new
+        rows. The first replica's are taken, as all are equal. `count` rows there are after the
+        batch, and `distinct` in it.
         """
         with self._exchange_turn:
             if replica == 0:
@@ -272,11 +264,3 @@ class DeviceTier:
 
     def describe(self) -> dict[str, int]:
         return {"device_hits": self.hits, "swapped": self.reads}
-
-    def render(self) -> list[str]:
-        needed = self.hits + self.reads
-        share = f"{self.hits / needed:.1%}" if needed else "none"
-        return [
-            f"table {self.table}: {self.device_rows:,} rows on the device; in this epoch they were "
-            f"{share} of the known rows that batches needed, {self.reads:,} came from host memory"
-        ]

@@ -30,7 +30,7 @@ from training.embedding.static_table import (
     list_copies,
     read_rows,
 )
-from training.embedding.worker_rows import RowExchange
+from training.embedding.worker_rows import RowOwners
 
 _TWO_PI = 2.0 * math.pi
 
@@ -44,28 +44,24 @@ def draw_first_rows(
     initializer: Initializer,
     has_oov: bool = True,
 ) -> np.ndarray:
-    """Draws the first values of rows, float32 `[n, dim]`, each key's on its own.
+    """Draws the first values of the rows of keys, float32 `[n, dim]`, each on its own.
 
-    Args:
-        keys: int64 `[n]`.
-        dim: Length of a row.
-        seed: The run's seed.
-        table: Name of the table.
-        initializer: Their distribution.
-        has_oov: Whether key 1 is what encoders give to null: it starts at zeros then, as the OOV
-            row of a static table does.
+    With `has_oov` key 1 is what encoders give to null: it starts at zeros, as the OOV row of a
+    static table does.
     """
     rows = np.empty((len(keys), dim), np.float32)
     stream = np.int64((seed << 32 | zlib.crc32(table.encode())) & (1 << 63) - 1)
     keys = np.ascontiguousarray(keys, np.int64)
     if isinstance(initializer, UniformConfig):
-        _fill_uniform(keys, stream, initializer.low, initializer.high, has_oov, rows)
+        _fill_uniform(keys, stream, initializer.low, initializer.high, rows)
         # What is rounded up to float32 may reach the bound, which is left out.
         below = np.nextafter(np.float32(initializer.high), np.float32("-inf"))
-        is_oov = has_oov & (keys == OOV_ID)
-        return np.where(is_oov[:, None], rows, np.minimum(rows, below))
-    bound = np.inf if isinstance(initializer, NormalConfig) else 2.0
-    _fill_rows(keys, stream, initializer.stddev, bound, has_oov, rows)
+        np.minimum(rows, below, out=rows)
+    else:
+        bound = np.inf if isinstance(initializer, NormalConfig) else 2.0
+        _fill_normal(keys, stream, initializer.stddev, bound, rows)
+    if has_oov:
+        rows[keys == OOV_ID] = 0.0
     return rows
 
 
@@ -84,13 +80,10 @@ def _uniform(state):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _fill_uniform(keys, stream, low, high, has_oov, rows):  # type: ignore[no-untyped-def]
+def _fill_uniform(keys, stream, low, high, rows):  # type: ignore[no-untyped-def]
     gamma = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
-        if has_oov and keys[i] == OOV_ID:
-            rows[i, :] = 0.0
-            continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
         for j in range(rows.shape[1]):
             state += gamma
@@ -98,7 +91,7 @@ def _fill_uniform(keys, stream, low, high, has_oov, rows):  # type: ignore[no-un
 
 
 @kernel
-def _fill_rows(keys, stream, stddev, bound, has_oov, rows):  # type: ignore[no-untyped-def]
+def _fill_normal(keys, stream, stddev, bound, rows):  # type: ignore[no-untyped-def]
     """Pairs of normal numbers by the transform of Box & Muller 1958.
 
     A pair with a number beyond the bound, in standard deviations, is drawn again.
@@ -107,9 +100,6 @@ def _fill_rows(keys, stream, stddev, bound, has_oov, rows):  # type: ignore[no-u
     dim, limit = rows.shape[1], bound * stddev
     start = _mix(np.uint64(stream) + gamma)
     for i in range(len(keys)):
-        if has_oov and keys[i] == OOV_ID:
-            rows[i, :] = 0.0
-            continue
         state = _mix(_mix(np.uint64(keys[i]) + gamma) ^ start)
         for j in range(0, dim, 2):
             one = other = np.inf
@@ -136,6 +126,7 @@ class GrowingRows(tf.Module):
     ) -> None:
         super().__init__(name="growing_rows")
         self.keys, self.dim, self.fill = keys, dim, fill
+        self.owners = RowOwners(0, 1) if keys.exchange is None else keys.exchange.owners
         length = self.capacity if keys.tier is None else len(keys.tier.held)
         with tf.device("CPU:0") if keys.is_on_host else nullcontext():
             self.variable = tf.Variable(
@@ -157,12 +148,13 @@ class GrowingRows(tf.Module):
 
     @property
     def capacity(self) -> int:
-        return self.keys.capacity
+        return self.owners.count_most(self.keys.capacity)
 
     @property
     def most_rows(self) -> int | None:
         """Rows that there will ever be here, or None."""
-        return None if self.keys.max_rows is None else self.keys.max_rows + FIRST_ROW
+        most = self.keys.max_rows
+        return None if most is None else self.owners.count_most(most + FIRST_ROW)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -192,7 +184,7 @@ class GrowingRows(tf.Module):
 
     def count_held(self, rows: Any) -> Any:
         """Returns how many rows are here of so many in all, a number or a tensor."""
-        return rows
+        return self.owners.count_local(rows)
 
     def numpy(self) -> np.ndarray:
         return np.asarray(self.read_value())
@@ -269,7 +261,6 @@ class ShardedRows(GrowingRows):
     def __init__(
         self, keys: KeySpace, dim: int, name: str, *, fill: float = 0.0, trainable: bool = True
     ) -> None:
-        self.owners = cast(RowExchange, keys.exchange).owners
         self.read_remote: Callable[[np.ndarray], np.ndarray] | None = None
         super().__init__(keys, dim, name, fill=fill, trainable=False)
         self.batch_rows: tf.Variable | None = None
@@ -283,18 +274,6 @@ class ShardedRows(GrowingRows):
     @property
     def step_variable(self) -> tf.Variable:
         return self.variable if self.batch_rows is None else self.batch_rows
-
-    @property
-    def capacity(self) -> int:
-        return self.owners.count_most(self.keys.capacity)
-
-    @property
-    def most_rows(self) -> int | None:
-        most = super().most_rows
-        return None if most is None else self.owners.count_most(most)
-
-    def count_held(self, rows: Any) -> Any:
-        return self.owners.count_local(rows)
 
     def gather(self, rows: tf.Tensor) -> tf.Tensor:
         """As `GrowingRows.gather`, from all workers, while they serve their rows."""

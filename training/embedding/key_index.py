@@ -57,6 +57,8 @@ class KeyIndex:
     as it was when it had `n` rows: a moment of it is a number of rows.
     """
 
+    saved = (SAVED_KEYS,)
+
     def __init__(self, max_rows: int | None = None) -> None:
         self.max_rows = max_rows
         self._most = np.iinfo(np.int64).max if max_rows is None else max_rows + FIRST_ROW
@@ -93,10 +95,6 @@ class KeyIndex:
     @property
     def moment(self) -> int:
         return self.row_count
-
-    def list_shapes(self, rows: int) -> dict[str, list[int | None]]:
-        """Returns the shapes of a state with so many rows, each int64."""
-        return {SAVED_KEYS: [None]}
 
     def begin_epoch(self) -> None:
         self.refused = 0
@@ -135,15 +133,8 @@ class KeyIndex:
         self.set_keys(state[SAVED_KEYS])
 
     def describe(self, moment: int) -> dict[str, int]:
-        return {"keys": moment - FIRST_ROW}
-
-    def render(self, label: str, described: Mapping[str, int]) -> list[str]:
-        if not self.refused:
-            return []
-        return [
-            f"table {label} is full: {self.refused:,} lookups of keys without a row read zeros "
-            f"(model.embeddings.{label}.max_rows = {self.max_rows:,})"
-        ]
+        refused = {"refused": self.refused} if self.refused else {}
+        return {"keys": moment - FIRST_ROW, **refused}
 
     def _clear(self, slots: int) -> None:
         self._slots = np.zeros((slots, 2), np.int64)  # key, row; row 0 marks an empty slot

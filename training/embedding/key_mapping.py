@@ -50,9 +50,8 @@ _GROWTH = (3, 2)
 class KeyedFeatures:
     """Features whose keys are of one key space, in the order in which a batch's are numbered.
 
-    Attributes:
-        drawn: Tables of these keys whose rows start at draws.
-        kept: Those of the features whose keys batches hold beside the rows: see `read_keys`.
+    `drawn` are tables of these keys whose rows start at draws. Of `kept` features batches hold keys
+    beside the rows: see `read_keys`.
     """
 
     space: KeySpace
@@ -126,11 +125,8 @@ def map_keys(
 ) -> tf.data.Dataset:
     """Replaces the keys of batches by rows, ahead of the steps that train on them.
 
-    Args:
-        dataset: Batches, global ones where there are replicas; to be read once.
-        keyed: Features that hold keys.
-        batches: How many are trained on; the keys of further ones get no row. None: all.
-        is_new_epoch: Whether the first batch is the first of its epoch.
+    A dataset, of global batches where there are replicas, is to be read once. `batches` of it are
+    trained on, None: all; the keys of further ones get no row.
     """
     close_iterators_at_exit()
     mappers = [_build_mapper(part, batches, is_new_epoch=is_new_epoch) for part in keyed]
@@ -188,9 +184,7 @@ def admit_arrivals(arrivals: Mapping[str, Any], keyed: Sequence[KeyedFeatures]) 
         part = keyed[int(number)]
         if part.space.tier is not None:
             _swap_rows(part.space, part.space.tier.exchange, found)
-        new = found[_NEW_ROWS]
-        admit = _build_admission(part, new, found[_ROWS], _first_values(part, new, found[_DRAWN]))
-        tf.cond(tf.size(new) > 0, admit, tf.no_op)
+        tf.cond(tf.size(found[_NEW_ROWS]) > 0, _build_admission(part, found), tf.no_op)
         if part.space.exchange is not None:
             _gather_rows(part.space, part.space.exchange, found)
         if part.space.is_ruled:
@@ -239,40 +233,29 @@ def _swap_rows(
         )
 
 
-def _first_values(
-    part: KeyedFeatures, new: tf.Tensor, drawn: Sequence[tf.Tensor]
-) -> list[tuple[GrowingRows, tf.Tensor]]:
-    """Returns the first values of new rows in the matrices that do not hold them yet."""
-    values = {id(table.rows): rows for table, rows in zip(part.drawn, drawn, strict=True)}
-    return [
-        (matrix, values.get(id(matrix), tf.fill([tf.size(new), matrix.dim], matrix.fill)))
-        for matrix in part.space.matrices
-        if part.space.sets_all_rows or id(matrix) in values
-    ]
+def _build_admission(part: KeyedFeatures, found: Mapping[str, Any]) -> Callable[[], tf.Operation]:
+    new, count, space = found[_NEW_ROWS], found[_ROWS], part.space
+    drawn = {id(table.rows): rows for table, rows in zip(part.drawn, found[_DRAWN], strict=True)}
+    # Memory that is ahead of the keys holds first values; a row that another key had does not.
+    lacking = [m for m in space.matrices if space.sets_all_rows or id(m) in drawn]
 
-
-def _build_admission(
-    part: KeyedFeatures,
-    new: tf.Tensor,
-    count: tf.Tensor,
-    first: Sequence[tuple[GrowingRows, tf.Tensor]],
-) -> Callable[[], tf.Operation]:
     def admit() -> tf.Operation:
         done: list[tf.Operation] = []
-        grown = part.space.matrices if part.space.tier is None else []
-        for matrix in grown:
+        for matrix in space.matrices if space.tier is None else []:
             # One after the other: memory for two copies of one of them, not of all.
             with tf.control_dependencies(done):
                 done = [_reserve(matrix, matrix.count_held(count))]
         with tf.control_dependencies(done):
             done = [
                 tf.raw_ops.ResourceScatterUpdate(
-                    resource=matrix.variable.handle, indices=new, updates=values
+                    resource=m.variable.handle,
+                    indices=new,
+                    updates=drawn.get(id(m), tf.fill([tf.size(new), m.dim], m.fill)),
                 )
-                for matrix, values in first
+                for m in lacking
             ]
         with tf.control_dependencies(done):
-            tf.raw_ops.AssignVariableOp(resource=part.space.known_rows.handle, value=count)
+            tf.raw_ops.AssignVariableOp(resource=space.known_rows.handle, value=count)
         return tf.no_op()
 
     return admit

@@ -101,6 +101,10 @@ class RuledIndex:
         return STEPS if self.timestamp is None else TIMES
 
     @property
+    def saved(self) -> tuple[str, ...]:
+        return SAVED_KEYS, COUNTS, self.clock, WAITING_KEYS, COUNTERS
+
+    @property
     def moment(self) -> int:
         return self.counters.batches
 
@@ -308,15 +312,6 @@ class RuledIndex:
         state[WAITING_KEYS] = waiting[np.argsort(waiting[:, 0])]
         return state | {COUNTERS: np.array(counters, np.int64)}
 
-    def list_shapes(self, rows: int) -> dict[str, list[int | None]]:
-        return {
-            SAVED_KEYS: [None],
-            COUNTS: [rows],
-            self.clock: [rows],
-            WAITING_KEYS: [None, 3],
-            COUNTERS: [len(IndexCounters())],
-        }
-
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Takes over what `read_state` returned; raises as `KeyIndex.set_keys` does."""
         taken = np.flatnonzero(state[SAVED_KEYS] != PAD_ID)
@@ -375,19 +370,6 @@ class RuledIndex:
         counts = ("admitted", "rejected", "evicted", "refused")
         named = {name: getattr(counters, name) for name in counts}
         return {"keys": keys, "waiting": known - keys, **named}
-
-    def render(self, label: str, described: Mapping[str, int]) -> list[str]:
-        waits = self.admission.least_occurrences > 1
-        waiting = f", {described['waiting']:,} waiting" if waits else ""
-        line = (
-            f"table {label}: {described['keys']:,} keys{waiting}; in this epoch "
-            f"{described['admitted']:,} admitted, {described['evicted']:,} evicted, "
-            f"{described['rejected']:,} lookups rejected; {described['bytes'] / 1e6:,.1f} MB"
-        )
-        if described["refused"]:
-            refused = described["refused"]
-            line += f"; full (max_rows = {self.max_rows:,}): {refused:,} lookups read zeros"
-        return [line]
 
     def render_unmet(self, moment: int) -> list[str]:
         """Says which keys of the list of those that get a row have none."""

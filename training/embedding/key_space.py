@@ -37,14 +37,8 @@ class KeySpace(tf.Module):
     no step has met. A step stores the rows that there are after its batch, and under rules the
     number of the batch: the moment of the index that is saved, evaluated and exported.
 
-    Args:
-        name: Name of the table.
-        config: Its rules, and the memory that it takes.
-        seed: The run's seed; with the name it fixes draws.
-        exchange: The rows that other workers own; None: this process holds all.
-
-    Attributes:
-        tier: The rows that the device holds of those in host memory; None: it holds all.
+    `exchange` are the rows that other workers own, `tier` those that the device holds of rows in
+    host memory; None: this process, or its device, holds all.
     """
 
     def __init__(
@@ -157,7 +151,7 @@ class KeySpace(tf.Module):
         if self.index.refused and not self._is_reported:
             self._is_reported = True
             _log.warning(
-                "dynamic table %s is full (max_rows = %d): further new keys read zeros",
+                "dynamic table %s is full (max_rows = %s): further new keys read zeros",
                 self.label,
                 self.max_rows,
             )
@@ -188,7 +182,7 @@ class KeySpace(tf.Module):
     def sort_keys(self) -> None:
         """Gives keys rows by ascending key, without gaps: then nothing depends on when a key came.
 
-        Their counts and times are forgotten: it is for models that are not trained any further.
+        Counts and times are forgotten: it is for models that are not trained any further.
         """
         keys = self.read_keys()
         taken = np.flatnonzero(keys != PAD_ID)
@@ -233,17 +227,11 @@ class KeySpace(tf.Module):
 
     def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
         """Returns why tensors of these types and shapes cannot be restored; none: they can."""
+        lacking = [f"{name} is not in it" for name in self.index.saved if name not in found]
         rows = next(iter(found.get(SAVED_KEYS, ("", []))[1]), 0)
-        problems = []
-        for name, shape in self.index.list_shapes(rows).items():
-            dtype, given = found.get(name, ("", []))
-            if name not in found:
-                problems.append(f"{name} is not in it: it is of a table without these rules")
-            elif dtype != "int64" or not tf.TensorShape(shape).is_compatible_with(given):
-                problems.append(f"{name} is {dtype} {given}, not int64 {list(shape)}")
         if self.max_rows is not None and rows > self.max_rows:
-            problems.append(f"{rows:,} rows, and max_rows is {self.max_rows:,}")
-        return problems
+            lacking.append(f"{rows:,} rows, and max_rows is {self.max_rows:,}")
+        return lacking
 
     @property
     def matrix_bytes(self) -> int:
@@ -263,13 +251,15 @@ class KeySpace(tf.Module):
         return {**described, "device_bytes": device_bytes, **self.tier.describe()}
 
     def render(self) -> list[str]:
-        lines = self.index.render(self.label, self.describe())
-        if self.exchange is not None:
-            return [*lines, *self.exchange.render(self.label)]
-        if isinstance(self.index, RuledIndex):
+        """Returns what is worth saying of an epoch: counts, and keys of a list that nobody met."""
+        lines, described = [], self.describe()
+        if self.is_ruled or self.is_in_parts or self.index.refused:
+            counts = ", ".join(f"{name} {value:,}" for name, value in described.items())
+            lines.append(f"table {self.label}, this epoch: {counts}")
+        if isinstance(self.index, RuledIndex) and self.exchange is None:
             with self._turn:
                 lines += self.index.render_unmet(self.moment)
-        return lines if self.tier is None else [*lines, *self.tier.render()]
+        return lines
 
 
 def build_lookup(keys: np.ndarray, rows: np.ndarray) -> tf.lookup.experimental.MutableHashTable:

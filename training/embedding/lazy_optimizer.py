@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from conf.training.optimizer import SparseOptimizerConfig
+from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.dynamic_table import (
     ShardedRows,
@@ -152,13 +152,12 @@ class LazyFTRL(LazyRule):
 _RULES = {"sgd": LazySGD, "adagrad": LazyAdagrad, "adam": LazyAdam, "ftrl": LazyFTRL}
 
 
-def build_lazy_rule(sparse: SparseOptimizerConfig, epsilon: float = 1e-7) -> LazyRule:
-    """Returns the rule that a config asks for; epsilon is Adam's."""
-    if sparse.kind == "adam":
-        return LazyAdam(epsilon=epsilon)
+def build_lazy_rule(config: OptimizerConfig, sparse: SparseOptimizerConfig) -> LazyRule:
+    """Returns the rule of all tables, or of one; Adam takes over what it does not say."""
     rule: Any = _RULES[sparse.kind]
     names = {field.name for field in fields(rule)}
-    return rule(**sparse.model_dump(include=names, exclude_none=True))
+    usual = config.model_dump(include=names) if sparse.kind == "adam" else {}
+    return rule(**usual | sparse.model_dump(include=names, exclude_none=True))
 
 
 LearningRate = float | Callable[[tf.Tensor], tf.Tensor]
@@ -206,14 +205,8 @@ class LazyOptimizer(tf.Module):
     """Rules on the rows that gradients name; all other rows keep every bit.
 
     Build it under the strategy's scope. Call `apply` in a replica context: the gradients of all
-    replicas are summed before the update, so R replicas do what one would.
-
-    Args:
-        tables: Variables `[vocabulary_size, dim]`.
-        rules: The update of each table's rows, or of all of them.
-
-    Attributes:
-        slots: State by name, for each table; None for one whose rule keeps no such state.
+    replicas are summed before the update, so R replicas do what one would. `slots` are the state by
+    name, for each table `[vocabulary_size, dim]`; None for one whose rule keeps no such state.
     """
 
     def __init__(self, tables: Sequence[TableRows], rules: TableRule | Sequence[TableRule]) -> None:

@@ -51,11 +51,7 @@ _NUMPY = (ValueError, zipfile.BadZipFile)
 
 
 def write_table(path: Path, parts: Iterable[TableRows]) -> None:
-    """Writes the rows of a table, a part after the other; an earlier file is replaced at the end.
-
-    Raises:
-        ConfigError: No such directory, or the path is one.
-    """
+    """Writes the rows of a table, part by part; an earlier file is replaced at the end."""
     write = {PARQUET: _write_parquet, NPZ: _write_npz}.get(path.suffix, _write_text)
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError("no file that a table can be written to", received=path)
@@ -178,12 +174,7 @@ def _check_rows(path: Path, first: int, part: tuple[pa.Array, pa.Array], dim: in
 
 
 def load_table(path: Path, dim: int, *, has_padding: bool = True) -> TableRows:
-    """Reads all rows of a table; key 0 is none of them where it pads.
-
-    Raises:
-        ConfigError: No such file.
-        InputDataError: As for `read_table`, or a key occurs twice.
-    """
+    """Reads all rows of a table as `read_table` does; refuses key 0, if it pads, and keys twice."""
     parts = [(np.empty(0, np.int64), np.empty((0, dim), np.float32)), *read_table(path, dim)]
     keys, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     distinct = np.unique(keys[keys != PAD_ID] if has_padding else keys)

@@ -140,25 +140,12 @@ class RowExchange:
         return plan
 
     def describe(self) -> dict[str, int]:
-        """Returns what was exchanged in this epoch.
-
-        `exchanged` are the rows that this worker has sent to others and been sent, each way;
-        their gradients go as often.
-        """
+        """`exchanged` are the rows that this worker has sent and been sent in this epoch."""
         return {
             "workers": self.owners.count,
             "distinct": self.distinct,
             "exchanged": self.block_rows * (self.owners.count - 1),
         }
-
-    def render(self, label: str) -> list[str]:
-        batches = max(1, self.batches)
-        sent = self.block_rows * (self.owners.count - 1) / batches
-        return [
-            f"table {label}: rows of {self.owners.count} workers; in this epoch a batch had "
-            f"{self.distinct / batches:,.0f} distinct rows, each worker sent {sent:,.0f} of them "
-            "and their gradients"
-        ]
 
     def begin(self, own: tf.Tensor) -> None:
         """Takes the rows of this worker's block for the step that is traced, int64 `[block]`."""
@@ -202,12 +189,8 @@ class RowExchange:
 class ServedRows:
     """The rows of a run's tables, which the workers serve to their chief, for validation.
 
-    While the chief computes, the others wait for what it asks of them:
-
-        chief     number of the matrix and how many rows; the rows; adds up what comes
-        others    the rows that they own, zeros in place of the others; until the chief is done
-
-    Each message is a sum over the workers, of one of a few lengths.
+    The chief asks: number of the matrix and how many rows; the rows. The others answer with those
+    that they own, and zeros. Each message is a sum over the workers, of one of a few lengths.
     """
 
     def __init__(self, workers: Workers, tables: Mapping[str, Any]) -> None:

@@ -265,7 +265,7 @@ class Optimizers(tf.Module):
 
         def plan(sparse: SparseOptimizerConfig) -> TableRule:
             rate = build_learning_rate(self._config, total_steps, sparse.learning_rate)
-            return TableRule(build_lazy_rule(sparse, self._config.epsilon), rate)
+            return TableRule(build_lazy_rule(self._config, sparse), rate)
 
         of_all, own = plan(self._config.sparse), [updates.optimizer for updates in self._updates]
         return [of_all if each is None else plan(each) for each in own]

@@ -92,7 +92,7 @@ def simulate(batches: Iterator[np.ndarray], workers: int, dim: int) -> Traffic:
         parts = rows.reshape(workers, -1)
         named.append(np.mean([len(np.unique(part)) for part in parts]))
         size = len(rows)
-    found, count = exchange.describe(), exchange.batches
+    found, count = exchange.describe(), len(named)
     distinct, sent = found["distinct"] / count, found["exchanged"] / count
     return Traffic(
         workers, size, distinct, sent,

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -62,37 +60,13 @@ def paper_ftrl(row: Row, gradient: Row, state: State, t: int) -> Row:
     return new
 
 
-@dataclass(frozen=True)
-class Case:
-    rule: LazyRule
-    paper: Callable[[Row, Row, State, int], Row]
-    peer: Callable[[], keras.optimizers.Optimizer]
-
-
-CASES = {
-    "sgd": Case(LazySGD(), paper_sgd, lambda: keras.optimizers.SGD(RATE)),
-    "adagrad": Case(
-        LazyAdagrad(0.3, 1e-6),
-        paper_adagrad,
-        lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=0.3, epsilon=1e-6),
-    ),
-    "adam": Case(
-        LazyAdam(0.8, 0.95, 1e-6),
-        paper_adam,
-        lambda: keras.optimizers.Adam(RATE, beta_1=0.8, beta_2=0.95, epsilon=1e-6),
-    ),
-    # The paper's lambda_2 stands before half the squared norm, Keras' before all of it.
-    "ftrl": Case(
-        LazyFTRL(-0.5, 0.3, 0.05, 0.05, 0.2),
-        paper_ftrl,
-        lambda: keras.optimizers.Ftrl(
-            RATE,
-            initial_accumulator_value=0.3,
-            l1_regularization_strength=0.05,
-            l2_regularization_strength=0.05,
-            beta=0.2,
-        ),
-    ),
+Paper = Callable[[Row, Row, State, int], Row]
+CASES: dict[str, tuple[LazyRule, Paper]] = {
+    "sgd": (LazySGD(), paper_sgd),
+    "adagrad": (LazyAdagrad(0.3, 1e-6), paper_adagrad),
+    "adam": (LazyAdam(0.8, 0.95, 1e-6), paper_adam),
+    # The paper's lambda_2 stands before half the squared norm, ours (and Keras') before all of it.
+    "ftrl": (LazyFTRL(-0.5, 0.3, 0.05, 0.05, 0.2), paper_ftrl),
 }
 KINDS = sorted(CASES)
 
@@ -103,7 +77,7 @@ def first_rows(seed: int) -> np.ndarray:
 
 def build(kind: str, start: np.ndarray) -> tuple[tf.Variable, LazyOptimizer]:
     table = tf.Variable(start)
-    return table, LazyOptimizer([table], TableRule(CASES[kind].rule, RATE))
+    return table, LazyOptimizer([table], TableRule(CASES[kind][0], RATE))
 
 
 def slices(ids: np.ndarray, values: np.ndarray) -> tf.IndexedSlices:
@@ -127,24 +101,8 @@ def test_equals_the_paper(kind: str, seed: int, count: int, batch: int) -> None:
         optimizer.apply([slices(ids, values)], [table])
         for row in set(ids.tolist()):
             gradient = values[ids == row].astype(np.float64).sum(axis=0)
-            expected[row] = CASES[kind].paper(expected[row], gradient, states[row], t)
+            expected[row] = CASES[kind][1](expected[row], gradient, states[row], t)
     np.testing.assert_allclose(table.numpy(), expected, rtol=1e-4, atol=3e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=10)
-@given(seed=st.integers(0, 2**16), count=st.integers(1, 5))
-def test_touching_every_row_equals_keras(kind: str, seed: int, count: int) -> None:
-    rng, start = np.random.default_rng(seed), first_rows(seed)
-    table, optimizer = build(kind, start)
-    dense, peer = tf.Variable(start), CASES[kind].peer()
-    for _ in range(count):
-        gradient = rng.normal(size=(ROWS, DIM)).astype(np.float32)
-        order = rng.permutation(ROWS)
-        halves = np.concatenate([order, order]), np.concatenate([gradient[order] / 2] * 2)
-        optimizer.apply([slices(*halves)], [table])
-        peer.apply([tf.constant(gradient)], [dense])
-    np.testing.assert_allclose(table.numpy(), dense.numpy(), rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,26 +118,6 @@ def test_rows_that_no_id_names_keep_every_bit(kind: str) -> None:
         np.testing.assert_array_equal(variables[0].numpy()[rest], before[name][rest])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_from_a_checkpoint_bit_for_bit(kind: str, tmp_path) -> None:
-    steps = [draw_step(np.random.default_rng(seed), 8) for seed in range(6)]
-    table, optimizer = build(kind, first_rows(0))
-    for step, (ids, values) in enumerate(steps):
-        if step == 3:
-            checkpoint = tf.train.Checkpoint(table=table, optimizer=optimizer)
-            path = checkpoint.save(str(tmp_path / "c"))
-        optimizer.apply([slices(ids, values)], [table])
-    other, restored = build(kind, first_rows(1))
-    checkpoint = tf.train.Checkpoint(table=other, optimizer=restored)
-    checkpoint.restore(path).assert_consumed()
-    for ids, values in steps[3:]:
-        restored.apply([slices(ids, values)], [other])
-    np.testing.assert_array_equal(other.numpy(), table.numpy())
-    assert int(restored.iterations) == 6
-    for name, variables in optimizer.slots.items():
-        np.testing.assert_array_equal(restored.slots[name][0].numpy(), variables[0].numpy())
-
-
 def test_l1_makes_exact_zeros() -> None:
     table = tf.Variable(first_rows(0) * 0.01)
     optimizer = LazyOptimizer([table], TableRule(LazyFTRL(l1=10.0), RATE))
@@ -191,14 +129,15 @@ def test_l1_makes_exact_zeros() -> None:
 @pytest.mark.parametrize(
     ("sparse", "rule"),
     [
-        ({}, LazyAdam()),
+        ({}, LazyAdam(0.9, 0.999, 1e-3)),
         ({"kind": "sgd"}, LazySGD()),
         ({"kind": "adagrad", "initial_accumulator": 0.4}, LazyAdagrad(0.4)),
         ({"kind": "ftrl", "l1": 0.2, "l2": 0.3}, LazyFTRL(-0.5, 0.1, 0.2, 0.3)),
     ],
 )
 def test_a_config_names_the_rule(sparse, rule) -> None:
-    assert build_lazy_rule(OptimizerConfig.model_validate({"sparse": sparse}).sparse) == rule
+    config = OptimizerConfig.model_validate({"epsilon": 1e-3, "sparse": sparse})
+    assert build_lazy_rule(config, config.sparse) == rule
 
 
 def test_a_zero_gradient_moves_no_fresh_row_and_none_leaves_all() -> None:

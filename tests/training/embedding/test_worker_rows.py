@@ -6,13 +6,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.exchange_run import DIMS, LENGTHS, draw_batch, exchange
-from tests.training.processes import find_addresses, start_forked
 from training.embedding.key_index import FIRST_ROW, MappedBatch
 from training.embedding.worker_rows import (
     _KEYS,
@@ -91,7 +88,6 @@ def test_what_was_exchanged_is_counted_by_epoch() -> None:
     assert exchange.describe() == {
         "workers": 3, "distinct": 93, "exchanged": 2 * (round_block(1) + round_block(30)),
     }  # fmt: skip
-    assert "46 distinct rows" in exchange.render("items")[0]
     exchange.begin_batches(is_new_epoch=False)
     assert exchange.describe()["distinct"] == 93
     exchange.begin_batches(is_new_epoch=True)
@@ -119,29 +115,3 @@ def test_collectives_of_tables_and_lengths_have_keys_of_their_own() -> None:
                     exchange.sum_at_owner(tf.zeros([exchange.places, DIM]), table)
     assert len(set(keys)) == len(keys) == 18
     assert len({group for _, group in keys}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_two_processes_exchange_blocks_of_any_length(tmp_path: Any) -> None:
-    addresses = find_addresses(2)
-    files = [tmp_path / f"{index}.npz" for index in range(2)]
-    processes = [
-        start_forked(exchange, index, addresses, str(file)) for index, file in enumerate(files)
-    ]
-    for process in processes:
-        process.join(600)
-        process.kill()
-    found = [dict(np.load(file)) for file in files]
-    for step, length in enumerate(LENGTHS):
-        batches = [draw_batch(index, step, length) for index in range(2)]
-        for part, dim in enumerate(DIMS):
-            blocks = [np.zeros((FIRST_ROW, dim)), *(batch.blocks[part] for batch in batches)]
-            for ended in found:
-                np.testing.assert_array_equal(
-                    ended[f"rows {step} {part}"], np.concatenate(blocks).astype(np.float32)
-                )
-        shares = np.sum([batch.shares for batch in batches], axis=0)[FIRST_ROW:]
-        for index, ended in enumerate(found):
-            mine = shares.reshape(2, length, -1)[index]
-            np.testing.assert_allclose(ended[f"gradient {step}"], mine, rtol=1e-6)

@@ -179,7 +179,7 @@ def test_what_happened_to_keys_is_in_the_history_and_the_log(ruled) -> None:
     assert first["user_id"]["admitted"] - first["user_id"]["evicted"] == 60
     assert second["items"]["keys"] == 15
     assert second["items"]["admitted"] == second["items"]["evicted"] > 30
-    assert any(line.startswith("table items: 15 keys; in this epoch") for line in lines)
+    assert any(line.startswith("table items, this epoch: keys 15,") for line in lines)
     events = list((run / "logs").glob("events.*"))
     tags = {
         value.tag
@@ -235,9 +235,8 @@ def test_a_full_table_is_said_and_the_run_goes_on(version: Path, tmp_path: Path)
     tables = {**dynamic_runs.TABLES, "user_id": {"max_rows": 50}}
     trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version, told)
     trainer.fit(tmp_path, None)
-    said = [line for line in told.lines if "table user_id is full" in line]
-    assert said
-    assert "max_rows = 50" in said[0]
+    said = [line for line in told.lines if line.startswith("table user_id, this epoch: keys 50,")]
+    assert "refused" in said[0]
     assert trainer.parts.model.tables["user_id"].vocabulary_size == 52
 
 

@@ -503,7 +503,7 @@ def _made(folder: Path) -> Path:
 
 BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [
     ("users", "5\t1,2,3,4\n", ConfigError, "allowed: .*user_id"),
-    ("user_id", "5\t1,2,3,4\n6\t1,2,x,4\n", InputDataError, "line 2"),
+    ("user_id", "5\t1,2,3,4\n6\t1,2,x,4\n", InputDataError, "'x'"),
     ("user_id", "5\t1,2,3\n", InputDataError, "4 finite numbers"),
     ("user_id", "5\t1,2,3,4\n5\t1,2,3,4\n", InputDataError, "a key twice"),
     ("movie_id", "99\t1,2,3,4\n", InputDataError, "1 to 41"),
