@@ -20,7 +20,6 @@ from conf.training.models import ModelConfig, RankingConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_space import reading_rows
 from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.models.dssm import DSSM
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
 from training.models.ranking import RankingModel
@@ -81,12 +80,11 @@ def _find_networks(config: ModelConfig, model: Model) -> Iterator[UserNetwork]:
             binary = tuple(task.name for task in model.tasks if task.is_binary)
             [embedded], [network] = model.embedded_inputs, model.networks
             yield UserNetwork(f"network {config.network}", network, embedded, binary)
-    elif isinstance(model, DSSM):
-        towers = (("user", model.user_tower), ("item", model.item_tower))
-        for (side, tower), embedded in zip(towers, model.embedded_inputs, strict=True):
-            own = getattr(config, f"{side}_tower", None)
-            if own is not None and tower is not None:
-                yield UserNetwork(f"{side} tower {own.function}", tower, embedded)
+        return
+    for side, embedded in zip(("user", "item"), model.embedded_inputs, strict=False):
+        own, tower = (getattr(part, f"{side}_tower", None) for part in (config, model))
+        if own is not None and tower is not None:
+            yield UserNetwork(f"{side} tower {own.function}", tower, embedded)
 
 
 def _names_loss(config: ModelConfig) -> bool:

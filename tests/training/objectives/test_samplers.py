@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.schema import FIRST_TOKEN_ID, FeatureSchema
+from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
 from conf.training.objectives import NegativesConfig
 from tests.datasets import read_train_records
@@ -116,15 +116,6 @@ def test_adaptive_draws_follow_what_steps_have_met(seed, steps, distortion) -> N
     np.testing.assert_allclose(shares, weights / weights.sum(), rtol=1e-5)
 
 
-def test_an_item_that_training_meets_is_drawn_more() -> None:
-    sampler = build("adaptive")
-    training = begin(sampler)
-    sampler.learn(tf.fill([996], tf.constant(6, tf.int64)), training)
-    sampler.counts.assign(training.values[0])
-    drawn = sampler.draw([5000], begin(sampler, 1)).numpy()
-    assert np.mean(drawn == 6) == pytest.approx(997 / 1000, abs=0.005)
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=30),
@@ -211,22 +202,6 @@ def test_a_bucket_of_unknown_users_is_no_user(
     monkeypatch.setattr(user_items, "find_named_ids", lambda *_: range(5, 1005))
     after = read_user_items(tiny_version, tiny_manifest)
     assert after.users.tolist() == [user for user in before.users if user >= 5]
-
-
-def test_a_user_has_the_items_of_all_its_sequences(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    source = replace(tiny_manifest.source, config={"train_samples": 5})
-    manifest = replace(tiny_manifest, source=source)
-    expected: set[tuple[int, int]] = set()
-    for record in read_train_records(tiny_version, manifest):
-        items = {record["movie_id"][0], *record["history"]}
-        expected |= {(record["user_id"][0], item) for item in items if item >= FIRST_TOKEN_ID}
-    found = read_user_items(tiny_version, manifest)
-    users = np.repeat(found.users, np.diff(found.starts))
-    pairs = set(zip(users.tolist(), found.items.tolist(), strict=True))
-    assert pairs == {pair for pair in expected if pair[0] >= FIRST_TOKEN_ID}
-    assert len(pairs) >= len(read_user_items(tiny_version, tiny_manifest).items)
 
 
 def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Manifest) -> None:
