@@ -29,12 +29,12 @@ from training.input.batches import Batch
 from training.input.train_counts import read_train_rows
 from training.models.retrieval import Queries, RetrievalModel, list_later_inputs
 from training.networks.network import TrainingPass
-from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.item_losses import (
     RowLoss,
     SoftmaxItems,
     build_user_loss,
+    compute_catalog_softmax,
     compute_drawn_loss,
     compute_sampled_softmax,
     count_replicas,

@@ -21,10 +21,8 @@ from training.input.batches import build_eval_dataset
 from training.networks.network import TrainingPass
 from training.objectives import user_items
 from training.objectives.samplers import (
-    AdaptiveSampler,
     LogQCorrection,
     Sampler,
-    UniformSampler,
     build_sampler,
     count_in_batch,
 )
@@ -101,13 +99,12 @@ def test_adaptive_draws_follow_what_steps_have_met(seed, steps, distortion) -> N
     """Against a dictionary of counts that begin at one."""
     rng = np.random.default_rng(seed)
     sampler = build("adaptive", distortion)
-    assert isinstance(sampler, AdaptiveSampler)
     expected = dict.fromkeys(DRAWABLE.tolist(), 1)
     for step in range(steps):
         ids = rng.integers(0, VOCABULARY, size=(3, 2))
         training = begin(sampler, step)
         sampler.learn(tf.constant(ids), training)
-        sampler.counts.assign(training.values[0])
+        sampler.state_variables[0].assign(training.values[0])
         for item in ids.ravel().tolist():
             if item in expected:
                 expected[item] += 1
@@ -236,7 +233,7 @@ def test_the_items_of_every_history_are_known(tmp_path: Path) -> None:
 
 
 def test_expected_counts_of_rows_and_of_draws_add_up() -> None:
-    sampler = UniformSampler(np.array([2, 3, 4]), 5)
+    sampler = Sampler(np.array([2, 3, 4]), 5)
     counts = np.array([1, 1, 6, 3, 1], np.float32)
     found = LogQCorrection(0.5, counts, sampler, drawn=30).find(
         tf.constant([2, 4], tf.int64), begin(sampler)
