@@ -213,7 +213,7 @@ def test_without_users_the_history_tells(tiny_version: Path, tiny_manifest: Mani
         for s in manifest.schema.features
     )
     bare = replace(manifest, schema=FeatureSchema(features))
-    with pytest.raises(ConfigError, match="neither users nor a history"):
+    with pytest.raises(ConfigError, match="needs users, or a history"):
         build_known_items(TrainRows(tiny_version, bare, 32), ())
 
 
