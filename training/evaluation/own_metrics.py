@@ -38,7 +38,7 @@ class OwnMetric:
     def __init__(self, name: str, config: OwnMetricConfig) -> None:
         self.name, self._path, self._params = name, config.function, dict(config.params)
         self._function = import_function("metric", config.function)
-        rng, labels = np.random.default_rng(0), np.arange(_TRIED_ROWS) % 2.0
+        rng, labels = np.random.default_rng(0), np.arange(_TRIED_ROWS, dtype=np.float64) % 2
         self.compute(labels, rng.random(_TRIED_ROWS), np.ones(_TRIED_ROWS))
 
     def compute(

@@ -127,9 +127,10 @@ class KnownItems:
         self._size, self._user = vocabulary_size, None if users is None else users[0]
         user = () if self._user is None else (self._user,)
         self.inputs = (item_key, *user, *self._histories)
+        self.users = tf.zeros([0], tf.int64)  # Those who have items in train.
         if users is not None:
             with tf.device("CPU:0"):
-                self._users = tf.constant(users[1].users, tf.int64)
+                self.users = tf.constant(users[1].users, tf.int64)
                 self._items = tf.RaggedTensor.from_row_splits(
                     tf.constant(users[1].items, tf.int64),
                     tf.constant(users[1].starts, tf.int64),
@@ -146,11 +147,11 @@ class KnownItems:
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
 
     def _find_of_users(self, users: tf.Tensor) -> RowItems:
-        if not int(self._users.shape[0]):
+        if not int(self.users.shape[0]):
             return RowItems(users[:0], users[:0])
-        found = tf.searchsorted(self._users, users, out_type=tf.int64)
-        found = tf.minimum(found, tf.size(self._users, tf.int64) - 1)
-        rows = tf.where(tf.gather(self._users, found) == users)[:, 0]
+        found = tf.searchsorted(self.users, users, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(self.users, tf.int64) - 1)
+        rows = tf.where(tf.gather(self.users, found) == users)[:, 0]
         items = tf.gather(self._items, tf.gather(found, rows))
         return RowItems(tf.gather(rows, items.value_rowids()), items.values)
 
