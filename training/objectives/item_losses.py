@@ -56,18 +56,11 @@ MASKED_LOGIT = -1e9
 
 @dataclass(frozen=True)
 class SoftmaxItems:
-    """Items of a softmax: those that rows are ranked against, or the rows' own.
+    """Items of a softmax: those that rows are ranked against, or the rows' own."""
 
-    Attributes:
-        vectors: float32 `[n, dim]`.
-        ids: int64 `[n]`, item ids.
-        log_counts: float32 `[n]`, what is subtracted from the item's logit: the log of how often
-            it is expected among the candidates, times the correction's strength; None: nothing.
-    """
-
-    vectors: tf.Tensor
-    ids: tf.Tensor
-    log_counts: tf.Tensor | None = None
+    vectors: tf.Tensor  # float32 [n, dim]
+    ids: tf.Tensor  # int64 [n]
+    log_counts: tf.Tensor | None = None  # float32 [n], see `LogQCorrection`
 
 
 def compute_sampled_softmax(
@@ -90,8 +83,6 @@ def compute_sampled_softmax(
         candidates: Items that all queries are ranked against, `[candidates]`.
         masked: Candidates that are no negatives of a query, the target's own place and copies
             among them; bool `[n, candidates]`.
-        temperature: Above 0.
-        hardest: Candidates that count for a query, see `keep_hardest`.
     """
     own, logits = score_candidates(queries, targets, candidates, temperature)
     masked = ~keep_hardest(logits, ~masked, hardest)
@@ -103,10 +94,7 @@ def compute_sampled_softmax(
 def score_candidates(
     queries: tf.Tensor, targets: SoftmaxItems, candidates: SoftmaxItems, temperature: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the corrected scores of targets, `[n]`, and of candidates, `[n, candidates]`.
-
-    Arguments and formula are those of `compute_sampled_softmax`.
-    """
+    """Returns the corrected scores of targets, `[n]`, and of candidates, `[n, candidates]`."""
     logits = matmul_rows(queries, candidates.vectors) / temperature
     own = tf.reduce_sum(queries * targets.vectors, axis=1) / temperature
     if candidates.log_counts is not None:
@@ -141,11 +129,8 @@ def compute_drawn_loss(
     Bayesian personalized ranking from implicit feedback", section 4.1). `binary` is `-log
     sigmoid(own)` plus the sum of `-log sigmoid(-drawn)`.
 
-    Args:
-        kind: `bpr` or `binary`.
-        own: Logits of the queries' own items, float32 `[n]`.
-        drawn: Logits of the drawn ones, float32 `[n, count]`.
-        counted: Whether a drawn item counts, bool `[n, count]`.
+    Logits of the queries' own items are `[n]`, those of the drawn ones and which of them count
+    `[n, count]`.
     """
     weights = tf.cast(counted, tf.float32)
     if kind == "binary":
@@ -193,7 +178,6 @@ def compute_catalog_softmax(
         masked: Items that are left out of a row, unless they are the target; bool `[rows, items]`,
             or None.
         rows: int32 `[n]`, the row of `masked` that each query is of; None: they are the rows.
-        temperature: Above 0.
     """
     of_queries = tf.range(tf.shape(queries)[0]) if rows is None else rows
     size = tf.shape(items)[0] if items.shape[0] is None else int(items.shape[0])

@@ -60,18 +60,14 @@ DROPOUT_STREAM = 2
 class ItemData:
     """What objectives know of the items.
 
-    Attributes:
-        key: Name of the item's id.
-        features: Features of catalogue items; None: the batch's own alone are embedded.
-        known: Items of users and histories; None: none is left out for these.
-        later: Features that the catalogue has as of the end of the log. Where there are any, items
-            of rows are embedded as the catalogue has them, or the difference in time would tell
-            them from those that they are compared with.
+    `later` are features that the catalogue has as of the end of the log. Where there are any, items
+    of rows are embedded as the catalogue has them, or the difference in time would tell them from
+    those that they are compared with.
     """
 
     key: str
-    features: ItemFeatures | None
-    known: KnownItems | None
+    features: ItemFeatures | None  # None: the batch's own items alone are embedded.
+    known: KnownItems | None  # None: no items are left out for users and histories.
     later: tuple[str, ...] = ()
 
     def embed(self, model: RetrievalModel, ids: tf.Tensor, training: TrainingPass) -> tf.Tensor:
@@ -240,10 +236,7 @@ class CatalogSoftmax(ItemObjective):
 
 
 class DrawnNegatives(ItemObjective):
-    """Compares each row's item with items drawn for it: `bpr`, `binary`.
-
-    The queries of a row share what is drawn for it.
-    """
+    """Compares each row's item with items drawn for it, which its queries share."""
 
     def __init__(self, config: BPRConfig | BinaryConfig, items: ItemData, sampler: Sampler) -> None:
         super().__init__(items, sampler, build_user_loss(config.loss))

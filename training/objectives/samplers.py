@@ -103,11 +103,7 @@ class Sampler(tf.Module):
 def build_sampler(
     config: NegativesConfig, drawable: np.ndarray, counts: np.ndarray | None, vocabulary_size: int
 ) -> Sampler:
-    """Builds the sampler of a source that draws items; call it under the strategy's scope.
-
-    `counts`, int64 `[vocabulary_size]`, are events of train by id, where they are drawn by; an item
-    that has none counts as one.
-    """
+    """Builds the sampler of a source that draws, by events of train, int64 `[vocabulary_size]`."""
     distortion = find_distortion(config)
     if config.source == "adaptive":
         return Sampler(drawable, vocabulary_size, distortion=distortion)
@@ -125,11 +121,8 @@ def find_distortion(config: NegativesConfig) -> float:
 class LogQCorrection:
     """What is subtracted from the logits of items: a strength times the log of expected counts.
 
-    Args:
-        strength: Above 0; 1 is the correction of the paper.
-        batch_counts: As of `count_in_batch`; None: the batch's items are no candidates.
-        sampler: What draws further candidates, or None.
-        drawn: How many it draws.
+    Candidates are the batch's items, expected by `count_in_batch`, and `drawn` ones of a sampler;
+    None: there are no such.
     """
 
     def __init__(

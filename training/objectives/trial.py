@@ -139,10 +139,7 @@ def _try_step(
 
 
 def refuse_silent(user: UserNetwork, batch: Batch) -> None:
-    """Refuses what raises nothing: probabilities for logits, what no checkpoint or export holds.
-
-    And outputs of a row that other rows change: a server has others beside it.
-    """
+    """Refuses what raises nothing and is wrong."""
     embedded = user.embedded(batch)
     inputs = {name: embedded[name] for name in user.network.input_names}
     specs = {name: tf.TensorSpec([None, *t.shape[1:]], t.dtype) for name, t in inputs.items()}
@@ -200,7 +197,7 @@ def _refuse_mixed_rows(user: UserNetwork, inputs: Mapping[str, tf.Tensor]) -> No
         most = np.abs(expected).max() * (_HALF_ROUNDING if is_half else _ROUNDING)
         if np.abs(expected - found).max() > most:
             raise ConfigError(
-                f"{user.name} gives a row other numbers beside other rows, or in another call",
+                f"{user.name} gives a row other numbers beside other rows, as a server has them",
                 received=f"numbers that differ by up to {np.abs(expected - found).max():.3g}",
                 fix="compute each row's output of that row alone: no sum, softmax or flip over "
                 "the first axis, nothing that is drawn anew outside of training",

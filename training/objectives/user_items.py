@@ -63,17 +63,11 @@ class TrainRows:
 
 @dataclass(frozen=True)
 class UserItems:
-    """Distinct pairs of user and item of the train split, by user.
+    """Distinct pairs of user and item of the train split, by user."""
 
-    Attributes:
-        users: int64 `[users]`, ascending.
-        starts: int64 `[users + 1]`, where each user's items begin.
-        items: int64 `[pairs]`, ids.
-    """
-
-    users: np.ndarray
-    starts: np.ndarray
-    items: np.ndarray
+    users: np.ndarray  # int64 [users], ascending
+    starts: np.ndarray  # int64 [users + 1], where each user's items begin
+    items: np.ndarray  # int64 [pairs]
 
 
 def read_user_items(
@@ -109,11 +103,7 @@ def group_pairs(pairs: np.ndarray) -> UserItems:
 class KnownItems:
     """Finds the items of a batch's rows: those of the user, of histories, and the row's own.
 
-    Args:
-        item_key: Name of the item's id.
-        users: Name of the user's id, and what users have in train; None: there are no users.
-        histories: Names of the lists of items before the row.
-        vocabulary_size: Number of item ids.
+    `users` are the name of the user's id and what users have in train; None: there are no users.
     """
 
     def __init__(
