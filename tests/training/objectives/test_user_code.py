@@ -297,7 +297,7 @@ PLACE = r"in \S*mine\.py:\d+"
 def test_faults_are_said_before_anything_is_written(
     model: dict[str, Any], error: str, tiny_version: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="(?s)" + error) as caught:
+    with pytest.raises((ConfigError, OwnCodeError), match="(?s)" + error) as caught:
         plan_run(plan(tiny_version, tmp_path / "runs", model))
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
