@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -32,6 +33,7 @@ from training.networks.user_code import explain_error
 from training.objectives.objective import build_objective, list_state
 from training.objectives.trial import read_first_batch, try_user_code
 from training.objectives.user_items import TrainRows
+from training.refit import fit_chosen
 
 SOURCE = """
 import keras
@@ -367,6 +369,22 @@ def test_a_fault_that_a_later_step_shows_is_told_with_its_line(
 ) -> None:
     with pytest.raises(OwnCodeError, match=rf"(?s){PLACE}: RuntimeError: not these.*--resume"):
         fit_run(plan(tiny_version, tmp_path, ranking(own("later"))), NoProgress())
+
+
+def test_a_refit_goes_on_where_a_corrected_loss_had_failed(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
+    fit = {"epochs": 2, "early_stopping": {"metric": "auc"}, "refit": True}
+    config = plan(tiny_version, tmp_path, ranking(own("later"))).model_dump()
+    config = TrainConfig.model_validate({**config, "input": rows, "fit": fit})
+    with pytest.raises(OwnCodeError, match="not these"):
+        fit_chosen(config, NoProgress())
+    mine = sys.modules["mine"]
+    monkeypatch.setattr(mine, "later", mine.cross_entropy)
+    run = fit_chosen(config, NoProgress(), resume=True)
+    [trial] = json.loads((run / "run_card.json").read_text())["refit"]["trials"]
+    assert trial["value"] is not None
 
 
 def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
