@@ -140,8 +140,7 @@ class SampledSoftmax(ItemObjective):
     def __call__(self, model: RetrievalModel, batch: Batch, training: TrainingPass) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         padded = model.embed_queries(batch, self._items.key, training)
-        queries = padded.without_padding()
-        own = self._embed_targets(model, batch, (padded, queries), training)
+        queries, own = self._embed_targets(model, batch, padded, training)
         targets = self._describe(own, queries.target_ids, training)
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
@@ -158,22 +157,18 @@ class SampledSoftmax(ItemObjective):
         return queries.sum_losses(losses)
 
     def _embed_targets(
-        self,
-        model: RetrievalModel,
-        batch: Batch,
-        queries: tuple[Queries, Queries],
-        training: TrainingPass,
-    ) -> tf.Tensor:
-        """Embeds the items of queries, given with and without padding, `[kept, dim]`.
+        self, model: RetrievalModel, batch: Batch, padded: Queries, training: TrainingPass
+    ) -> tuple[Queries, tf.Tensor]:
+        """Returns the queries without padding, and their items' vectors, `[kept, dim]`.
 
         Several replicas embed those of padding too: what they exchange of the table has to have
         one shape, on each of them and in each step.
         """
-        padded, kept = queries
+        queries = padded.without_padding()
         if padded.per_row > 1 and count_replicas() > 1:
             every = self._items.embed_targets(model, batch, padded, training)
-            return tf.gather(every, padded.find_kept())
-        return self._items.embed_targets(model, batch, kept, training)
+            return queries, tf.gather(every, padded.find_kept())
+        return queries, self._items.embed_targets(model, batch, queries, training)
 
     def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: TrainingPass) -> SoftmaxItems:
         ids = tf.cast(ids, tf.int64)

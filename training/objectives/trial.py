@@ -27,7 +27,6 @@ from training.networks.network import Network, TrainingPass
 from training.networks.user_code import user_errors
 from training.objectives.user_items import TrainRows
 
-_FAULT = "user code fails on the first rows of train"
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _SAME_VALUES = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StridedSlice"}
 # Part of the largest output by which those of a row may differ beside other rows.
@@ -60,7 +59,7 @@ def try_user_code(
         return
     features: Any = (*model.inputs, *getattr(objective, "inputs", ()))
     batch = read_first_batch(train, tuple(dict.fromkeys(features)))
-    with user_errors(_FAULT), vector_errors():
+    with user_errors("user code fails on the first rows of train"), vector_errors():
         moved = _try_step(model, objective, state, batch)
     trained = {one.name: {id(v) for v in one.network.trained_variables} for one in networks}
     still = [name for name, weights in trained.items() if weights and not weights & moved]

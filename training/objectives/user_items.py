@@ -27,7 +27,7 @@ from training.reader.mixing import find_mixed
 
 
 class RowItems(NamedTuple):
-    """Items of the rows of a batch, int64 `[n]` each; an item may be there twice."""
+    """Rows of a batch and items of them, int64 `[n]` each; a pair may be there twice."""
 
     rows: tf.Tensor
     items: tf.Tensor
