@@ -112,19 +112,8 @@ def default_tag(tag: str, default: str, *, alone: bool = False) -> BeforeValidat
     return BeforeValidator(add_tag)
 
 
-def keep_apart(
-    params: dict[str, Any], *given: str, advice: str = "leave it out of params"
-) -> dict[str, Any]:
-    """Returns the parameters of a function of one's own.
-
-    Args:
-        params: Its parameters.
-        given: Those that Sluice sets.
-        advice: What to do with one of these.
-
-    Raises:
-        ValueError: One of `given` is among them.
-    """
+def keep_apart(params: dict[str, Any], *given: str) -> dict[str, Any]:
+    """Returns the parameters of user code; refuses those that Sluice sets."""
     if taken := sorted(set(given) & set(params)):
-        raise ValueError(f"{', '.join(taken)}: Sluice sets it; {advice}")
+        raise ValueError(f"{', '.join(taken)}: Sluice sets it; leave it out of params")
     return params

@@ -115,8 +115,10 @@ class ConfigError(SluiceError):
     exit_code = ExitCode.CONFIG
 
 
-class OwnCodeError(ConfigError):
+class OwnCodeError(SluiceError):
     """User code has failed: as it was imported, built, tried, or later in a step."""
+
+    exit_code = ExitCode.CONFIG
 
 
 class LaterLogError(ConfigError):

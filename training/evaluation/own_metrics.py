@@ -38,7 +38,7 @@ class OwnMetric:
     def __init__(self, name: str, config: OwnMetricConfig) -> None:
         self.name, self._path, self._params = name, config.function, dict(config.params)
         self._function = import_function("metric", config.function)
-        rng, labels = np.random.default_rng(0), np.arange(_TRIED_ROWS) % 2.0
+        rng, labels = np.random.default_rng(0), np.arange(_TRIED_ROWS, dtype=np.float64) % 2
         self.compute(labels, rng.random(_TRIED_ROWS), np.ones(_TRIED_ROWS))
 
     def compute(
@@ -47,12 +47,9 @@ class OwnMetric:
         scores: NDArray[np.float64],
         weights: NDArray[np.float64],
     ) -> float | None:
-        """Returns the metric of some rows; None: it is not defined on them, or no finite number.
+        """Returns the metric of `[rows]`; None: it is not defined on them, or no finite number.
 
-        Args:
-            labels: `[rows]`.
-            scores: `[rows]`: probabilities of label 1, or values of the label.
-            weights: `[rows]`, above 0; 1 where rows have none.
+        Scores are probabilities of label 1, or values of the label; weights are above 0.
         """
         # A metric that sorts in place would change what the next one is given.
         labels, scores, weights = (_view_read_only(c) for c in (labels, scores, weights))

@@ -36,12 +36,7 @@ _WHERE = (
 
 
 def import_function(what: str, path: str) -> Callable[..., Any]:
-    """Imports the function at `package.module:function`.
-
-    Args:
-        what: What it is, such as `network`.
-        path: Where it is.
-    """
+    """Imports a function; `what` it is, such as `network`, is what an error says first."""
     module_name, _, function = path.partition(":")
     with user_errors(f"{what} {path} cannot be imported", _WHERE), _finding_modules():
         module = importlib.import_module(module_name)
@@ -69,13 +64,8 @@ def pick_parameters(function: Callable[..., Any], given: Mapping[str, Any]) -> d
 def user_errors(what: str | None = None, fix: str = _ADVICE) -> Iterator[None]:
     """Tells what user code raises in the block, with its file and line.
 
-    Args:
-        what: What fails, where nothing but user code can; None: errors that Sluice or a library
-            raises by itself pass.
-        fix: What to do.
-
-    Raises:
-        OwnCodeError: User code failed, as it was traced or ran.
+    `what` fails where nothing but user code can; None: errors that Sluice or a library raises by
+    itself pass.
     """
     try:
         yield

@@ -29,12 +29,12 @@ from training.input.batches import Batch
 from training.input.train_counts import read_train_rows
 from training.models.retrieval import Queries, RetrievalModel, list_later_inputs
 from training.networks.network import StepContext
-from training.objectives.catalog_softmax import compute_catalog_softmax
 from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
 from training.objectives.item_losses import (
     RowLoss,
     SoftmaxItems,
     build_user_loss,
+    compute_catalog_softmax,
     compute_drawn_loss,
     compute_sampled_softmax,
     count_replicas,
@@ -60,18 +60,14 @@ DROPOUT_STREAM = 2
 class ItemData:
     """What objectives know of the items.
 
-    Attributes:
-        key: Name of the item's id.
-        features: Features of catalogue items; None: the batch's own alone are embedded.
-        known: Items of users and histories; None: none is left out for these.
-        later: Features that the catalogue has as of the end of the log. Where there are any, items
-            of rows are embedded as the catalogue has them, or the difference in time would tell
-            them from those that they are compared with.
+    `later` are features that the catalogue has as of the end of the log. Where there are any, items
+    of rows are embedded as the catalogue has them, or the difference in time would tell them from
+    those that they are compared with.
     """
 
     key: str
-    features: ItemFeatures | None
-    known: KnownItems | None
+    features: ItemFeatures | None  # None: the batch's own items alone are embedded.
+    known: KnownItems | None  # None: no items are left out for users and histories.
     later: tuple[str, ...] = ()
 
     def embed(self, model: RetrievalModel, ids: tf.Tensor, training: StepContext) -> tf.Tensor:
@@ -144,8 +140,7 @@ class SampledSoftmax(ItemObjective):
     def __call__(self, model: RetrievalModel, batch: Batch, training: StepContext) -> tf.Tensor:
         """Returns the loss of each row, `[local_batch]`."""
         padded = model.embed_queries(batch, self._items.key, training)
-        queries = padded.without_padding()
-        own = self._embed_targets(model, batch, (padded, queries), training)
+        queries, own = self._embed_targets(model, batch, padded, training)
         targets = self._describe(own, queries.target_ids, training)
         of_rows = own if queries.per_row == 1 else None
         candidates = self._gather_candidates(model, batch, of_rows, training)
@@ -166,22 +161,18 @@ class SampledSoftmax(ItemObjective):
         return queries.sum_losses(losses)
 
     def _embed_targets(
-        self,
-        model: RetrievalModel,
-        batch: Batch,
-        queries: tuple[Queries, Queries],
-        training: StepContext,
-    ) -> tf.Tensor:
-        """Embeds the items of queries, given with and without padding, `[kept, dim]`.
+        self, model: RetrievalModel, batch: Batch, padded: Queries, training: StepContext
+    ) -> tuple[Queries, tf.Tensor]:
+        """Returns the queries without padding, and their items' vectors, `[kept, dim]`.
 
         Several replicas embed those of padding too: what they exchange of the table has to have
         one shape, on each of them and in each step.
         """
-        padded, kept = queries
+        queries = padded.without_padding()
         if padded.per_row > 1 and count_replicas() > 1:
             every = self._items.embed_targets(model, batch, padded, training)
-            return tf.gather(every, padded.find_kept())
-        return self._items.embed_targets(model, batch, kept, training)
+            return queries, tf.gather(every, padded.find_kept())
+        return queries, self._items.embed_targets(model, batch, queries, training)
 
     def _describe(self, vectors: tf.Tensor, ids: tf.Tensor, training: StepContext) -> SoftmaxItems:
         ids = tf.cast(ids, tf.int64)
@@ -245,10 +236,7 @@ class CatalogSoftmax(ItemObjective):
 
 
 class DrawnNegatives(ItemObjective):
-    """Compares each row's item with items drawn for it: `bpr`, `binary`.
-
-    The queries of a row share what is drawn for it.
-    """
+    """Compares each row's item with items drawn for it, which its queries share."""
 
     def __init__(self, config: BPRConfig | BinaryConfig, items: ItemData, sampler: Sampler) -> None:
         super().__init__(items, sampler, build_user_loss(config.loss))

@@ -71,10 +71,7 @@ def compute_where_known(loss: RowLoss, labels: tf.Tensor, logits: tf.Tensor) -> 
 
 
 class BinaryCrossEntropy:
-    """Sigmoid cross-entropy of a label by `score_rows`, or a user's formula in its place.
-
-    Rows that lack the label weigh 0 where some may.
-    """
+    """Sigmoid cross-entropy of a label by `score_rows`, or a user's formula in its place."""
 
     def __init__(self, label: str, loss: RowLoss | None = None, may_lack: bool = False) -> None:
         self.inputs: tuple[str, ...] = (label,)
@@ -89,10 +86,7 @@ class BinaryCrossEntropy:
 
 
 class TaskLosses:
-    """Sum of the losses of a ranking model's tasks, each by its weight; users' formulas by task.
-
-    Rows that lack a label of `may_lack` weigh 0 in its task.
-    """
+    """Sum of the losses of a ranking model's tasks, each by its weight; users' formulas by task."""
 
     def __init__(
         self,

@@ -14,7 +14,6 @@ Bengio & Senecal 2008).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,129 +30,87 @@ NEGATIVES_STREAM = 1
 
 
 class Sampler(tf.Module):
-    """Draws items among `drawable`, int64 `[items]`, ascending."""
+    """Draws items among `drawable`, int64 `[items]`, ascending.
 
-    state_variables: Sequence[tf.Variable] = ()  # What passes of training set.
+    In proportion to `weights`, float64 `[items]`; None: all alike. With a `distortion`, by that
+    power of how often steps have met them so far, each once before: a step then takes time in
+    proportion to the items, and the counts, whole numbers, are part of checkpoints.
+    """
 
-    def __init__(self, drawable: np.ndarray, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        drawable: np.ndarray,
+        vocabulary_size: int,
+        weights: np.ndarray | None = None,
+        distortion: float | None = None,
+    ) -> None:
         super().__init__(name="sampler")
         self._ids = tf.constant(drawable, tf.int64)
         positions = np.full(vocabulary_size, -1, np.int32)
         positions[drawable] = np.arange(len(drawable))
-        self._positions = tf.constant(positions)
+        self._positions, self._distortion = tf.constant(positions), distortion
+        self._weights = tf.constant(np.ones(len(drawable)) if weights is None else weights)
+        self._sums = None if weights is None else tf.constant(np.cumsum(weights))
+        self.state_variables: Sequence[tf.Variable] = []
+        if distortion is not None:
+            ones = tf.ones([len(drawable)], tf.float64)
+            self.state_variables = [tf.Variable(ones, trainable=False, name="met_items")]
 
-    @abstractmethod
     def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
         """Draws ids with replacement, int64 `shape`; the same for the same seed of the pass."""
+        seed = training.seed + tf.constant([0, NEGATIVES_STREAM], training.seed.dtype)
+        if self._sums is None and self._distortion is None:
+            size = tf.size(self._ids, tf.int64)
+            positions = tf.random.stateless_uniform(
+                shape, seed, minval=0, maxval=size, dtype=tf.int64
+            )
+            return tf.gather(self._ids, positions)
+        sums = tf.cumsum(self._read_weights(training)) if self._sums is None else self._sums
+        numbers = tf.random.stateless_uniform(shape, seed, dtype=tf.float64) * sums[-1]
+        positions = tf.searchsorted(sums, tf.reshape(numbers, [-1]), side="right")
+        # A product that is rounded up may reach the last sum.
+        positions = tf.reshape(tf.minimum(positions, tf.size(sums) - 1), shape)
+        return tf.gather(self._ids, positions)
 
-    @abstractmethod
-    def read_weights(self, training: StepContext) -> tf.Tensor:
-        """Returns what items are drawn in proportion to, float64 `[items]`."""
+    def _read_weights(self, training: StepContext) -> tf.Tensor:
+        if self._distortion is None:
+            return self._weights
+        return tf.pow(training.read(self.state_variables[0]), self._distortion)
 
     def shares(self, ids: tf.Tensor, training: StepContext) -> tf.Tensor:
         """Returns the probability that a draw gives an item, float32 `[n]` of int64 `[n]`.
 
         Of items that cannot be drawn it is that of the least likely one.
         """
-        weights = self.read_weights(training)
+        weights = self._read_weights(training)
         positions = tf.gather(self._positions, ids)
         found = tf.gather(weights, tf.maximum(positions, 0))
         found = tf.where(positions < 0, tf.reduce_min(weights), found)
         return tf.cast(found / tf.reduce_sum(weights), tf.float32)
 
     def learn(self, ids: tf.Tensor, training: StepContext) -> None:
-        """Takes note of the items of the rows of all replicas, int64 of any shape."""
-
-
-class UniformSampler(Sampler):
-    """Draws all items alike."""
-
-    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
-        size = tf.size(self._ids, tf.int64)
-        positions = tf.random.stateless_uniform(
-            shape, _seed_of(training), minval=0, maxval=size, dtype=tf.int64
-        )
-        return tf.gather(self._ids, positions)
-
-    def read_weights(self, training: StepContext) -> tf.Tensor:
-        return tf.ones_like(self._ids, tf.float64)
-
-
-class FrequencySampler(Sampler):
-    """Draws items by their events in train, `counts` int64 `[vocabulary_size]`; none is as one."""
-
-    def __init__(self, drawable: np.ndarray, counts: np.ndarray, distortion: float) -> None:
-        super().__init__(drawable, len(counts))
-        weights = np.maximum(counts[drawable], 1).astype(np.float64) ** distortion
-        self._weights, self._sums = tf.constant(weights), tf.constant(np.cumsum(weights))
-
-    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
-        return tf.gather(self._ids, _draw_positions(shape, self._sums, training))
-
-    def read_weights(self, training: StepContext) -> tf.Tensor:
-        return self._weights
-
-
-class AdaptiveSampler(Sampler):
-    """Draws items by how often steps have met them so far; each counts as met once before.
-
-    A step costs time in proportion to the items, beside that of its draws. The counts, float64
-    `[items]`, are part of checkpoints.
-    """
-
-    def __init__(self, drawable: np.ndarray, vocabulary_size: int, distortion: float) -> None:
-        super().__init__(drawable, vocabulary_size)
-        self._distortion = distortion
-        self.counts = tf.Variable(
-            tf.ones([len(drawable)], tf.float64), trainable=False, name="met_items"
-        )
-        self.state_variables = [self.counts]
-
-    def draw(self, shape: Sequence[int | tf.Tensor], training: StepContext) -> tf.Tensor:
-        sums = tf.cumsum(self.read_weights(training))
-        return tf.gather(self._ids, _draw_positions(shape, sums, training))
-
-    def read_weights(self, training: StepContext) -> tf.Tensor:
-        return tf.pow(training.read(self.counts), self._distortion)
-
-    def learn(self, ids: tf.Tensor, training: StepContext) -> None:
+        """Counts the items of the rows of all replicas, int64 of any shape, where that is asked."""
         positions = tf.reshape(tf.gather(self._positions, ids), [-1])
-        met = tf.math.unsorted_segment_sum(
-            tf.cast(positions >= 0, tf.float64),
-            tf.maximum(positions, 0),
-            int(self.counts.shape[0]),
-        )
-        training.write(self.counts, training.read(self.counts) + met)
-
-
-def _seed_of(training: StepContext) -> tf.Tensor:
-    """The seed that negatives of a pass are drawn by, int32 `[2]`."""
-    return training.seed + tf.constant([0, NEGATIVES_STREAM], training.seed.dtype)
-
-
-def _draw_positions(
-    shape: Sequence[int | tf.Tensor], sums: tf.Tensor, training: StepContext
-) -> tf.Tensor:
-    """Draws positions in proportion to weights with these running sums."""
-    numbers = tf.random.stateless_uniform(shape, _seed_of(training), dtype=tf.float64) * sums[-1]
-    positions = tf.searchsorted(sums, tf.reshape(numbers, [-1]), side="right")
-    # A product that is rounded up may reach the last sum.
-    return tf.reshape(tf.minimum(positions, tf.size(sums) - 1), shape)
+        for counts in self.state_variables:
+            met = tf.math.unsorted_segment_sum(
+                tf.cast(positions >= 0, tf.float64),
+                tf.maximum(positions, 0),
+                int(counts.shape[0]),
+            )
+            training.write(counts, training.read(counts) + met)
 
 
 def build_sampler(
     config: NegativesConfig, drawable: np.ndarray, counts: np.ndarray | None, vocabulary_size: int
 ) -> Sampler:
-    """Builds the sampler of a source that draws items; call it under the strategy's scope.
-
-    `counts`, int64 `[vocabulary_size]`, are events of train by id, where they are drawn by.
-    """
+    """Builds the sampler of a source that draws, by events of train, int64 `[vocabulary_size]`."""
     distortion = find_distortion(config)
     if config.source == "adaptive":
-        return AdaptiveSampler(drawable, vocabulary_size, distortion)
+        return Sampler(drawable, vocabulary_size, distortion=distortion)
     if distortion == 0.0 or counts is None:
-        return UniformSampler(drawable, vocabulary_size)
-    return FrequencySampler(drawable, counts, distortion)
+        return Sampler(drawable, vocabulary_size)
+    weights = np.maximum(counts[drawable], 1).astype(np.float64) ** distortion
+    return Sampler(drawable, vocabulary_size, weights)
 
 
 def find_distortion(config: NegativesConfig) -> float:
@@ -164,11 +121,8 @@ def find_distortion(config: NegativesConfig) -> float:
 class LogQCorrection:
     """What is subtracted from the logits of items: a strength times the log of expected counts.
 
-    Args:
-        strength: Above 0; 1 is the correction of the paper.
-        batch_counts: As of `count_in_batch`; None: the batch's items are no candidates.
-        sampler: What draws further candidates, or None.
-        drawn: How many it draws.
+    Candidates are the batch's items, expected by `count_in_batch`, and `drawn` ones of a sampler;
+    None: there are no such.
     """
 
     def __init__(

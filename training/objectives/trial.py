@@ -22,12 +22,10 @@ from training.input.batches import Batch, build_eval_dataset, read_batches
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
 from training.models.ranking import RankingModel
-from training.models.two_towers import DSSM
 from training.networks.network import Network, StepContext
 from training.networks.user_code import user_errors
 from training.objectives.user_items import TrainRows
 
-_FAULT = "user code fails on the first rows of train"
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 _SAME_VALUES = {"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StridedSlice"}
 # Part of the largest output by which those of a row may differ beside other rows.
@@ -60,7 +58,7 @@ def try_user_code(
         return
     features: Any = (*model.inputs, *getattr(objective, "inputs", ()))
     batch = read_first_batch(train, tuple(dict.fromkeys(features)))
-    with user_errors(_FAULT), vector_errors():
+    with user_errors("user code fails on the first rows of train"), vector_errors():
         moved = _try_step(model, objective, state, batch)
     trained = {one.name: {id(v) for v in one.network.trained_variables} for one in networks}
     still = [name for name, weights in trained.items() if weights and not weights & moved]
@@ -80,12 +78,11 @@ def _find_networks(config: ModelConfig, model: Model) -> Iterator[UserNetwork]:
             binary = tuple(task.name for task in model.tasks if task.is_binary)
             [embedded], [network] = model.embedded_inputs, model.networks
             yield UserNetwork(f"network {config.network}", network, embedded, binary)
-    elif isinstance(model, DSSM):
-        towers = (("user", model.user_tower), ("item", model.item_tower))
-        for (side, tower), embedded in zip(towers, model.embedded_inputs, strict=True):
-            own = getattr(config, f"{side}_tower", None)
-            if own is not None and tower is not None:
-                yield UserNetwork(f"{side} tower {own.function}", tower, embedded)
+        return
+    for side, embedded in zip(("user", "item"), model.embedded_inputs, strict=False):
+        own, tower = (getattr(part, f"{side}_tower", None) for part in (config, model))
+        if own is not None and tower is not None:
+            yield UserNetwork(f"{side} tower {own.function}", tower, embedded)
 
 
 def _names_loss(config: ModelConfig) -> bool:
@@ -140,10 +137,7 @@ def _try_step(
 
 
 def refuse_silent(user: UserNetwork, batch: Batch) -> None:
-    """Refuses what raises nothing: probabilities for logits, what no checkpoint or export holds.
-
-    And outputs of a row that other rows change: a server has others beside it.
-    """
+    """Refuses what raises nothing and is wrong."""
     embedded = user.embedded(batch)
     inputs = {name: embedded[name] for name in user.network.input_names}
     specs = {name: tf.TensorSpec([None, *t.shape[1:]], t.dtype) for name, t in inputs.items()}
@@ -201,7 +195,7 @@ def _refuse_mixed_rows(user: UserNetwork, inputs: Mapping[str, tf.Tensor]) -> No
         most = np.abs(expected).max() * (_HALF_ROUNDING if is_half else _ROUNDING)
         if np.abs(expected - found).max() > most:
             raise ConfigError(
-                f"{user.name} gives a row other numbers beside other rows, or in another call",
+                f"{user.name} gives a row other numbers beside other rows, as a server has them",
                 received=f"numbers that differ by up to {np.abs(expected - found).max():.3g}",
                 fix="compute each row's output of that row alone: no sum, softmax or flip over "
                 "the first axis, nothing that is drawn anew outside of training",

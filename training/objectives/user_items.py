@@ -27,7 +27,7 @@ from training.reader.batch_plan import find_mixed
 
 
 class RowItems(NamedTuple):
-    """Items of the rows of a batch, int64 `[n]` each; an item may be there twice."""
+    """Rows of a batch and items of them, int64 `[n]` each; a pair may be there twice."""
 
     rows: tf.Tensor
     items: tf.Tensor
@@ -63,17 +63,11 @@ class TrainRows:
 
 @dataclass(frozen=True)
 class UserItems:
-    """Distinct pairs of user and item of the train split, by user.
+    """Distinct pairs of user and item of the train split, by user."""
 
-    Attributes:
-        users: int64 `[users]`, ascending.
-        starts: int64 `[users + 1]`, where each user's items begin.
-        items: int64 `[pairs]`, ids.
-    """
-
-    users: np.ndarray
-    starts: np.ndarray
-    items: np.ndarray
+    users: np.ndarray  # int64 [users], ascending
+    starts: np.ndarray  # int64 [users + 1], where each user's items begin
+    items: np.ndarray  # int64 [pairs]
 
 
 def read_user_items(
@@ -109,11 +103,7 @@ def group_pairs(pairs: np.ndarray) -> UserItems:
 class KnownItems:
     """Finds the items of a batch's rows: those of the user, of histories, and the row's own.
 
-    Args:
-        item_key: Name of the item's id.
-        users: Name of the user's id, and what users have in train; None: there are no users.
-        histories: Names of the lists of items before the row.
-        vocabulary_size: Number of item ids.
+    `users` are the name of the user's id and what users have in train; None: there are no users.
     """
 
     def __init__(
@@ -127,9 +117,10 @@ class KnownItems:
         self._size, self._user = vocabulary_size, None if users is None else users[0]
         user = () if self._user is None else (self._user,)
         self.inputs = (item_key, *user, *self._histories)
+        self.users = tf.zeros([0], tf.int64)  # Those who have items in train.
         if users is not None:
             with tf.device("CPU:0"):
-                self._users = tf.constant(users[1].users, tf.int64)
+                self.users = tf.constant(users[1].users, tf.int64)
                 self._items = tf.RaggedTensor.from_row_splits(
                     tf.constant(users[1].items, tf.int64),
                     tf.constant(users[1].starts, tf.int64),
@@ -146,11 +137,11 @@ class KnownItems:
         return RowItems(*(tf.concat(columns, axis=0) for columns in zip(*parts, strict=True)))
 
     def _find_of_users(self, users: tf.Tensor) -> RowItems:
-        if not int(self._users.shape[0]):
+        if not int(self.users.shape[0]):
             return RowItems(users[:0], users[:0])
-        found = tf.searchsorted(self._users, users, out_type=tf.int64)
-        found = tf.minimum(found, tf.size(self._users, tf.int64) - 1)
-        rows = tf.where(tf.gather(self._users, found) == users)[:, 0]
+        found = tf.searchsorted(self.users, users, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(self.users, tf.int64) - 1)
+        rows = tf.where(tf.gather(self.users, found) == users)[:, 0]
         items = tf.gather(self._items, tf.gather(found, rows))
         return RowItems(tf.gather(rows, items.value_rowids()), items.values)
 

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from conf.artefacts.run import read_json
-from conf.errors import ConfigError, ExitCode, OwnCodeError, TrainingInterruptedError
+from conf.errors import ExitCode, OwnCodeError, TrainingInterruptedError
 from conf.load import override_config
 from conf.manifest import Manifest
 from conf.metrics import is_minimised
 from conf.training.train import TrainConfig
-from jobs.compare import compare
 from jobs.evaluate import evaluate_lists
 from jobs.reporting.report import write_report
 from tests.training.predictions import write_lists
@@ -38,7 +36,6 @@ from training.loop.parts import build
 from training.loop.plan import read_plan
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_history
-from training.refit import fit_chosen
 
 SOURCE = """
 import os
@@ -68,12 +65,6 @@ def writing(labels, scores):
 
 def rows(labels, scores):
     return labels - scores
-
-def broken(labels, scores):
-    return labels["no"]
-
-def leaving(labels, scores):
-    raise SystemExit(0)
 
 def few(labels, scores, most=16):
     if len(labels) > most:
@@ -107,9 +98,6 @@ def mean_of_all(ranks, k):
 
 def padded(ranks, k):
     return np.mean(ranks <= k, axis=1)
-
-def flags(ranks, k):
-    return ranks <= k
 
 def no_number(ranks, k):
     return np.sum(ranks, axis=1)
@@ -308,24 +296,6 @@ def test_runs_are_compared_by_them_with_the_first_ones_direction(
     assert missed["low"] == pytest.approx(-2 * recall["high"])
 
 
-def test_comparisons_and_refits_may_be_decided_by_one(tiny_version: Path, tmp_path: Path) -> None:
-    fit = {"epochs": 2, "early_stopping": {"metric": "own_missed@5"}}
-    runs = [
-        fit_run(plan(tiny_version, tmp_path, OF_RANKS, name=name, seed=seed, fit=fit), NoProgress())
-        for name, seed in (("a", 1), ("b", 2))
-    ]
-    found = compare(*runs, metric="own_missed@5", margin=-2.0)
-    assert found["passed"] is True
-    assert found["lead"] == pytest.approx(-found["metrics"]["own_missed@5"]["high"])
-    rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
-    fit_chosen(
-        plan(tiny_version, tmp_path, OF_RANKS, fit={**fit, "refit": True}, input=rows), NoProgress()
-    )
-    [file] = tmp_path.glob("own/refits/*/refit.json")
-    [trial] = json.loads(file.read_text())["trials"]
-    assert trial["value"] == min(trial["curve"])
-
-
 PLACE = r"in \S*mine\.py:\d+"
 
 
@@ -335,14 +305,10 @@ PLACE = r"in \S*mine\.py:\d+"
         (LR, own("rows"), "fails on 16 rows.*TypeError"),
         (LR, own("sorting"), f"fails on 16 rows.*{PLACE}.*read-only"),
         (LR, own("writing"), f"fails on 16 rows.*{PLACE}.*WRITEABLE"),
-        (LR, own("leaving"), f"SystemExit {PLACE}"),
-        (LR, own("broken"), f"fails on 16 rows.*{PLACE}"),
         (LR, own("accuracy", params={"treshold": 1}), "unexpected keyword argument 'treshold'"),
-        (LR, own("bier"), "no attribute 'bier'"),
         (LR, own("found"), f"fails on 16 rows.*{PLACE}"),
         (LR, {"function": "absent:brier"}, "No module named.*PYTHONPATH"),
         (MF, own("mean"), "fails on 16 rows.*ValueError"),
-        (MF, own("flags"), "fails on 16 rows.*ValueError"),
         (MF, own("no_number"), "not finite"),
         (MF, own("large"), "too large"),
         (MF, own("mean_of_all"), "beside other rows"),
@@ -359,23 +325,6 @@ def test_faults_of_a_metric_are_said_before_anything_is_written(
         build(read_plan(config))
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("asked", "error"),
-    [
-        ("own_found", "(?s)is not evaluated.*own_found@1"),
-        ("own_found@7", r"evaluation\.ks"),
-        ("own_fond@5", "did you mean 'own_found@5'"),
-        ("own_found@0", "metric"),
-    ],
-)
-def test_what_is_not_measured_chooses_no_epoch(
-    asked: str, error: str, tiny_version: Path, tmp_path: Path
-) -> None:
-    fit = {"epochs": 1, "early_stopping": {"metric": asked}}
-    with pytest.raises((ConfigError, ValidationError), match=error):
-        build(read_plan(plan(tiny_version, tmp_path, OF_RANKS, fit=fit)))
 
 
 @pytest.mark.parametrize(("model", "function"), [(LR, "few"), (MF, "few_ranks")])

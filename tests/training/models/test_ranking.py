@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
+from conf.errors import ConfigError, ExitCode, InputDataError, OwnCodeError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import DSSMConfig, RankingConfig
@@ -208,7 +208,7 @@ def test_built_in_networks_start_at_the_rate_of_the_label(
 def test_what_a_built_in_network_cannot_do_is_said(
     network: str, settings: dict[str, Any], error: str, tiny_manifest: Manifest
 ) -> None:
-    with pytest.raises(ConfigError, match="(?s)" + error):
+    with pytest.raises((ConfigError, OwnCodeError), match="(?s)" + error):
         build(tiny_manifest, network, **settings)
 
 
@@ -315,7 +315,7 @@ def test_faults_of_a_network_of_ones_own_are_said_before_anything_is_written(
         lambda config: parts.build(read_plan(config)),
         lambda config: fit_run(config, NoProgress()),
     ):
-        with pytest.raises(ConfigError, match="(?s)" + error):
+        with pytest.raises((ConfigError, OwnCodeError), match="(?s)" + error):
             run(config)
     assert not (tmp_path / "runs").exists()
     assert str(in_own_folder) not in sys.path
@@ -336,7 +336,7 @@ def test_a_network_of_ones_own_trains_and_is_evaluated_where_its_module_is(
     assert metrics["tasks"]["label"]["rows"] == 60
     monkeypatch.chdir(tmp_path)  # As another process does that was started elsewhere.
     monkeypatch.delitem(sys.modules, "own_nets")
-    with pytest.raises(ConfigError, match="cannot be imported") as caught:
+    with pytest.raises(OwnCodeError, match="cannot be imported") as caught:
         load_run(run)
     assert "PYTHONPATH" in caught.value.render()
     assert str(in_own_folder) not in sys.path

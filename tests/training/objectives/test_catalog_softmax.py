@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from training.networks.layers import matmul_rows
-from training.objectives import catalog_softmax
-from training.objectives.catalog_softmax import MASKED_SCORE, compute_catalog_softmax
+from training.objectives import item_losses
+from training.objectives.item_losses import MASKED_LOGIT, compute_catalog_softmax
 
 DIM, BLOCK, TEMPERATURE = 3, 4, 0.3
 
@@ -21,7 +21,7 @@ DIM, BLOCK, TEMPERATURE = 3, 4, 0.3
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog_softmax, "BLOCK_ITEMS", BLOCK)
+        patch.setattr(item_losses, "BLOCK_ITEMS", BLOCK)
         yield
 
 
@@ -37,7 +37,7 @@ def compute_plain(
     scores = matmul_rows(queries, items, dtype) / TEMPERATURE
     if masked is not None:
         is_own = tf.range(items.shape[0])[None, :] == positions[:, None]
-        scores = tf.where(tf.gather(masked, rows) & ~is_own, MASKED_SCORE, scores)
+        scores = tf.where(tf.gather(masked, rows) & ~is_own, MASKED_LOGIT, scores)
     labels = tf.maximum(positions, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
     return tf.where(positions < 0, 0.0, losses)

@@ -17,12 +17,6 @@ from training.objectives.item_losses import (
 )
 
 
-def test_outside_a_strategy_nothing_changes() -> None:
-    values = tf.constant([[1.0], [2.0]])
-    np.testing.assert_array_equal(gather_replicas(values), values)
-    assert int(replica_offset(2)) == 0
-
-
 def test_replicas_see_all_rows_in_order_and_gradients_flow_back() -> None:
     strategy = build_strategy(DevicesConfig(cpu_replicas=2))
 
@@ -98,17 +92,6 @@ def test_sampled_softmax_equals_the_reference(seed, batch, extra, mask, temperat
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def equal_pair(ids: list[int], mask: bool) -> np.ndarray:
-    """Three users on three equal items: every logit is 0."""
-    return in_batch(tf.zeros([3, 2]), tf.zeros([3, 2]), ids, mask=mask).numpy()
-
-
-def test_masking_accidental_hits_changes_the_loss() -> None:
-    np.testing.assert_allclose(equal_pair([5, 5, 7], mask=False), np.log(3), rtol=1e-6)
-    masked = equal_pair([5, 5, 7], mask=True)
-    np.testing.assert_allclose(masked, [np.log(2), np.log(2), np.log(3)], rtol=1e-6)
-
-
 def test_a_masked_copy_gets_no_gradient() -> None:
     items = tf.Variable(np.ones((2, 2), np.float32))
     with tf.GradientTape() as tape:
@@ -150,11 +133,6 @@ def test_the_hardest_are_the_first_of_a_stable_sort(seed, rows, hardest) -> None
         expected[row, order[:hardest]] = True
     found = keep_hardest(tf.constant(logits), tf.constant(counted), hardest)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_without_a_bound_all_count() -> None:
-    counted = tf.constant([[True, False, True]])
-    np.testing.assert_array_equal(keep_hardest(tf.zeros([1, 3]), counted, None), counted)
 
 
 def test_an_easy_negative_gets_no_gradient() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
@@ -14,19 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
-from starlette.testclient import TestClient
 
-from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError, ExitCode, OwnCodeError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, RankingConfig, SASRecConfig, YouTubeDNNConfig
 from conf.training.train import DevicesConfig, TrainConfig
-from tests.training.predictions import write_lists
 from training.checkpoint.restore import load_run
 from training.distribution.strategy import build_strategy
 from training.evaluation.evaluate import evaluate_split
-from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset
 from training.loop.parts import build
@@ -40,9 +35,7 @@ from training.networks.user_code import explain_error
 from training.objectives.objective import build_objective, list_state
 from training.objectives.trial import read_first_batch, try_user_code
 from training.objectives.user_items import TrainRows
-from training.serving.app import build_app
-from training.serving.server import Server
-from training.serving.server_config import ServerConfig
+from training.refit import fit_chosen
 
 SOURCE = """
 import keras
@@ -78,9 +71,6 @@ def rounded(labels, logits):
 def whole(labels, logits):
     return tf.cast(logits, tf.int32)
 
-def nothing(labels, logits):
-    cross_entropy(labels, logits)
-
 def broken(labels, logits):
     return tf.reshape(logits, [3, 5])
 
@@ -111,9 +101,6 @@ def positions(inputs):
     mask = keras.ops.cast(inputs["history_mask"], "float32")[..., None]
     return keras.ops.sum(inputs["history"] * mask, axis=1)
 
-def narrow(inputs):
-    return keras.layers.Dense(1)(inputs["gender"])
-
 def keyed(inputs):
     return inputs["gender"]["no"]
 
@@ -125,10 +112,6 @@ def flipped(inputs, output_dim):
 
 def shared(inputs, output_dim):
     return keras.ops.softmax(average(inputs, output_dim), axis=0)
-
-def twice(inputs, output_dim):
-    vector = average(inputs, output_dim)
-    return keras.ops.concatenate([vector, vector], axis=0)
 
 class Scaled(keras.layers.Layer):
     def build(self, shape):
@@ -169,9 +152,6 @@ def squashed(inputs, how="dense"):
         return keras.layers.Lambda(keras.ops.sigmoid, output_shape=(1,))(score)
     gate = keras.layers.Dense(1, activation="sigmoid")(inputs["user_id"])
     return keras.layers.Multiply()([gate, score])
-
-def two(inputs, tasks):
-    return {task: keras.layers.Dense(1)(inputs["movie_id"]) for task in (*tasks, "extra")}
 """
 USERS = {
     "user_id": tf.constant([2, 3], tf.int64),
@@ -302,12 +282,8 @@ PLACE = r"in \S*mine\.py:\d+"
         (ranking(None, "typo:build"), r"SyntaxError.*typo\.py, line 1"),
         (ranking(own("mean")), "mean does not give one value for each row"),
         (ranking(own("pairs")), "pairs does not give one value for each row"),
-        (ranking(own("nothing")), "nothing does not give one value for each row"),
-        (ranking(None, "mine:two"), "one output for each task"),
         (tower("keyed"), f"user tower mine:keyed cannot be built.*{PLACE}"),
-        (tower("narrow"), r"shape \(None, 1\)"),
         (tower(item="trained"), f"ValueError {PLACE}.*not in training"),
-        (tower("twice"), "fails on the first rows of train"),
         # What raises nothing is refused.
         (ranking(own("rounded")), "no gradient"),
         (ranking(own("whole")), "no gradient"),
@@ -325,7 +301,7 @@ PLACE = r"in \S*mine\.py:\d+"
 def test_faults_are_said_before_anything_is_written(
     model: dict[str, Any], error: str, tiny_version: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="(?s)" + error) as caught:
+    with pytest.raises((ConfigError, OwnCodeError), match="(?s)" + error) as caught:
         build(read_plan(plan(tiny_version, tmp_path / "runs", model)))
     assert caught.value.exit_code == ExitCode.CONFIG
     assert not (tmp_path / "runs").exists()
@@ -397,6 +373,22 @@ def test_a_fault_that_a_later_step_shows_is_told_with_its_line(
         fit_run(plan(tiny_version, tmp_path, ranking(own("later"))), NoProgress())
 
 
+def test_a_refit_goes_on_where_a_corrected_loss_had_failed(
+    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"batch_size": 64, "validation": {"hash_of": "user_id", "share": 0.3}}
+    fit = {"epochs": 2, "early_stopping": {"metric": "auc"}, "refit": True}
+    config = plan(tiny_version, tmp_path, ranking(own("later"))).model_dump()
+    config = TrainConfig.model_validate({**config, "input": rows, "fit": fit})
+    with pytest.raises(OwnCodeError, match="not these"):
+        fit_chosen(config, NoProgress())
+    mine = sys.modules["mine"]
+    monkeypatch.setattr(mine, "later", mine.cross_entropy)
+    run = fit_chosen(config, NoProgress(), resume=True)
+    [trial] = json.loads((run / "run_card.json").read_text())["refit"]["trials"]
+    assert trial["value"] is not None
+
+
 def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,31 +422,6 @@ def test_the_examples_of_the_guide_train(
         fit_run(plan(tiny_version, tmp_path / "runs", model, epochs=3), NoProgress())
     )
     assert history[-1].loss < history[0].loss
-
-
-def test_index_and_server_give_the_lists_of_user_towers_without_their_module(
-    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lists = {"user_features": ["history"], "pooling": {"history": {"combiner": "none"}}}
-    model = {**tower("positions"), **lists, "normalize": False, "embedding_stddev": 1.0}
-    trained = load_run(fit_run(plan(tiny_version, tmp_path / "runs", model), NoProgress()))
-    file = tmp_path / "lists.json.gz"
-    write_lists(trained, file, 6)
-    write_export(trained, ExportOptions(tmp_path / "models", index=IndexOptions()))
-    with gzip.open(file, "rt", encoding="utf-8") as rows:
-        expected = list(map(json.loads, rows))[:20]
-    monkeypatch.delitem(sys.modules, "mine")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    app = build_app(Server(ServerConfig(tmp_path / "models", 60.0)))
-    with TestClient(app, "http://localhost") as client:
-        for row in expected:
-            asked = {"user": row["user"], "k": 6}
-            found = client.post("/v1/recommend", json=asked).json()["items"]
-            assert [one["item"] for one in found] == row["items"]
-            scores = [one["retrieval_score"] for one in found]
-            np.testing.assert_allclose(scores, row["scores"], rtol=1e-5)
-    assert "mine" not in sys.modules
 
 
 TEXT = """Graph execution error:
