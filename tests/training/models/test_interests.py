@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,13 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.models import ComiRecConfig
-from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
-from tests.training.dynamic_runs import build_trainer, train_on_replicas
+from tests.training.dynamic_runs import build_trainer
 from tests.training.networks.test_networks import Array, Weights, softmax
 from tests.training.tiny_dataset import Row, TinyConfig, write_tiny_dataset
-from training.checkpoint.manager import CheckpointManager, restore_newest
 from training.checkpoint.restore import TrainedModel
-from training.checkpoint.resume_state import EpochSums, Position, ResumeState
-from training.checkpoint.saved_tensors import collect_state
 from training.evaluation.evaluate import evaluate_split
 from training.input.batches import build_eval_dataset
-from training.loop.optimizers import Optimizers
 from training.models.registry import build_model
 from training.models.retrieval import choose_vectors, score_catalogue, score_rows
 from training.models.sequence import SequenceModel
@@ -59,7 +53,7 @@ def build_network() -> Network:
     inputs = NetworkInputs(tensors, vectors=("items",), masks={"items": "items_mask"})
     with building_layers("test", 1):
         read = read_sequence(inputs, ("items",))
-        output = build_comirec(read, interests=INTERESTS, attention_units=7, dropout=0.5)
+        output = build_comirec(read, None, ComiRecConfig(interests=INTERESTS, dropout=0.5))
         network = Network(build_keras_model("test", tensors, output))
     rng = np.random.default_rng(1)
     for variable in network.weights.values():
@@ -166,18 +160,6 @@ def test_scores_are_those_of_the_nearest_vector_and_so_are_gradients() -> None:
     np.testing.assert_allclose(score_rows(one, items), score_rows(one[:, 0], items))
 
 
-def test_what_is_saved_is_what_is_loaded(tiny_manifest: Manifest, tmp_path: Path) -> None:
-    model, other = build(tiny_manifest), build_model(configure(), tiny_manifest, 2)
-    assert isinstance(other, SequenceModel)
-    expected = embed(model, HISTORY)
-    assert np.abs(embed(other, HISTORY) - expected).max() > 1e-3
-    config = OptimizerConfig()
-    with closing(CheckpointManager(tmp_path, model, Optimizers(config, model, 1))) as checkpoints:
-        checkpoints.save(ResumeState(Position(1, 0), EpochSums(), 1))
-    restore_newest(tmp_path / "checkpoints" / "last", collect_state(model=other), print)
-    np.testing.assert_array_equal(embed(other, HISTORY), expected)
-
-
 def test_numbers_of_interests_that_cannot_be_are_refused(tiny_manifest: Manifest) -> None:
     for wrong in (0, -2):
         with pytest.raises(ValidationError, match=r"interests\n.*greater than or equal to 1"):
@@ -266,33 +248,3 @@ def test_it_trains_on_sequences_of_one_item(tmp_path: Path) -> None:
     one, none = embed(model, [[5], [0]])
     np.testing.assert_allclose(one, np.tile(rows[5], (INTERESTS, 1)), rtol=1e-5)
     assert not none.any()
-
-
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "in-batch": {"kind": "sampled_softmax", "positives": "every_row"},
-    "pairs": {"kind": "bpr", "positives": "every_row"},
-    "drawn": {"kind": "binary", "negatives": {"count": 3}, "positives": "every_row"},
-    "label": {"kind": "binary"},
-    "softmax": {"kind": "softmax", "positives": "every_row"},
-}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_trains_it_alike_on_two_replicas(
-    name: str, tiny_version: Path, tmp_path: Path
-) -> None:
-    model = {"name": "comirec", "embedding_dim": 4, "interests": 3, "embedding_stddev": 0.3,
-             "item_features": ["movie_id"], "objective": OBJECTIVES[name]}  # fmt: skip
-    sections = {
-        "model": model,
-        "input": {"batch_size": 64, "shuffle_buffer": 1000},
-        "optimizer": {"learning_rate": 0.01, "epsilon": 1e-4},
-        "fit": {"epochs": 1, "steps_per_loop": 4, "early_stopping": None},
-    }
-    config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
-    first = build_model(config.model, read_manifest(tiny_version), config.seed).named_variables
-    one, two = train_on_replicas(config, tiny_version, tmp_path)
-    for variable, value in one.items():
-        np.testing.assert_allclose(two[variable], value, atol=2e-4, err_msg=variable)
-        assert np.abs(value - first[variable]).max() > 1e-3, variable

@@ -36,8 +36,7 @@ DEEP: dict[str, Any] = {**DSSM, "item_features": ("movie_id",), "item_hidden_uni
 MASKED = SoftmaxConfig(mask="user_items")
 MEASURED: dict[str, DSSMConfig | SASRecConfig] = {
     "lists": DSSMConfig(**DSSM),
-    "dice": DSSMConfig(**DEEP, activation="dice"),
-    "normalized": DSSMConfig(**DEEP, batch_normalization=True, activation="gelu"),
+    "normalized": DSSMConfig(**DEEP, batch_normalization=True),
     "mask": SASRecConfig(item_features=("movie_id",), embedding_dim=16, objective=MASKED),
 }
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
 
 from conf.errors import ConfigError
@@ -105,15 +104,6 @@ def test_plans_say_it_and_nothing_is_made_before_the_refusal(
     assert not (tmp_path / "runs").exists()
 
 
-def build_own_items(inputs: dict, output_dim: int) -> keras.KerasTensor:
-    """An item tower of one's own, of 32 units."""
-    joined = keras.layers.Concatenate()([inputs["movie_id"], inputs["genres"]])
-    return keras.layers.Dense(output_dim)(keras.layers.Dense(32, activation="relu")(joined))
-
-
-OWN_ITEMS = {"function": f"{__name__}:build_own_items"}
-
-
 def test_the_item_tower_and_the_mask_by_hand(tiny_manifest: Manifest) -> None:
     """Outputs of layers and rows of positions, each with its gradient; a byte for each mark."""
     items = int(tiny_manifest.schema["movie_id"].vocabulary_size or 0)
@@ -129,10 +119,8 @@ def test_the_item_tower_and_the_mask_by_hand(tiny_manifest: Manifest) -> None:
         (DSSMConfig(**deep), tiny_manifest, 4, rows + 2 * 16 + 4 + 4 * 4),
         (DSSMConfig(**deep), seven, 4, rows + 2 * 16 + 4 + 7 * 4),
         (DSSMConfig(**deep), endless, 4, rows + 2 * 16 + 4 + 4),
-        # Dropout is a layer too, and Dice counts three times.
+        # Dropout is a layer too.
         (SASRecConfig(**deep), seven, 4, rows + 3 * 16 + 4 + 7 * 4),
-        (DSSMConfig(**deep, activation="dice"), seven, 4, rows + 4 * 16 + 4 + 7 * 4),
-        (DSSMConfig(**dssm, item_tower=OWN_ITEMS), seven, 4, rows + 32 + 4 + 7 * 4),
     ):
         planned = estimate_softmax_memory(config, manifest, 32)
         assert planned is not None
