@@ -148,11 +148,8 @@ class InputFeature:
 class EmbeddedInputs(tf.Module):
     """Turns the features of a batch into the inputs of a network.
 
-    Args:
-        features: The features.
-        tables: Table of each feature that holds ids, by feature.
-        biases: Table of the weights of each feature's ids, of dimension 1, by feature.
-        position_weights: Learned weights of a list's positions, by feature.
+    By feature there are the table of its ids, that of their weights, of dimension 1, and learned
+    weights of a list's positions.
     """
 
     def __init__(
@@ -189,12 +186,10 @@ class EmbeddedInputs(tf.Module):
     def __call__(
         self, batch: Features, features: Sequence[InputFeature] | None = None
     ) -> dict[str, tf.Tensor]:
-        """Returns the inputs by name.
+        """Returns the inputs of features by name; None: all.
 
-        Args:
-            batch: Features by name: scalars `[batch]`, lists `[batch, length]` padded with 0,
-                ragged, or sparse with their weights as values.
-            features: Those to embed; None: all.
+        The batch has scalars `[batch]`, lists `[batch, length]` padded with 0, ragged, or sparse
+        with their weights as values.
         """
         inputs: dict[str, tf.Tensor] = {}
         asked = self.features if features is None else features

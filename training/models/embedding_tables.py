@@ -27,11 +27,10 @@ from training.networks.layers import PositionWeights
 
 @dataclass(frozen=True)
 class _Dynamic:
-    """A table that grows, and the features that read it."""
+    """A table that grows."""
 
     name: str
     config: DynamicTableConfig
-    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -66,16 +65,29 @@ class TableBuilder:
     ) -> None:
         self._config, self._manifest, self._seed = config, manifest, seed
         by_name = {spec.name: spec for spec in specs}
-        self._specs = tuple(specs)
         self._of_feature: dict[str, _Dynamic] = {}
         self._keys: dict[str, KeySpace] = {}
         for name, table in config.embeddings.items():
-            features = _find_features(name, table, by_name)
+            own = [by_name[feature] for feature in _find_features(name, table, by_name)]
             if isinstance(table, DynamicTableConfig):
-                self._add(_Dynamic(name, table, features), by_name)
+                self._add(name, table, own)
             else:
-                _require_vocabulary(name, [by_name[feature] for feature in features])
-        self._refuse_taken_names(by_name)
+                _require(
+                    all(spec.vocabulary_size for spec in own),
+                    name,
+                    own,
+                    "a static table, and its feature has no vocabulary",
+                    f"set model.embeddings.{name}.kind=dynamic, or build a vocabulary",
+                )
+        for name in {table.name for table in self._of_feature.values()}:
+            others = [s for s in specs if s.table == name and not self.is_keyed(s)]
+            _require(
+                not others,
+                name,
+                others,
+                "the table of other features too by its name",
+                "call the table something else, or add them to its `features`",
+            )
         self._vectors = _find_vectors(config, by_name)
 
     def resolve(self, spec: FeatureSpec) -> FeatureSpec:
@@ -209,64 +221,34 @@ class TableBuilder:
             exchange=exchange,
         )
 
-    def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
-        key = f"model.embeddings.{table.name}"
-        for feature in table.features:
-            spec = specs[feature]
-            if spec.dtype != "int64":
-                raise ConfigError(
-                    f"{key}: a dynamic table takes keys, whole numbers of 64 bits",
-                    received=f"{feature}: {spec.dtype}",
-                    allowed=", ".join(s.name for s in specs.values() if s.dtype == "int64"),
-                    fix="encode the feature as `{kind: hash_key}` in the build",
-                )
-            if feature in self._of_feature:
-                raise ConfigError(
-                    "model.embeddings gives a feature two tables",
-                    received=f"{feature}: {self._of_feature[feature].name} and {table.name}",
-                    fix="name it in one of them",
-                )
-            self._of_feature[feature] = table
-        origins = {_describe_keys(specs[feature]) for feature in table.features}
-        if len(origins) > 1:
-            raise ConfigError(
-                f"{key}: the features' keys are made in different ways, so that equal keys would "
-                "stand for different things",
-                received=", ".join(sorted(origins)),
-                allowed="features of one vocabulary, all of hash_key, or all as they are",
-                fix="give each its own table",
-            )
-
-    def _refuse_taken_names(self, specs: Mapping[str, FeatureSpec]) -> None:
-        """Refuses tables that other features read too, by a name that they have in common."""
-        for table in {found.name: found for found in self._of_feature.values()}.values():
-            others = [
-                spec.name
-                for spec in specs.values()
-                if spec.table == table.name
-                and spec.name not in self._of_feature
-                and spec.vocabulary_size is not None
-            ]
-            if others:
-                raise ConfigError(
-                    f"model.embeddings.{table.name} is the table of other features by its name, "
-                    "and `features` leaves them out",
-                    received=f"features: {', '.join(table.features)}; without it "
-                    f"{', '.join(others)} would read static rows of the same table",
-                    allowed="a name that no other feature's table has, or all of its features",
-                    fix=f"call the table something else, or add {', '.join(others)} to `features`",
-                )
+    def _add(self, name: str, config: DynamicTableConfig, specs: Sequence[FeatureSpec]) -> None:
+        _require(
+            all(spec.dtype == "int64" for spec in specs),
+            name,
+            specs,
+            "a dynamic table, which takes whole numbers of 64 bits",
+            "encode the feature as `{kind: hash_key}` in the build",
+        )
+        taken = [spec for spec in specs if spec.name in self._of_feature]
+        _require(not taken, name, taken, "the second table of a feature", "name it in one of them")
+        kinds = {_describe_keys(spec) for spec in specs}
+        _require(
+            len(kinds) == 1,
+            name,
+            specs,
+            "of features whose equal keys stand for different things",
+            "give each its own table, or build them with one vocabulary or all as hash_key",
+        )
+        self._of_feature |= {spec.name: _Dynamic(name, config) for spec in specs}
 
 
-def _require_vocabulary(name: str, specs: Sequence[FeatureSpec]) -> None:
-    lacking = [spec.name for spec in specs if spec.vocabulary_size is None]
-    if lacking:
+def _require(holds: bool, table: str, specs: Sequence[FeatureSpec], problem: str, fix: str) -> None:
+    """Refuses an entry of `model.embeddings` that its features do not fit."""
+    if not holds:
         raise ConfigError(
-            f"model.embeddings.{name} is a static table, and its feature has no vocabulary",
-            received=", ".join(lacking),
-            allowed="features with a vocabulary, or a dynamic table",
-            fix=f"set model.embeddings.{name}.kind=dynamic, or encode the feature with a "
-            "vocabulary in the build",
+            f"model.embeddings.{table} is {problem}",
+            received=", ".join(f"{spec.name} ({_describe_keys(spec)})" for spec in specs),
+            fix=fix,
         )
 
 

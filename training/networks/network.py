@@ -362,8 +362,7 @@ def call_in_groups(
 ) -> Any:
     """Returns what a network makes of a batch; in training, its rows are computed in groups.
 
-    What the network makes of a row depends neither on others nor on padding behind a list. `mask`
-    names the mask of the list that tells the lengths.
+    What it makes of a row depends neither on others nor on padding behind a list.
     """
     if training is None or count == 1 or not may_cut():
         return network(inputs, training)

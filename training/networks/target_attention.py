@@ -55,10 +55,8 @@ def build_din(
     attention_activation: str = "dice",
     softmax: bool = False,
     hidden_units: Sequence[int] = (200, 80),
-    activation: str = "dice",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
@@ -74,21 +72,19 @@ def build_din(
         softmax: Whether the scores of a row sum to one; the paper leaves them as they are, so
             that the sum says how strong the interest is.
         hidden_units: Lengths of the hidden layers over the whole row.
-        activation: As the next two, that of `HiddenLayers`.
-        dropout: See there.
-        batch_normalization: See there.
         base_scores: Score of a constant for each task, where training starts.
+        layers: Settings of `HiddenLayers`, of the hidden layers; their activation is Dice.
     """
     read = read_history(inputs, history, target)
-    layers = (attention_units, attention_activation)
-    scores = score_tokens(read.vectors, read.mask, read.target, *layers)
+    attention = (attention_units, attention_activation)
+    scores = score_tokens(read.vectors, read.mask, read.target, *attention)
     if softmax:
         scale = read.vectors.shape[-1] ** -0.5
         scores = keras.layers.Softmax()(scores * scale, mask=read.mask)
     weights = keras.ops.where(read.mask, scores, 0.0)
     interest = keras.ops.einsum("bt,btd->bd", weights, read.vectors)
     row = concatenate([*flatten_each(inputs, without=list_names(history)), interest])
-    hidden = HiddenLayers(activation, dropout, batch_normalization).stack(row, hidden_units)
+    hidden = HiddenLayers(**{"activation": "dice", **layers}).stack(row, hidden_units)
     return build_output(hidden, base_scores)
 
 
@@ -103,10 +99,9 @@ def build_bst(
     feed_forward_units: int | None = None,
     pooling: str = "concat",
     hidden_units: Sequence[int] = (1024, 512, 256),
-    activation: str = "leaky_relu",
     dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds a behaviour sequence transformer (Chen et al. 2019, sections 2.1 to 2.3).
 
@@ -126,10 +121,9 @@ def build_bst(
             position.
         pooling: `concat`: the outputs of all positions; `target`: that of the target; `mean`.
         hidden_units: Lengths of the hidden layers over the whole row.
-        activation: As the next two, that of `HiddenLayers`; dropout is of the blocks too.
-        dropout: See there.
-        batch_normalization: See there.
+        dropout: Share of units dropped in training, in blocks and hidden layers, or None.
         base_scores: Score of a constant for each task, where training starts.
+        layers: Other settings of `HiddenLayers`; the activation is a leaky ReLU.
     """
     read = read_history(inputs, history, target, gaps)
     last = keras.ops.expand_dims(read.target, 1)
@@ -143,7 +137,8 @@ def build_bst(
     without = [*list_names(history), *list_names(target), *([gaps] if gaps else [])]
     others = flatten_each(inputs, without=without)
     row = concatenate([*others, _pool_outputs(sequence, mask, pooling, read.max_len)])
-    hidden = HiddenLayers(activation, dropout, batch_normalization).stack(row, hidden_units)
+    settings = {"activation": "leaky_relu", **layers, "dropout": dropout}
+    hidden = HiddenLayers(**settings).stack(row, hidden_units)
     return build_output(hidden, base_scores)
 
 

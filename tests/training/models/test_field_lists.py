@@ -177,15 +177,6 @@ def test_gradients_of_elements_are_those_of_the_double_sum(manifest) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_single_field_has_no_pairs_and_that_is_said(manifest) -> None:
-    lone = {"features": ["pairs"], "pooling": {"pairs": {**WEIGHTED, "combiner": "max"}}}
-    [note] = build(manifest, "fm", **lone).notes
-    assert "pairs is the only one" in note
-    assert not build(manifest, "fm", features=["pairs"]).notes
-    assert not build(manifest, "fm", features=["alone", "others"]).notes
-    assert not build(manifest, "lr", features=["alone"]).notes
-
-
 def test_vectors_of_two_lengths_are_refused(manifest) -> None:
     with pytest.raises(ConfigError, match=r"(?s)one length.*pairs: 5"):
         build(manifest, "fm", embeddings={"pairs": {"dim": 5}})

@@ -212,7 +212,6 @@ def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
         ({"times": "history_ages"}, "did you mean 'history_age'"),
         ({"times": "asked_at"}, "model.times names no times"),
         ({"times": "history"}, "model.times names no times"),
-        ({**GAPS, "request_time": "asked_at"}, "its time is not read beside them"),
         ({**OWN, "request_time": "history_time"}, "model.request_time names no times"),
         ({**GAPS, "user_features": ["history_age"]}, "neither joined nor pooled"),
     ],
