@@ -25,16 +25,6 @@ USERS = {
 }
 
 
-def test_history_and_target_share_one_table(tiny_manifest: Manifest) -> None:
-    model = DSSM(DSSMConfig(embedding_dim=4), tiny_manifest, 1)
-    assert set(model.tables) == {"user_id", "gender", "movie_id", "genres"}
-    before = model.embed_users(USERS).numpy()
-    model.tables["movie_id"].rows[8].assign(tf.ones([4]))
-    after = model.embed_users(USERS).numpy()
-    np.testing.assert_array_equal(before[0], after[0])
-    assert not np.array_equal(before[1], after[1])
-
-
 def test_an_item_alone_is_its_normalised_row(tiny_manifest: Manifest) -> None:
     config = DSSMConfig(embedding_dim=4, item_features=("movie_id",))
     model = DSSM(config, tiny_manifest, 1)
@@ -53,16 +43,6 @@ def test_padding_width_does_not_matter(tiny_manifest: Manifest) -> None:
     expected = model.embed_users(USERS)
     np.testing.assert_allclose(model.embed_users(wide), expected, atol=1e-6)
     np.testing.assert_allclose(model.embed_users(ragged), expected, atol=1e-6)
-
-
-def test_positions_matter_once_they_are_learned(tiny_manifest: Manifest) -> None:
-    reversed_ = {**USERS, "history": tf.constant([[7, 6, 5], [8, 0, 0]], tf.int64)}
-    config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
-    model = DSSM(config, tiny_manifest, 1)
-    np.testing.assert_allclose(model.embed_users(USERS), model.embed_users(reversed_), atol=1e-6)
-    model.embedded_inputs[0].position_weights["history"].logits.assign([3.0, 0, 0, 0, 0, 0, 0, 0])
-    different = model.embed_users(USERS) - model.embed_users(reversed_)
-    assert np.abs(different[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -184,20 +164,6 @@ def test_blocks_stand_in_the_order_of_the_specs() -> None:
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
-def test_lists_of_towers_are_pooled_as_asked(tiny_manifest: Manifest) -> None:
-    config = DSSMConfig.model_validate(
-        {
-            "embedding_dim": 4,
-            "item_features": ["genres"],
-            "pooling": {"genres": {"combiner": "max"}},
-        }
-    )
-    model = DSSM(config, tiny_manifest, 1)
-    rows = model.tables["genres"].rows.numpy()
-    found = model.embedded_inputs[1]({"genres": tf.constant([[2, 3, 0], [0, 0, 0]])})["genres"]
-    np.testing.assert_array_equal(found, [np.maximum(rows[2], rows[3]), np.zeros(4)])
-
-
 @pytest.mark.parametrize(
     ("pooling", "more", "message"),
     [
@@ -214,18 +180,6 @@ def test_pooling_that_does_not_fit_is_refused(
     config = DSSMConfig.model_validate({"pooling": pooling, **more})
     with pytest.raises(ConfigError, match=message):
         DSSM(config, tiny_manifest, 1)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        FeatureSpec("f", "bytes", "item"),
-        FeatureSpec("f", "float32", "item", shape=(None,)),
-    ],
-)
-def test_what_is_neither_number_nor_id_is_refused(spec: FeatureSpec) -> None:
-    with pytest.raises(ConfigError, match="vocabulary"):
-        build_inputs([spec], {}).build_keras_inputs()
 
 
 LAYERS = {

@@ -130,12 +130,6 @@ def test_lists_of_numbers_become_one(combiner: str, expected: float) -> None:
         np.testing.assert_allclose(found["prices"], [[expected], [0.0], [-1.0]], rtol=1e-6)
 
 
-def test_all_numbers_of_a_fixed_length_count() -> None:
-    spec = FeatureSpec("v", "float32", "context", (2,))
-    found = numbers_of(spec, {"v": tf.constant([[3.0, 0.0]])})
-    assert found["v"].tolist() == [[1.5]]
-
-
 @pytest.mark.parametrize("decode", ["float32", "float64"])
 def test_bytes_are_read_as_vectors(decode: str) -> None:
     vectors = np.array([[1.5, -2.0], [0.0, 3.25]], decode)

@@ -20,14 +20,12 @@ from conf.training.models import ComiRecConfig
 from conf.training.train import TrainConfig
 from tests.training.dynamic_runs import build_trainer
 from tests.training.networks.test_networks import Array, Weights, softmax
-from tests.training.tiny_dataset import Row, TinyConfig, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
-from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.models.retrieval import choose_vectors, score_catalogue, score_rows
 from training.models.sequence import SequenceModel
-from training.monitoring.run_logs import read_steps
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -111,18 +109,6 @@ def test_padding_and_length_change_nothing(tiny_manifest: Manifest) -> None:
     # From the start interests differ: what begins alike learns alike.
     spread = np.ptp(vectors[:2], axis=1).max(axis=1)
     assert (spread > 1e-3).all(), spread
-
-
-def test_features_beside_the_sequence_and_normalized_vectors(tiny_manifest: Manifest) -> None:
-    model = build(
-        tiny_manifest, user_features=("gender",), hidden_units=(6,), normalize=True,
-        item_features=None,
-    )  # fmt: skip
-    assert (model.user_inputs, model.interests) == (("history", "gender"), INTERESTS)
-    users = {"history": tf.constant(HISTORY), "gender": tf.constant([2, 3, 2, 3], tf.int64)}
-    vectors = model.embed_users(users)
-    assert vectors.shape == (4, INTERESTS, DIM)
-    np.testing.assert_allclose(tf.norm(vectors, axis=2), 1, rtol=1e-5)
 
 
 def test_the_interest_nearest_to_the_target_learns_it(tiny_manifest: Manifest) -> None:
@@ -209,39 +195,3 @@ def test_two_interests_learn_what_one_vector_cannot(two_tastes: Path, tmp_path: 
         # In three dimensions the mean of two groups is near others; a user's two are 8 items.
         hits[interests] = protocol["systems"]["model"]["hit_rate@8"]
     assert hits[2] > 0.8 > 0.65 > hits[1], hits
-
-
-def keep_latest(rows: list[Row]) -> list[Row]:
-    return [{**row, "history": row["history"][:1]} for row in rows]
-
-
-def test_it_trains_on_sequences_of_one_item(tmp_path: Path) -> None:
-    """And of none, as each user's first event is: all interests learn the one item."""
-    version = write_tiny_dataset(tmp_path / "data", edit_train=keep_latest)
-    manifest, run = read_manifest(version), tmp_path / "run"
-    run.mkdir()
-    [batch] = build_eval_dataset(version, manifest, "train", 1000)
-    lengths = (batch["history"].numpy() != 0).sum(axis=1)
-    assert np.bincount(lengths).tolist() == [60, 720]
-    sections = {
-        "model": configure(embedding_stddev=0.3),
-        "input": {"batch_size": 64, "shuffle_buffer": 1000},
-        "optimizer": {"learning_rate": 0.02},
-        "fit": {"epochs": 3, "steps_per_loop": 4, "early_stopping": None},
-    }
-    config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
-    trainer = build_trainer(config, version)
-    model = trainer.parts.model
-    assert isinstance(model, SequenceModel)
-    first = {name: variable.numpy() for name, variable in model.named_variables.items()}
-    trainer.fit(run, None)
-    losses = [record.loss for record in read_steps(run)]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0] - 0.1
-    for name, variable in model.named_variables.items():
-        assert np.isfinite(variable.numpy()).all(), name
-    rows = model.tables["movie_id"].rows.numpy()
-    assert np.abs(rows - first["movie_id/rows"]).max(axis=1)[2:].min() > 1e-3
-    one, none = embed(model, [[5], [0]])
-    np.testing.assert_allclose(one, np.tile(rows[5], (INTERESTS, 1)), rtol=1e-5)
-    assert not none.any()

@@ -16,7 +16,6 @@ from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema
 from conf.training.models import HSTUConfig
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer
@@ -134,18 +133,6 @@ def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
         assert np.isfinite(found).all()
 
 
-def test_sequences_of_one_item_and_of_none(manifest: Manifest) -> None:
-    for names in ({}, GAPS):
-        model = build(manifest, **names)
-        times = {"history_age": [[30.0], [0.0]]} if names else {}
-        one, none = embed(model, [[5], [0]], **times)
-        assert np.isfinite(one).all()
-        assert np.abs(one - none).max() > 1e-3
-        wide = {"history_age": [[30.0, 0, 0], [0.0, 0, 0]]} if names else {}
-        again = embed(model, [[5, 0, 0], [0, 0, 0]], **wide)
-        np.testing.assert_allclose(again, [one, none], atol=1e-6)
-
-
 def spoil_times(rows: list[Row]) -> list[Row]:
     """Every other user has one event; the times of others are what logs should not hold."""
     kept = [row for row in rows if row["user_id"] % 2 or not row["history"]]
@@ -199,11 +186,6 @@ def test_training_on_such_times_and_on_users_of_one_event_stays_finite(
         assert np.isfinite(variable.numpy()).all(), name
     [biases] = [name for name in variables if name.endswith("/times")]
     assert (variables[biases].numpy() != first[biases]).any()  # Times were read, not left out.
-
-
-def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
-    features = [replace(s, **changes) if s.name == name else s for s in manifest.schema.features]
-    return replace(manifest, schema=FeatureSchema(tuple(features)))
 
 
 @pytest.mark.parametrize(
@@ -306,24 +288,3 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
             for item, score in tops[-1].items():
                 assert score == pytest.approx(scores[movies.index(item) + 2], abs=1e-5)
         assert tops[0] != tops[1]
-        # A user that is stored, and asks at another time: its items and their times stay.
-        inputs = ("user_id", "history", "history_time")
-        [users] = build_eval_dataset(version, trained.manifest, "users", 1000, inputs)
-        [row] = np.flatnonzero(users["user_id"].numpy() == 2)
-        stored = {name: users[name].numpy()[row : row + 1] for name in inputs[1:]}
-        key = pq.read_table(version / "encoders" / "user_id.parquet")["token"][0].as_py()
-        body = {"k": 40, "user": key, "seen": True, "features": {"asked_at": now}}
-        found = client.post("/v1/recommend", json=body).json()["items"]
-        assert found
-        user = embed(trained.model, stored.pop("history"), asked_at=[now], **stored)[0]
-        scores = dict(zip(index.ids.tolist(), index.vectors @ user, strict=True))
-        for item in found:
-            wanted = scores[movies.index(item["item"]) + 2]
-            assert item["retrieval_score"] == pytest.approx(wanted, abs=1e-5)
-        body = {"user": key, "features": {"history": [movies[0]]}}
-        refused = client.post("/v1/recommend", json=body)
-        assert refused.status_code == 400
-        assert "history came without history_time" in refused.text
-        refused = client.post("/v1/recommend", json={"features": {"history": [movies[0]]}})
-        assert refused.status_code == 400
-        assert "asked_at" in refused.text

@@ -27,9 +27,8 @@ from training.input.batches import Batch, build_eval_dataset
 from training.models.ranking import RankingModel, find_base_scores, plan_tasks
 from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
-from training.networks.network import TrainingPass
 from training.networks.registry import NETWORKS
-from training.objectives.objective import TaskLosses, Weighted, build_objective
+from training.objectives.objective import build_objective
 
 SMALL = {"hidden_units": [4]}
 TWO = {"click": {"label": "label"}, "like": {"label": "label", "weight": 0.5}}
@@ -85,19 +84,6 @@ def test_what_padding_reads_changes_nothing(
     np.testing.assert_array_equal(score(model, batch), expected)
     wide = {name: tf.pad(batch[name], [[0, 0], [0, 5]]) for name in ("history", "genres")}
     np.testing.assert_allclose(score(model, {**batch, **wide}), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_saves_and_loads(
-    network: str, tiny_manifest: Manifest, batch: Batch, tmp_path: Path
-) -> None:
-    model, other = build(tiny_manifest, network), build(tiny_manifest, network, seed=2)
-    for variable in model.named_variables.values():
-        variable.assign_add(tf.random.stateless_uniform(variable.shape, [3, 4]))
-    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
-    assert not np.array_equal(score(other, batch), score(model, batch))
-    tf.train.Checkpoint(model=other).restore(path).assert_existing_objects_matched()
-    np.testing.assert_array_equal(score(other, batch), score(model, batch))
 
 
 def test_history_and_target_are_the_datasets_unless_named(tiny_manifest: Manifest) -> None:
@@ -371,20 +357,6 @@ def test_labels_of_a_binary_task_are_0_or_1(
     assert 0 < found["rmse"] < 3
 
 
-def test_labels_of_one_class_train_and_have_no_auc(
-    write: Callable[[float | None], Path], tmp_path: Path
-) -> None:
-    version = write(1.0)
-    with pytest.raises(ConfigError, match=r"(?s)auc.*one class.*log_loss"):
-        fit_run(plan(version, tmp_path / "runs", network="lr"), NoProgress())
-    config = plan(version, tmp_path / "runs", network="lr").model_copy(
-        update={"fit": plan(version, tmp_path).fit.model_copy(update={"early_stopping": None})}
-    )
-    found = evaluate_split(load_run(fit_run(config, NoProgress())), "test")["tasks"]["label"]
-    assert found["auc"] is None
-    assert found["log_loss"] < 1
-
-
 def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
     specs = [replace(s, **changes) if s.name == name else s for s in manifest.schema.features]
     return replace(manifest, schema=FeatureSchema(tuple(specs)))
@@ -420,23 +392,3 @@ def test_a_feature_that_no_network_can_read_is_named(tiny_manifest: Manifest) ->
         build(manifest, "lr")
     names = ["user_id", "movie_id"]
     assert build(manifest, "lr", features=names).inputs == tuple(names)
-
-
-def test_rows_and_positions_of_weight_zero_count_nothing(
-    tiny_manifest: Manifest, batch: Batch
-) -> None:
-    weights = FeatureSpec("genre_weights", "float32", "item", (None,), 4)
-    model = build(
-        add(tiny_manifest, weights), "deepfm",
-        pooling={"genres": {"combiner": "mean", "weights": "genre_weights"}},
-    )  # fmt: skip
-    rows = {**batch, "genre_weights": tf.zeros(tf.shape(batch["genres"])), "w": tf.zeros([8])}
-    others = tf.where(batch["genres"] > 0, tf.constant(2, tf.int64), batch["genres"])
-    np.testing.assert_array_equal(score(model, rows), score(model, {**rows, "genres": others}))
-    objective = Weighted(TaskLosses(model.tasks), "w")
-    with tf.GradientTape() as tape:
-        losses = objective(model, rows, TrainingPass(tf.constant([1, 2])))
-    np.testing.assert_array_equal(losses, np.zeros(8))
-    gradients = [g for g in tape.gradient(losses, model.dense_variables) if g is not None]
-    assert gradients
-    assert not any(np.asarray(gradient).any() for gradient in gradients)

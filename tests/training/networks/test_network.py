@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from training.networks.network import (
     find_read_inputs,
 )
 
-ROOT = Path(__file__).parents[3]
 WIDTH = 6
 
 
