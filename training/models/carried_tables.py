@@ -156,13 +156,10 @@ def _join_keys(model: Model, files: Mapping[str, TableRows]) -> dict[KeySpace, n
 
 
 def set_table_files(model: Model, files: Mapping[str, TableRows]) -> dict[str, np.ndarray]:
-    """Sets tables to the rows of files.
+    """Sets tables to the rows of files, and returns by table which rows these are, int64 `[n]`.
 
     Of dynamic tables the keys become those of the files. Tables that share them, and have no file,
     keep the rows of these keys; their optimizer state starts anew.
-
-    Returns:
-        The rows that hold what they have learned elsewhere, by table, int64 `[n]`.
     """
     places: dict[str, np.ndarray] = {}
     for space, keys in _join_keys(model, files).items():

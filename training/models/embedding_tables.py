@@ -307,13 +307,7 @@ def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
 def complete_pooling(
     pooling: Mapping[str, PoolingConfig], manifest: Manifest, specs: Mapping[str, FeatureSpec]
 ) -> dict[str, PoolingConfig]:
-    """Returns how lists are pooled that the config or the build say something of, by name.
-
-    Args:
-        pooling: As configured.
-        manifest: The dataset version; it may hold weights of lists.
-        specs: The features that the model reads, by name.
-    """
+    """Returns how lists are pooled that the config or the build say something of, by name."""
     for name, asked in pooling.items():
         _check_pooling(name, asked, manifest, specs)
     of_build = _find_weights(manifest)

@@ -188,12 +188,9 @@ class NetworkRankingModel(RankingModel):
     def predict_candidates(
         self, rows: Features, items: Features, shape: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Returns the score of each task for several items of each row, `[rows, items]`.
+        """Returns the score of each task for several items of each row, `[rows, items]`: `shape`.
 
-        Args:
-            rows: Features of the rows, dense tensors `[rows, …]`.
-            items: Features of the rows' items, flat: `[rows * items, …]`.
-            shape: `[rows, items]`, int32.
+        Features of rows are `[rows, …]`, those of their items flat: `[rows * items, …]`.
         """
         return self._finish(self.compute_candidate_logits(rows, items, shape))
 

@@ -331,17 +331,11 @@ class ItemTimes:
         return self.are_gaps or self.request is not None
 
     def read_ages(self, batch: Features, ids: tf.Tensor) -> tf.Tensor:
-        """Returns how old each item was at the row's event, or at its latest item.
+        """Returns how old each item was at the row's event, or at its latest item: float32 seconds.
 
-        Not known is an age below 0: of an item after the event, or without a time; a time of 0 or
-        less is none. A list that is shorter than that of the items is gaps of 0 behind its end.
-
-        Args:
-            batch: Features by name, `names` among them.
-            ids: Ids of the items, int `[batch, length]`, 0 padding.
-
-        Returns:
-            Seconds, float32 `[batch, length]`; `UNKNOWN_AGE` where they are not known.
+        `ids` are those of the items, int `[batch, length]`, 0 padding. `UNKNOWN_AGE` stands for an
+        item after the event, or without a time; a time of 0 or less is none. A list that is shorter
+        than that of the items is gaps of 0 behind its end.
         """
         values = batch[self.name]
         if isinstance(values, tf.RaggedTensor):

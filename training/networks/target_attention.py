@@ -60,20 +60,12 @@ def build_din(
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
-    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t;
-    the history enters as the sum of its positions, weighted by their scores.
-
-    Args:
-        inputs: Vectors and numbers.
-        history: A list of ids, or several of one length whose vectors are joined.
-        target: The feature that the history is compared with, or as many as `history` names.
-        attention_units: Lengths of the hidden layers of the MLP that scores positions.
-        attention_activation: Of these layers.
-        softmax: Whether the scores of a row sum to one; the paper leaves them as they are, so
-            that the sum says how strong the interest is.
-        hidden_units: Lengths of the hidden layers over the whole row.
-        base_scores: Score of a constant for each task, where training starts.
-        layers: Settings of `HiddenLayers`, of the hidden layers; their activation is Dice.
+    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t; the
+    history enters as the sum of its positions, weighted by their scores. With `softmax` the scores
+    of a row sum to one; the paper leaves them as they are, so that the sum says how strong the
+    interest is. `history` is a list of ids, or several of one length whose vectors are joined;
+    `target` is what it is compared with, of as many features. `layers` are the settings of
+    `HiddenLayers` over the whole row; their activation is Dice.
     """
     read = read_history(inputs, history, target)
     attention = (attention_units, attention_activation)
@@ -107,23 +99,11 @@ def build_bst(
 
     The target is appended to the history; each position is the item's vector plus a learned one
     of the position; transformer blocks follow, and an MLP over their outputs and the other
-    features.
-
-    Args:
-        inputs: Vectors and numbers.
-        history: A list of ids of a known length, or several whose vectors are joined.
-        target: The feature that is appended, or as many as `history` names.
-        gaps: A list of ids as long as the history, such as buckets of the time to the event;
-            their vectors are added to those of the history.
-        blocks: Transformer blocks.
-        heads: Heads of attention.
-        feed_forward_units: Length of the hidden layer in a block; None: four times that of a
-            position.
-        pooling: `concat`: the outputs of all positions; `target`: that of the target; `mean`.
-        hidden_units: Lengths of the hidden layers over the whole row.
-        dropout: Share of units dropped in training, in blocks and hidden layers, or None.
-        base_scores: Score of a constant for each task, where training starts.
-        layers: Other settings of `HiddenLayers`; the activation is a leaky ReLU.
+    features. `gaps` is a list of ids as long as the history, such as buckets of the time to the
+    event, whose vectors are added; `feed_forward_units` is four times the length of a position
+    where it is None; `pooling` takes the outputs of all positions (`concat`), that of the target or
+    the `mean`. `layers` are the settings of `HiddenLayers`; the activation is a leaky ReLU, and
+    dropout is of the blocks too.
     """
     read = read_history(inputs, history, target, gaps)
     last = keras.ops.expand_dims(read.target, 1)
@@ -207,15 +187,8 @@ def score_tokens(
 ) -> keras.KerasTensor:
     """Builds an MLP over `[h, t, h - t, h * t]` of each token h of a history and the target t.
 
-    Args:
-        history: `[batch, length, dim]`.
-        mask: Where a token stands, bool `[batch, length]`.
-        target: `[batch, dim]`.
-        units: Lengths of the hidden layers.
-        activation: Of these layers.
-
-    Returns:
-        Scores `[batch, length]`, 0 where no token stands.
+    Of history `[batch, length, dim]`, mask bool `[batch, length]` and target `[batch, dim]`: scores
+    `[batch, length]`, 0 where no token stands.
     """
     tokens, places = PackTokens()([history, mask])
     rows = places[:, 0]
