@@ -168,8 +168,8 @@ class NetworkRankingModel(RankingModel):
             return []
         return [
             f"input.class_balance draws rows by {balance.feature}: probabilities of "
-            f"{', '.join(others)} are those of the rows that are drawn, as nothing tells the share "
-            "before; model.calibration=isotonic fits them to the rows to validate on"
+            f"{', '.join(others)} are those of balanced rows; model.calibration=isotonic fits them "
+            "to the rows to validate on"
         ]
 
     def compute_logits(

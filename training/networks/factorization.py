@@ -188,7 +188,6 @@ def build_mmoe(
     return logits
 
 
-@keras.saving.register_keras_serializable("sluice")
 class Bias(keras.layers.Layer):
     """Adds one trained number, which begins at `start`."""
 
@@ -200,14 +199,10 @@ class Bias(keras.layers.Layer):
         first = keras.initializers.Constant(self.start)
         self.bias = self.add_weight(shape=(1,), initializer=first, name="bias")
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "start": self.start}
-
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return inputs + self.bias
 
 
-@keras.saving.register_keras_serializable("sluice")
 class FactorizedInteraction(keras.layers.Layer):
     """A linear map to `u` beside `v`, as `u` beside `u * v`; Zhu et al. 2023, section 2.1."""
 
@@ -219,16 +214,12 @@ class FactorizedInteraction(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.linear.build(input_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
-
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Maps `[batch, width]` to `[batch, units]`."""
         plain, factor = keras.ops.split(self.linear(inputs), 2, axis=-1)
         return keras.ops.concatenate([plain, plain * factor], axis=-1)
 
 
-@keras.saving.register_keras_serializable("sluice")
 class Interactions(keras.layers.Layer):
     """Products of all pairs of fields, summed: (Σ v)² - Σ v², halved, Rendle 2010, lemma 3.1.
 

@@ -205,7 +205,6 @@ def score_tokens(
     return UnpackTokens()([scores, places, mask])
 
 
-@keras.saving.register_keras_serializable("sluice")
 class PadPositions(keras.layers.Layer):
     """Fills sequences of any width with zeros up to one length."""
 
@@ -222,11 +221,7 @@ class PadPositions(keras.layers.Layer):
     def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (shape[0], self.length, shape[2])
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "length": self.length}
 
-
-@keras.saving.register_keras_serializable("sluice")
 class PackTokens(keras.layers.Layer):
     """Lays the tokens of all rows one behind the other, as one row without padding."""
 
@@ -241,7 +236,6 @@ class PackTokens(keras.layers.Layer):
         return tf.expand_dims(tf.gather_nd(vectors, places), 0), places
 
 
-@keras.saving.register_keras_serializable("sluice")
 class UnpackTokens(keras.layers.Layer):
     """Puts numbers of tokens back to where each token stands."""
 
@@ -262,7 +256,6 @@ class UnpackTokens(keras.layers.Layer):
         return shapes[2]
 
 
-@keras.saving.register_keras_serializable("sluice")
 class CompareWithTarget(keras.layers.Layer):
     """A dense layer over `[h, t, h - t, h * t]` of each token h and the target t of its row.
 
@@ -293,19 +286,6 @@ class CompareWithTarget(keras.layers.Layer):
         self, shapes: Sequence[tuple[int | None, ...]]
     ) -> tuple[int | None, ...]:
         return (*shapes[0][:2], self.dense.units)
-
-    def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
-        """Makes the weights of a layer that was read from a file."""
-        if not self.dense.built:
-            self.dense.build((None, 4 * int(shapes[1][-1] or 0)))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "dense": keras.saving.serialize_keras_object(self.dense)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> CompareWithTarget:
-        dense = keras.saving.deserialize_keras_object(config["dense"])
-        return cls(**{**config, "dense": dense})
 
 
 def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

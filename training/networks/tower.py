@@ -129,7 +129,6 @@ def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
     return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate()(list(tensors))
 
 
-@keras.saving.register_keras_serializable("sluice")
 class Dice(keras.layers.Layer):
     """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained.
 
