@@ -230,13 +230,13 @@ class TableBuilder:
             "encode the feature as `{kind: hash_key}` in the build",
         )
         taken = [spec for spec in specs if spec.name in self._of_feature]
-        _require(not taken, name, taken, "the second table of a feature", "name it in one of them")
+        _require(not taken, name, taken, "one of two tables of a feature", "name it in one of them")
         kinds = {_describe_keys(spec) for spec in specs}
         _require(
             len(kinds) == 1,
             name,
             specs,
-            "of features whose equal keys stand for different things",
+            "of features whose keys are made in different ways",
             "give each its own table, or build them with one vocabulary or all as hash_key",
         )
         self._of_feature |= {spec.name: _Dynamic(name, config) for spec in specs}

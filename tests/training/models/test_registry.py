@@ -206,7 +206,7 @@ def test_matrix_factorization_needs_one_length(tiny_manifest: Manifest) -> None:
         ({"genre": "static"}, "did you mean 'genres'"),
         ({"a": {"features": ["movieid"]}}, "did you mean 'movie_id'"),
         ({"label": "dynamic"}, "whole numbers"),
-        ({"movie_id": "dynamic", "a": {"features": ["history"]}}, "second table"),
+        ({"movie_id": "dynamic", "a": {"features": ["history"]}}, "two tables"),
         ({"a": {"features": ["history", "genres"]}}, r"movie_id\), genres \(vocabulary genres\)"),
         # By its name a table is also that of features that it leaves out.
         ({"movie_id": {"features": ["movie_id"]}}, r"history \(vocabulary[\s\S]*add them"),
