@@ -19,7 +19,7 @@ from conf.manifest import Manifest
 from conf.training.models import HSTUConfig
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer
-from tests.training.tiny_dataset import Row, TinyConfig, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.saved_tensors import collect_state
@@ -28,7 +28,6 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.models.sequence import UNKNOWN_AGE, ItemTimes, SequenceModel, find_item_times
-from training.monitoring.run_logs import read_steps
 from training.serving.app import build_app
 from training.serving.server import Server
 from training.serving.server_config import ServerConfig
@@ -131,61 +130,6 @@ def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
     np.testing.assert_allclose(missing, embed(plain, items), atol=1e-6)
     for found in (equal, missing, of(0, 0, 0, 0), of(90, 60, 30, 0), of(1e30, 1e30, 1e30, 1e30)):
         assert np.isfinite(found).all()
-
-
-def spoil_times(rows: list[Row]) -> list[Row]:
-    """Every other user has one event; the times of others are what logs should not hold."""
-    kept = [row for row in rows if row["user_id"] % 2 or not row["history"]]
-    for number, row in enumerate(kept):
-        ages, now = row["history_age"], row["asked_at"]
-        kinds = (
-            ages,
-            [60.0] * len(ages),  # Equal.
-            ages[::-1],  # Backwards.
-            [-1.0] * len(ages),  # After the request: none is known.
-            ages[:1],  # The others are missing.
-            [],
-        )
-        row["history_age"] = kinds[number % len(kinds)]
-        row["history_time"] = [now - int(age) for age in row["history_age"]]
-        if number % 7 == 0:
-            row["history_time"] = [0] * len(ages)
-    return kept
-
-
-@pytest.mark.parametrize("names", [GAPS, KNOWN], ids=["gaps", "times"])
-def test_training_on_such_times_and_on_users_of_one_event_stays_finite(
-    names: dict[str, Any], tmp_path: Path
-) -> None:
-    tiny = TinyConfig(item_times=True)
-    version = write_tiny_dataset(tmp_path / "data", config=tiny, edit_train=spoil_times)
-    manifest, run = read_manifest(version), tmp_path / "run"
-    run.mkdir()
-    [batch] = build_eval_dataset(version, manifest, "train", 1000)
-    users, counts = np.unique(batch["user_id"], return_counts=True)
-    assert (counts[users % 2 == 0] == 1).all()  # Of half of the users an event, of nothing before.
-    times = find_item_times(HSTUConfig(**names), manifest, manifest.schema["history"])
-    assert times is not None
-    ids = batch["history"]
-    ages = times.read_ages(batch, ids).numpy()
-    ages = ages[(ids.numpy() != 0).sum(axis=1) == 8]
-    steps = np.diff(ages, axis=1)
-    assert (ages == UNKNOWN_AGE).all(axis=1).any()
-    assert (steps == 0).all(axis=1).any()
-    assert (steps < 0).all(axis=1).any()
-    assert (steps > 0).all(axis=1).any()
-
-    trainer = build_trainer(configure(**names, blocks=1), version)
-    variables = trainer.parts.model.named_variables
-    first = {name: variable.numpy() for name, variable in variables.items()}
-    trainer.fit(run, None)
-    losses = [record.loss for record in read_steps(run)]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0] - 0.1
-    for name, variable in variables.items():
-        assert np.isfinite(variable.numpy()).all(), name
-    [biases] = [name for name in variables if name.endswith("/times")]
-    assert (variables[biases].numpy() != first[biases]).any()  # Times were read, not left out.
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, ExitCode, InputDataError, TrainingDivergedError
+from conf.errors import ConfigError, ExitCode, InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import RankingConfig
@@ -219,13 +219,6 @@ def squashed(inputs, how="dense"):
 
 def whole(inputs):
     return keras.ops.cast(good(inputs), "int32")
-
-class Late(keras.layers.Layer):
-    def call(self, x):
-        return x if x.shape[0] == 16 else x * float("nan")
-
-def diverges(inputs):
-    return Late()(good(inputs))
 """
 OWN_MODULES = {
     "own_nets.py": NETS,
@@ -318,14 +311,6 @@ def test_what_looks_like_a_probability_is_noticed(
     assert "task label lies between 0 and 1" in note
     assert find_notes("own_nets:squashed", how="gated") == ()
     assert find_notes("own_nets:good") == ()
-
-
-def test_a_network_that_gives_no_number_ends_as_diverged(
-    in_own_folder: Path, tiny_version: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(TrainingDivergedError) as caught:
-        fit_run(plan(tiny_version, tmp_path, network="own_nets:diverges"), NoProgress())
-    assert caught.value.exit_code == ExitCode.DIVERGED == 5
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_penalties_of_all_networks_are_summed_and_count_once_in_a_pass() -> None
         ("pricey", "did you mean 'price'"),
         ("views_mask", "model.pooling.views.combiner=none"),
         ("views_bias", "model.biases=true"),
-        ("weather", "add the feature to model.features"),
+        ("weather", "use one of: price, views"),
     ],
 )
 def test_an_input_that_is_not_there_is_named_with_advice(name: str, advice: str) -> None:
