@@ -33,27 +33,6 @@ class _Dynamic:
     config: DynamicTableConfig
 
 
-@dataclass(frozen=True)
-class BuiltTables:
-    """Tables of a model by name, those of biases among them."""
-
-    tables: dict[str, EmbeddingTable]
-
-    def build_inputs(
-        self,
-        features: Sequence[InputFeature],
-        position_weights: Mapping[str, PositionWeights] | None = None,
-    ) -> EmbeddedInputs:
-        """Returns what looks features up in the tables."""
-        embedded = [feature for feature in features if feature.dim is not None]
-        return EmbeddedInputs(
-            features,
-            {f.name: self.tables[f.spec.table] for f in embedded if f.has_vector},
-            {f.name: self.tables[f"{f.spec.table}{BIAS_SUFFIX}"] for f in embedded if f.has_bias},
-            position_weights,
-        )
-
-
 class TableBuilder:
     """Plans how the features that a model reads enter it, and builds their tables.
 
@@ -67,6 +46,7 @@ class TableBuilder:
         by_name = {spec.name: spec for spec in specs}
         self._of_feature: dict[str, _Dynamic] = {}
         self._keys: dict[str, KeySpace] = {}
+        self._tables: dict[str, EmbeddingTable] = {}
         for name, table in config.embeddings.items():
             own = [by_name[feature] for feature in _find_features(name, table, by_name)]
             if isinstance(table, DynamicTableConfig):
@@ -152,7 +132,7 @@ class TableBuilder:
             dim = 6 * math.isqrt(math.isqrt(table_size(self._manifest, spec)))
         return InputFeature(self.resolve(spec), dim, pooling or PoolingConfig(), has_bias=bias)
 
-    def build_tables(self, features: Sequence[InputFeature]) -> BuiltTables:
+    def build_tables(self, features: Sequence[InputFeature]) -> dict[str, EmbeddingTable]:
         """Builds the tables of features, one for those that share it, and those of biases."""
         tables: dict[str, EmbeddingTable] = {}
         usual = NormalConfig(stddev=self._config.embedding_stddev)
@@ -178,7 +158,22 @@ class TableBuilder:
             settings = self._settings(feature.spec)
             updates = self._plan_updates(settings.model_copy(update={"trainable": True}))
             biases[name].updates = updates
-        return BuiltTables({**tables, **biases})
+        self._tables = {**tables, **biases}
+        return self._tables
+
+    def build_inputs(
+        self,
+        features: Sequence[InputFeature],
+        position_weights: Mapping[str, PositionWeights] | None = None,
+    ) -> EmbeddedInputs:
+        """Returns what looks features up in the tables that were built."""
+        tables, embedded = self._tables, [one for one in features if one.dim is not None]
+        return EmbeddedInputs(
+            features,
+            {f.name: tables[f.spec.table] for f in embedded if f.has_vector},
+            {f.name: tables[f"{f.spec.table}{BIAS_SUFFIX}"] for f in embedded if f.has_bias},
+            position_weights,
+        )
 
     def _plan_updates(self, settings: StaticTableConfig | DynamicTableConfig) -> RowUpdates:
         are_dense = isinstance(settings, StaticTableConfig) and settings.dense

@@ -125,9 +125,8 @@ class NetworkRankingModel(RankingModel):
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
-        built = builder.build_tables(features)
-        self.tables = built.tables
-        self._inputs = built.build_inputs(features)
+        self.tables = builder.build_tables(features)
+        self._inputs = builder.build_inputs(features)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -95,9 +95,8 @@ class SequenceModel(TwoTowers):
         self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
-        built = builder.build_tables([*sides[0], *sides[1]])
-        self.tables = built.tables
-        self._users, self._items = built.build_inputs(sides[0]), built.build_inputs(sides[1])
+        self.tables = builder.build_tables([*sides[0], *sides[1]])
+        self._users, self._items = builder.build_inputs(sides[0]), builder.build_inputs(sides[1])
         self.user_inputs = tuple(dict.fromkeys((*self._users.names, *timed)))
         self.item_inputs = self._items.names
         with building_layers(config.name, seed, dtype):

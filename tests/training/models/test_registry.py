@@ -143,7 +143,7 @@ def build(manifest: Manifest, **embeddings: Any) -> TableBuilder:
 
 
 def build_tables(builder: TableBuilder, *specs: FeatureSpec) -> dict[str, EmbeddingTable]:
-    return builder.build_tables([builder.plan_input(spec, bias=True) for spec in specs]).tables
+    return builder.build_tables([builder.plan_input(spec, bias=True) for spec in specs])
 
 
 def test_features_of_one_vocabulary_share_its_dynamic_table(tiny_manifest: Manifest) -> None:
