@@ -145,13 +145,9 @@ def multiply_lists(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Combines the values of lists, the last list's varying fastest (as `itertools.product`).
 
-    Args:
-        pads: By list, which positions lie behind its end, bool `[batch, length]`.
-        max_len: Combinations kept of each row, the first ones; None keeps all.
-
-    Returns:
-        By list, the position of each combination's value, int32 `[batch, combinations]`; and which
-        combinations are none, bool of the same shape.
+    `pads` tell which positions lie behind the end of each list, bool `[batch, length]`; `max_len`
+    combinations are kept of a row. Returns by list the position of each combination's value, int32
+    `[batch, combinations]`, and which combinations are none, bool.
     """
     lengths = [
         tf.math.count_nonzero(tf.logical_not(is_pad), axis=1, keepdims=True, dtype=tf.int64)

@@ -208,11 +208,8 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
 
     Ids of a vocabulary are matched by token; padding and OOV keep their rows, OOV buckets where
     there are equally many. Ids that are computed, as by hashing, keep their rows where both
-    versions compute them alike.
-
-    Returns:
-        int64 `[vocabulary_size]`: rows of the earlier table, -1 where there is none. None where
-        the ids of the two versions have nothing to do with each other.
+    versions compute them alike. int64 `[vocabulary_size]`, -1 where there is none; None where the
+    ids of the two versions have nothing to do with each other.
     """
     found, before = _find_encoding(table, new), _find_encoding(table, old)
     if found is None or before is None:
@@ -237,10 +234,7 @@ def match_keys(
     """Finds the key that each key of an earlier dynamic table has in a new dataset version.
 
     Keys that are computed, as by hashing, are the same; ids of a vocabulary are matched by token.
-
-    Returns:
-        int64 `[n]`, -1 where the new vocabulary does not have the token. None where the keys of
-        the two versions have nothing to do with each other.
+    int64 `[n]`, -1 where there is none; None where the keys have nothing to do with each other.
     """
     try:
         column, old_column = new.plan.column(feature), old.plan.column(feature)

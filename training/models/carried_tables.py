@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
 from conf.local_paths import local_path
 from conf.schema import PAD_ID
 from training.embedding.dynamic_table import DynamicTable
@@ -18,22 +18,19 @@ from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.table_files import TableRows, load_table
 from training.encoders.vocabularies import NO_ROW, EncodedVersion, match_keys
-from training.models.model import Model
+from training.models.model import Model, unknown_name
 
 
 @dataclass(frozen=True)
 class MatchedKeys:
     """Keys and rows of an earlier table that a dynamic table continues.
 
-    Attributes:
-        keys: Its keys, int64 `[n]`, in the order of the earlier table.
-        rows: Row of the earlier table for each row of the new one, int64 `[2 + n]`.
-        history: Counts and times of the keys, the keys that waited for a row, and the counters, by
-            the names of `RuledIndex.read_state`; empty where the earlier table had no rules.
+    `history` holds counts and times of the keys, the keys that waited for a row, and the counters,
+    by the names of `RuledIndex.read_state`; empty where the earlier table had no rules.
     """
 
-    keys: np.ndarray
-    rows: np.ndarray
+    keys: np.ndarray  # int64 `[n]`, in the order of the earlier table
+    rows: np.ndarray  # int64 `[2 + n]`, row of the earlier table for each row of the new one
     history: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -45,11 +42,8 @@ def match_dynamic_table(
 ) -> MatchedKeys | str:
     """Returns what a dynamic table continues of an earlier one, or why it can continue nothing.
 
-    Args:
-        model: The new model.
-        table: One of its tables.
-        earlier: Keys of the earlier table, int64 `[n]`, from row 2 on.
-        versions: The dataset version to train on, and that of the earlier run.
+    `earlier` are the keys of that table, int64 `[n]`, from row 2 on; `versions` the dataset version
+    to train on, and that of the earlier run.
     """
     feature = _find_feature(model, table)
     matched = match_keys(feature, earlier, *versions)
@@ -78,15 +72,7 @@ def match_history(
     earlier: Mapping[str, np.ndarray],
     versions: tuple[EncodedVersion, EncodedVersion],
 ) -> MatchedKeys:
-    """Returns matched keys with what an earlier table with rules knew of them.
-
-    Args:
-        model: The new model.
-        table: One of its tables.
-        found: Its keys.
-        earlier: Tensors of the earlier key space.
-        versions: As for `match_dynamic_table`.
-    """
+    """Returns matched keys with what the tensors of an earlier table with rules know of them."""
     if COUNTERS not in earlier or not table.keys.is_ruled:
         return found
     kept = found.rows[FIRST_ROW:] - FIRST_ROW
@@ -112,26 +98,12 @@ def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:
 
 
 def read_table_files(model: Model, paths: Mapping[str, str]) -> dict[str, TableRows]:
-    """Reads rows for tables of a model; nothing is set.
-
-    Args:
-        model: The model.
-        paths: File of each table, by the table's name.
-
-    Raises:
-        ConfigError: There is no such table or file, or a table has no room for the keys.
-        InputDataError: A file is damaged, a row is of another length, a key occurs twice or is 0,
-            or a static table has no such id.
-    """
+    """Reads rows for tables of a model, of a file each; nothing is set."""
     files = {}
     for name, path in paths.items():
         if name not in model.tables:
-            raise ConfigError(
-                "fit.warm_start.tables names a table that the model does not have",
-                received=name,
-                allowed=", ".join(sorted(model.tables)),
-                fix=did_you_mean(name, model.tables),
-            )
+            problem = "fit.warm_start.tables names a table that the model does not have"
+            raise unknown_name(problem, name, sorted(model.tables))
         table = model.tables[name]
         files[name] = load_table(local_path(path), table.dim)
         _check_ids(name, table, Path(path), files[name][0])
@@ -174,17 +146,10 @@ def _join_keys(model: Model, files: Mapping[str, TableRows]) -> dict[KeySpace, n
 
 
 def set_table_files(model: Model, files: Mapping[str, TableRows]) -> dict[str, np.ndarray]:
-    """Sets tables to the rows of files.
+    """Sets tables to the rows of files, and returns by table which rows these are, int64 `[n]`.
 
     Of dynamic tables the keys become those of the files. Tables that share them, and have no file,
     keep the rows of these keys; their optimizer state starts anew.
-
-    Args:
-        model: The model.
-        files: What `read_table_files` has read.
-
-    Returns:
-        The rows that hold what they have learned elsewhere, by table, int64 `[n]`.
     """
     places: dict[str, np.ndarray] = {}
     for space, keys in _join_keys(model, files).items():

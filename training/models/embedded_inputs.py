@@ -149,11 +149,8 @@ class InputFeature:
 class EmbeddedInputs(tf.Module):
     """Turns the features of a batch into the inputs of a network.
 
-    Args:
-        features: The features.
-        tables: Table of each feature that holds ids, by feature.
-        biases: Table of the weights of each feature's ids, of dimension 1, by feature.
-        position_weights: Learned weights of a list's positions, by feature.
+    By feature there are the table of its ids, that of their weights, of dimension 1, and learned
+    weights of a list's positions.
     """
 
     def __init__(
@@ -193,16 +190,13 @@ class EmbeddedInputs(tf.Module):
         context: StepContext | None = None,
         features: Sequence[InputFeature] | None = None,
     ) -> dict[str, tf.Tensor]:
-        """Returns the inputs by name.
+        """Returns the inputs of features by name; None: all.
 
-        Args:
-            batch: Features by name: scalars `[batch]`, lists `[batch, length]` padded with 0,
-                ragged, or sparse with their weights as values.
-            context: That of a training step; None elsewhere.
-            features: Those to embed; None: all.
+        The batch has scalars `[batch]`, lists `[batch, length]` padded with 0, ragged, or sparse
+        with their weights as values.
         """
-        rows = None if context is None else context.rows
         inputs: dict[str, tf.Tensor] = {}
+        rows = None if context is None else context.rows
         asked = self.features if features is None else features
         width = self._find_width(batch, asked)
         for feature in asked:
@@ -218,15 +212,8 @@ class EmbeddedInputs(tf.Module):
         cut = [feature for feature in self.features if feature.cut_length is not None]
         if not cut or not may_cut() or any(feature not in asked for feature in cut):
             return None
-        tokens = [self._read_tokens(feature, batch) for feature in cut]
-        return tf.reduce_max(tf.stack([find_longest(each) for each in tokens])) + 1
-
-    def _read_tokens(self, feature: InputFeature, batch: Features) -> tf.Tensor:
-        if not feature.pools_numbers:
-            return self._read_list(feature, batch)[0]
-        pad = float(feature.spec.pad_value or 0)
-        values = _pad(_bound(batch[feature.name], feature), _longest(feature), pad)
-        return _find_values(feature, values, pad)
+        longest = [find_longest(_read_list(feature, batch)[1]) for feature in cut]
+        return tf.reduce_max(tf.stack(longest)) + 1
 
     def _embed(
         self,
@@ -238,9 +225,7 @@ class EmbeddedInputs(tf.Module):
         name, spec = feature.name, feature.spec
         if feature.vector is not None:
             return {name: decode_vectors(name, batch[name], feature.vector)}
-        if feature.pools_numbers:
-            return self._pool_numbers(feature, batch, width)
-        if feature.dim is None:
+        if feature.dim is None and not feature.pools_numbers:
             numbers = tf.cast(batch[name], tf.float32)
             return {name: numbers if spec.is_list else numbers[:, tf.newaxis]}
         if spec.is_list:
@@ -260,9 +245,12 @@ class EmbeddedInputs(tf.Module):
         rows: BatchRows | None,
     ) -> dict[str, tf.Tensor]:
         name = feature.name
-        ids, weights = self._read_list(feature, batch, width)
+        values, ids, weights = _read_list(feature, batch, width)
         inputs = {}
-        if feature.field_names:
+        if feature.pools_numbers:
+            each = tf.cast(values, tf.float32)[..., tf.newaxis]
+            inputs[name] = combine_positions(each, ids, weights, feature.combiner)
+        elif feature.field_names:
             each = gather_positions(self.tables[name], ids, rows=rows)
             inputs[name] = combine_positions(each, ids, weights, feature.combiner)
             sums = sum_elements(each, ids, weights, str(feature.elements))
@@ -293,25 +281,10 @@ class EmbeddedInputs(tf.Module):
         each = gather_positions(table, ids, source, rows)
         return combine_positions(each, ids, weights, feature.combiner)
 
-    def _pool_numbers(
-        self, feature: InputFeature, batch: Features, width: tf.Tensor | None
-    ) -> dict[str, tf.Tensor]:
-        name, pad = feature.name, float(feature.spec.pad_value or 0)
-        length = _longest(feature, width)
-        values = _pad(_bound(batch[name], feature), length, pad)
-        tokens, weights = _find_values(feature, values, pad), None
-        if feature.pooling.weights is not None:
-            weights = _fit_weights(batch[feature.pooling.weights], tokens, length)
-        each = tf.cast(values, tf.float32)[..., tf.newaxis]
-        inputs = {name: combine_positions(each, tokens, weights, feature.combiner)}
-        if feature.keeps_positions:
-            inputs[name + MASK_SUFFIX] = tf.not_equal(tokens, PAD_ID)
-        return inputs
-
     def read_ids(self, name: str, batch: Features) -> tf.Tensor:
         """Returns the ids of a list as its positions are read, int `[batch, length]`, 0 padding."""
         feature = next(feature for feature in self.features if feature.name == name)
-        return self._read_list(feature, batch, self._find_width(batch, self.features))[0]
+        return _read_list(feature, batch, self._find_width(batch, self.features))[1]
 
     def penalize_rows(self, batch: Features, context: StepContext | None = None) -> list[tf.Tensor]:
         """Returns the weighted squared norms of rows that a batch looks up, summed over it.
@@ -324,26 +297,10 @@ class EmbeddedInputs(tf.Module):
                 updates = tables[feature.name].updates if feature.name in tables else None
                 if updates is None or updates.l2 is None or updates.are_dense:
                     continue
-                ids = batch[feature.name]
-                if feature.spec.is_list:
-                    ids, _ = self._read_list(feature, batch)
+                is_list = feature.spec.is_list
+                ids = _read_list(feature, batch)[1] if is_list else batch[feature.name]
                 terms.append(updates.l2 * sum_squared_norms(tables[feature.name], ids, rows))
         return terms
-
-    def _read_list(
-        self, feature: InputFeature, batch: Features, width: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Returns a list's ids `[batch, length]` and the weights of its positions, if any."""
-        values, weights = _bound(batch[feature.name], feature), None
-        if isinstance(values, tf.SparseTensor):  # Of ids as columns, weights as values.
-            rows, shape = values.indices[:, 0], values.dense_shape
-            weights = _ragged(values.values, rows, shape)
-            values = _ragged(values.indices[:, 1], rows, shape)
-        elif feature.pooling.weights is not None:
-            weights = _bound(batch[feature.pooling.weights], feature)
-        length = _longest(feature, width)
-        ids = _pad(values, length)
-        return ids, None if weights is None else _fit_weights(weights, ids, length)
 
 
 def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
@@ -379,6 +336,30 @@ def find_longest(tokens: tf.Tensor) -> tf.Tensor:
     is_met = tf.reduce_any(tf.not_equal(tokens, PAD_ID), axis=0)
     ends = tf.where(is_met, tf.range(1, tf.size(is_met) + 1), 0)
     return tf.reduce_max(tf.concat([[0], ends], axis=0))
+
+
+def _read_list(
+    feature: InputFeature, batch: Features, width: tf.Tensor | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    """Returns a list's values, what is 0 where none stands, and the weights of its positions.
+
+    `[batch, length]` each. Of ids both are the ids.
+    """
+    values, weights = _bound(batch[feature.name], feature), None
+    if isinstance(values, tf.SparseTensor):  # Of ids as columns, weights as values.
+        rows, shape = values.indices[:, 0], values.dense_shape
+        weights = _ragged(values.values, rows, shape)
+        values = _ragged(values.indices[:, 1], rows, shape)
+    elif feature.pooling.weights is not None:
+        weights = _bound(batch[feature.pooling.weights], feature)
+    length = _longest(feature, width)
+    pad = float(feature.spec.pad_value or 0) if feature.pools_numbers else PAD_ID
+    tokens = values = _pad(values, length, pad)
+    if feature.pools_numbers:
+        tokens = _find_values(feature, values, pad)
+    if weights is not None:
+        weights = _fit_width(tf.cast(_pad(weights, length), tf.float32), tf.shape(tokens)[1])
+    return values, tokens, weights
 
 
 def _ragged(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.RaggedTensor:
@@ -422,12 +403,6 @@ def _fit_width(values: tf.Tensor, width: tf.Tensor | int, pad: float = PAD_ID) -
     missing = tf.maximum(width - tf.shape(values)[1], 0)
     fill = tf.cast(pad, values.dtype)
     return tf.pad(values, [[0, 0], [0, missing]], constant_values=fill)[:, :width]
-
-
-def _fit_weights(
-    weights: tf.Tensor, tokens: tf.Tensor, length: int | tf.Tensor | None
-) -> tf.Tensor:
-    return _fit_width(tf.cast(_pad(weights, length), tf.float32), tf.shape(tokens)[1])
 
 
 def _find_values(feature: InputFeature, values: tf.Tensor, pad: float) -> tf.Tensor:

@@ -25,32 +25,10 @@ from training.networks.layers import PositionWeights
 
 @dataclass(frozen=True)
 class _Dynamic:
-    """A table that grows, and the features that read it."""
+    """A table that grows."""
 
     name: str
     config: DynamicTableConfig
-    features: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BuiltTables:
-    """Tables of a model by name, those of biases among them."""
-
-    tables: dict[str, EmbeddingTable]
-
-    def build_inputs(
-        self,
-        features: Sequence[InputFeature],
-        position_weights: Mapping[str, PositionWeights] | None = None,
-    ) -> EmbeddedInputs:
-        """Returns what looks features up in the tables."""
-        embedded = [feature for feature in features if feature.dim is not None]
-        return EmbeddedInputs(
-            features,
-            {f.name: self.tables[f.spec.table] for f in embedded if f.has_vector},
-            {f.name: self.tables[f"{f.spec.table}{BIAS_SUFFIX}"] for f in embedded if f.has_bias},
-            position_weights,
-        )
 
 
 class TableBuilder:
@@ -64,16 +42,30 @@ class TableBuilder:
     ) -> None:
         self._config, self._manifest, self._seed = config, manifest, seed
         by_name = {spec.name: spec for spec in specs}
-        self._specs = tuple(specs)
         self._of_feature: dict[str, _Dynamic] = {}
         self._keys: dict[str, KeySpace] = {}
+        self._tables: dict[str, EmbeddingTable] = {}
         for name, table in config.embeddings.items():
-            features = _find_features(name, table, by_name)
+            own = [by_name[feature] for feature in _find_features(name, table, by_name)]
             if isinstance(table, DynamicTableConfig):
-                self._add(_Dynamic(name, table, features), by_name)
+                self._add(name, table, own)
             else:
-                _require_vocabulary(name, [by_name[feature] for feature in features])
-        self._refuse_taken_names(by_name)
+                _require(
+                    all(spec.vocabulary_size for spec in own),
+                    name,
+                    own,
+                    "a static table, and its feature has no vocabulary",
+                    f"set model.embeddings.{name}.kind=dynamic, or build a vocabulary",
+                )
+        for name in {table.name for table in self._of_feature.values()}:
+            others = [s for s in specs if s.table == name and not self.is_keyed(s)]
+            _require(
+                not others,
+                name,
+                others,
+                "the table of other features too by its name",
+                "call the table something else, or add them to its `features`",
+            )
         self._vectors = _find_vectors(config, by_name)
 
     def resolve(self, spec: FeatureSpec) -> FeatureSpec:
@@ -138,7 +130,7 @@ class TableBuilder:
             dim = 6 * math.isqrt(math.isqrt(table_size(self._manifest, spec)))
         return InputFeature(self.resolve(spec), dim, pooling or PoolingConfig(), has_bias=bias)
 
-    def build_tables(self, features: Sequence[InputFeature]) -> BuiltTables:
+    def build_tables(self, features: Sequence[InputFeature]) -> dict[str, EmbeddingTable]:
         """Builds the tables of features, one for those that share it, and those of biases."""
         tables: dict[str, EmbeddingTable] = {}
         usual = NormalConfig(stddev=self._config.embedding_stddev)
@@ -164,7 +156,22 @@ class TableBuilder:
             settings = self._settings(feature.spec)
             updates = self._plan_updates(settings.model_copy(update={"trainable": True}))
             biases[name].updates = updates
-        return BuiltTables({**tables, **biases})
+        self._tables = {**tables, **biases}
+        return self._tables
+
+    def build_inputs(
+        self,
+        features: Sequence[InputFeature],
+        position_weights: Mapping[str, PositionWeights] | None = None,
+    ) -> EmbeddedInputs:
+        """Returns what looks features up in the tables that were built."""
+        tables, embedded = self._tables, [one for one in features if one.dim is not None]
+        return EmbeddedInputs(
+            features,
+            {f.name: tables[f.spec.table] for f in embedded if f.has_vector},
+            {f.name: tables[f"{f.spec.table}{BIAS_SUFFIX}"] for f in embedded if f.has_bias},
+            position_weights,
+        )
 
     def _plan_updates(self, settings: StaticTableConfig | DynamicTableConfig) -> RowUpdates:
         are_dense = isinstance(settings, StaticTableConfig) and settings.dense
@@ -194,64 +201,34 @@ class TableBuilder:
         exchange = None if owners is None else RowExchange(owners, len(self._keys))
         return KeySpace(table.name, table.config, seed=self._seed, exchange=exchange)
 
-    def _add(self, table: _Dynamic, specs: Mapping[str, FeatureSpec]) -> None:
-        key = f"model.embeddings.{table.name}"
-        for feature in table.features:
-            spec = specs[feature]
-            if spec.dtype != "int64":
-                raise ConfigError(
-                    f"{key}: a dynamic table takes keys, whole numbers of 64 bits",
-                    received=f"{feature}: {spec.dtype}",
-                    allowed=", ".join(s.name for s in specs.values() if s.dtype == "int64"),
-                    fix="encode the feature as `{kind: hash_key}` in the build",
-                )
-            if feature in self._of_feature:
-                raise ConfigError(
-                    "model.embeddings gives a feature two tables",
-                    received=f"{feature}: {self._of_feature[feature].name} and {table.name}",
-                    fix="name it in one of them",
-                )
-            self._of_feature[feature] = table
-        origins = {_describe_keys(specs[feature]) for feature in table.features}
-        if len(origins) > 1:
-            raise ConfigError(
-                f"{key}: the features' keys are made in different ways, so that equal keys would "
-                "stand for different things",
-                received=", ".join(sorted(origins)),
-                allowed="features of one vocabulary, all of hash_key, or all as they are",
-                fix="give each its own table",
-            )
-
-    def _refuse_taken_names(self, specs: Mapping[str, FeatureSpec]) -> None:
-        """Refuses tables that other features read too, by a name that they have in common."""
-        for table in {found.name: found for found in self._of_feature.values()}.values():
-            others = [
-                spec.name
-                for spec in specs.values()
-                if spec.table == table.name
-                and spec.name not in self._of_feature
-                and spec.vocabulary_size is not None
-            ]
-            if others:
-                raise ConfigError(
-                    f"model.embeddings.{table.name} is the table of other features by its name, "
-                    "and `features` leaves them out",
-                    received=f"features: {', '.join(table.features)}; without it "
-                    f"{', '.join(others)} would read static rows of the same table",
-                    allowed="a name that no other feature's table has, or all of its features",
-                    fix=f"call the table something else, or add {', '.join(others)} to `features`",
-                )
+    def _add(self, name: str, config: DynamicTableConfig, specs: Sequence[FeatureSpec]) -> None:
+        _require(
+            all(spec.dtype == "int64" for spec in specs),
+            name,
+            specs,
+            "a dynamic table, which takes whole numbers of 64 bits",
+            "encode the feature as `{kind: hash_key}` in the build",
+        )
+        taken = [spec for spec in specs if spec.name in self._of_feature]
+        _require(not taken, name, taken, "one of two tables of a feature", "name it in one of them")
+        kinds = {_describe_keys(spec) for spec in specs}
+        _require(
+            len(kinds) == 1,
+            name,
+            specs,
+            "of features whose keys are made in different ways",
+            "give each its own table, or build them with one vocabulary or all as hash_key",
+        )
+        self._of_feature |= {spec.name: _Dynamic(name, config) for spec in specs}
 
 
-def _require_vocabulary(name: str, specs: Sequence[FeatureSpec]) -> None:
-    lacking = [spec.name for spec in specs if spec.vocabulary_size is None]
-    if lacking:
+def _require(holds: bool, table: str, specs: Sequence[FeatureSpec], problem: str, fix: str) -> None:
+    """Refuses an entry of `model.embeddings` that its features do not fit."""
+    if not holds:
         raise ConfigError(
-            f"model.embeddings.{name} is a static table, and its feature has no vocabulary",
-            received=", ".join(lacking),
-            allowed="features with a vocabulary, or a dynamic table",
-            fix=f"set model.embeddings.{name}.kind=dynamic, or encode the feature with a "
-            "vocabulary in the build",
+            f"model.embeddings.{table} is {problem}",
+            received=", ".join(f"{spec.name} ({_describe_keys(spec)})" for spec in specs),
+            fix=fix,
         )
 
 
@@ -310,13 +287,7 @@ def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
 def complete_pooling(
     pooling: Mapping[str, PoolingConfig], manifest: Manifest, specs: Mapping[str, FeatureSpec]
 ) -> dict[str, PoolingConfig]:
-    """Returns how lists are pooled that the config or the build say something of, by name.
-
-    Args:
-        pooling: As configured.
-        manifest: The dataset version; it may hold weights of lists.
-        specs: The features that the model reads, by name.
-    """
+    """Returns how lists are pooled that the config or the build say something of, by name."""
     for name, asked in pooling.items():
         _check_pooling(name, asked, manifest, specs)
     of_build = _find_weights(manifest)

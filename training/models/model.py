@@ -49,7 +49,6 @@ class Model(tf.Module):
 
     @property
     def networks(self) -> Sequence[Network]:
-        """The networks, in a fixed order."""
         return ()
 
     @property

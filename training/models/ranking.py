@@ -74,12 +74,8 @@ class RankingModel(Model):
     ) -> dict[str, tf.Tensor]:
         """Returns what the model says of each task: log-odds, or the label's value; `[batch]`.
 
-        Log-odds are calibrated, but for those that a training step learns by.
-
-        Args:
-            features: At least `inputs`: scalars `[batch]`, lists `[batch, length]` padded with 0,
-                ragged, or sparse.
-            training: The pass of a training step; None elsewhere.
+        Log-odds are calibrated, but for those that a training step learns by. Features, at least
+        `inputs`, are scalars `[batch]`, or lists `[batch, length]` padded, ragged, or sparse.
         """
 
     @abstractmethod
@@ -129,10 +125,8 @@ class NetworkRankingModel(RankingModel):
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
-        self._lone_field = _find_lone_field(features) if kind.sums_fields else None
-        built = builder.build_tables(features)
-        self.tables = built.tables
-        self._inputs = built.build_inputs(features)
+        self.tables = builder.build_tables(features)
+        self._inputs = builder.build_inputs(features)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -145,17 +139,9 @@ class NetworkRankingModel(RankingModel):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says which features the network does not read, and where it has no pairs to multiply."""
-        notes = []
-        if self.left_out:
-            names = ", ".join(self.left_out)
-            notes.append(f"network {self._name} does not read {names}: left out")
-        if self._lone_field is not None:
-            notes.append(
-                f"network {self._name} multiplies pairs of fields, and {self._lone_field} is the "
-                "only one: these products are 0"
-            )
-        return tuple(notes)
+        """Says which features the network does not read."""
+        names = ", ".join(self.left_out)
+        return (f"network {self._name} does not read {names}: left out",) if names else ()
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
@@ -181,8 +167,8 @@ class NetworkRankingModel(RankingModel):
             return []
         return [
             f"input.class_balance draws rows by {balance.feature}: probabilities of "
-            f"{', '.join(others)} are those of the rows that are drawn, as nothing tells the share "
-            "before; model.calibration=isotonic fits them to the rows to validate on"
+            f"{', '.join(others)} are those of balanced rows; model.calibration=isotonic fits them "
+            "to the rows to validate on"
         ]
 
     def compute_logits(
@@ -201,12 +187,9 @@ class NetworkRankingModel(RankingModel):
     def predict_candidates(
         self, rows: Features, items: Features, shape: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Returns the score of each task for several items of each row, `[rows, items]`.
+        """Returns the score of each task for several items of each row, `[rows, items]`: `shape`.
 
-        Args:
-            rows: Features of the rows, dense tensors `[rows, …]`.
-            items: Features of the rows' items, flat: `[rows * items, …]`.
-            shape: `[rows, items]`, int32.
+        Features of rows are `[rows, …]`, those of their items flat: `[rows * items, …]`.
         """
         return self._finish(self.compute_candidate_logits(rows, items, shape))
 
@@ -381,13 +364,6 @@ def _combine_elements(asked: PoolingConfig | None) -> str | None:
     """
     combiner = None if asked is None else asked.combiner
     return {None: "sum", "sum": "sum", "mean": "mean"}.get(combiner)
-
-
-def _find_lone_field(features: Sequence[InputFeature]) -> str | None:
-    """Returns the feature that is the only field of a network that sums over them, or None."""
-    found = [feature for feature in features if feature.dim is not None]
-    is_lone = len(found) == 1 and not (found[0].field_names or found[0].keeps_positions)
-    return found[0].name if is_lone else None
 
 
 def _drop_unread(

@@ -25,11 +25,7 @@ def build_model(
 ) -> Model:
     """Builds a model with its first weights; call it under the strategy's scope.
 
-    Args:
-        config: The model's config; its kind and name pick the class.
-        manifest: The dataset version whose features the model reads.
-        seed: Seed of the first weights.
-        dtype: Type that its networks compute in; weights are float32 in any case.
+    Its networks compute in `dtype`; weights are float32 in any case.
     """
     if isinstance(config, RankingConfig):
         return NetworkRankingModel(config, manifest, seed, dtype)

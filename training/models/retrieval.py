@@ -19,14 +19,9 @@ from training.networks.network import StepContext
 
 
 def score_rows(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-    """Scores an item for each row: the dot product, of several user vectors the largest.
+    """Scores an item `[batch, dim]` for each row: float32 `[batch]`.
 
-    Args:
-        users: float32 `[batch, dim]` or `[batch, interests, dim]`.
-        items: float32 `[batch, dim]`.
-
-    Returns:
-        float32 `[batch]`.
+    The dot product with the user `[batch, dim]`, of `[batch, interests, dim]` the largest.
     """
     if users.shape.rank == 2:
         return tf.reduce_sum(users * items, axis=1)
@@ -46,18 +41,11 @@ def score_catalogue(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
 
 
 def choose_vectors(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-    """Returns the vector of each row that is nearest to an item, by dot product.
+    """Returns the vector of each row that is nearest to an item, by dot product: `[batch, dim]`.
 
     Cen et al. 2020, "Controllable multi-interest framework for recommendation", model training: the
     interest of the largest dot product with the target is the one that learns it. Of equals the
     first; no gradient flows through the choice.
-
-    Args:
-        users: float32 `[batch, interests, dim]`.
-        items: float32 `[batch, dim]`.
-
-    Returns:
-        float32 `[batch, dim]`.
     """
     nearest = tf.argmax(_score_interests(users, items), axis=1)
     return tf.gather(users, nearest, axis=1, batch_dims=1)
@@ -142,10 +130,8 @@ class RetrievalModel(Model):
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns user vectors, `[batch, dim]` or `[batch, interests, dim]`.
 
-        Args:
-            features: At least `user_inputs`: scalars `[batch]`, lists `[batch, length]` padded
-                with 0 or ragged.
-            training: The pass of a training step; None elsewhere.
+        Features, at least `user_inputs`, are scalars `[batch]`, or lists `[batch, length]` padded
+        with 0 or ragged; `training` is the pass of a training step, None elsewhere.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ ComiRec makes several vectors of a user, of which the one nearest to an item cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import keras
@@ -65,7 +65,17 @@ class SequenceModel(TwoTowers):
         if isinstance(config, HSTUConfig):
             self._times = find_item_times(config, manifest, lists[0])
         timed = () if self._times is None else self._times.names
-        users = [*lists, *_select_others(config, manifest, {*timed, *(one.name for one in lists)})]
+        others = select_features(manifest, config, config.user_features, "user")
+        if both := {*timed, *(one.name for one in lists)} & {
+            *config.user_features,
+            *config.pooling,
+        }:
+            raise ConfigError(
+                "the network reads each position of the sequence: it is neither joined nor pooled",
+                received=", ".join(sorted(both)),
+                fix="leave it out of model.user_features and model.pooling",
+            )
+        users = [*lists, *others]
         items = select_features(manifest, config, config.item_features, "item")
         specs = (*users, *items)
         pooling = plan_pooling(config, manifest, specs)
@@ -80,14 +90,13 @@ class SequenceModel(TwoTowers):
         self.queries_per_row = count_queries(config, manifest)
         self._rows_note = _compare_rows(config, manifest)
         if isinstance(config, ComiRecConfig):
-            self.interests = _require_length(config.interests, lists[0])
+            self.interests = config.interests
         is_grouped = SEQUENCE_NETWORKS[config.name].is_grouped
         self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
-        built = builder.build_tables([*sides[0], *sides[1]])
-        self.tables = built.tables
-        self._users, self._items = built.build_inputs(sides[0]), built.build_inputs(sides[1])
+        self.tables = builder.build_tables([*sides[0], *sides[1]])
+        self._users, self._items = builder.build_inputs(sides[0]), builder.build_inputs(sides[1])
         self.user_inputs = tuple(dict.fromkeys((*self._users.names, *timed)))
         self.item_inputs = self._items.names
         with building_layers(config.name, seed, dtype):
@@ -150,20 +159,6 @@ class SequenceModel(TwoTowers):
         return vectors
 
 
-def _select_others(
-    config: SequenceConfig, manifest: Manifest, names: Collection[str]
-) -> list[FeatureSpec]:
-    """Returns the user's features beside the sequence and its times, which have these names."""
-    both = [name for name in (*config.user_features, *config.pooling) if name in names]
-    if both:
-        raise ConfigError(
-            "the network reads each position of the sequence: it is neither joined nor pooled",
-            received=", ".join(both),
-            fix="leave it out of model.user_features and model.pooling",
-        )
-    return select_features(manifest, config, config.user_features, "user")
-
-
 def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manifest) -> None:
     """Checks that the sequence's ids are those of items, as each of them is a target."""
     item = builder.resolve(find_feature(manifest, manifest.require_key("item")))
@@ -176,22 +171,6 @@ def _require_items(sequence: FeatureSpec, builder: TableBuilder, manifest: Manif
             f"{item.name}: {item.encoding} in table {item.table}",
             fix="set model.every_position=false, or build both with one vocabulary",
         )
-
-
-def _require_length(interests: int, sequence: FeatureSpec) -> int:
-    """Returns the number of interests, which the sequence has as many positions for.
-
-    Of more, some would always be alike.
-    """
-    length = list_length(sequence)
-    if length is not None and interests > length:
-        raise ConfigError(
-            "each interest is made of items of the sequence, and there are more of them",
-            received=f"model.interests = {interests}, {sequence.name}: {length} items at most",
-            allowed=f"1 to {length}",
-            fix="lower model.interests, or build the sequence with a larger max_len",
-        )
-    return interests
 
 
 def _build_network(
@@ -351,17 +330,11 @@ class ItemTimes:
         return self.are_gaps or self.request is not None
 
     def read_ages(self, batch: Features, ids: tf.Tensor) -> tf.Tensor:
-        """Returns how old each item was at the row's event, or at its latest item.
+        """Returns how old each item was at the row's event, or at its latest item: float32 seconds.
 
-        Not known is an age below 0: of an item after the event, or without a time; a time of 0 or
-        less is none. A list that is shorter than that of the items is gaps of 0 behind its end.
-
-        Args:
-            batch: Features by name, `names` among them.
-            ids: Ids of the items, int `[batch, length]`, 0 padding.
-
-        Returns:
-            Seconds, float32 `[batch, length]`; `UNKNOWN_AGE` where they are not known.
+        `ids` are those of the items, int `[batch, length]`, 0 padding. `UNKNOWN_AGE` stands for an
+        item after the event, or without a time; a time of 0 or less is none. A list that is shorter
+        than that of the items is gaps of 0 behind its end.
         """
         values = batch[self.name]
         if isinstance(values, tf.RaggedTensor):
@@ -400,14 +373,9 @@ def find_item_times(
             received=f"{spec.name}: {list_length(spec)}, {sequence.name}: {list_length(sequence)}",
             fix="build both with one max_len",
         )
-    are_gaps, request = spec.dtype == "float32", config.request_time
+    are_gaps = spec.dtype == "float32"
+    request = None if are_gaps else config.request_time  # Gaps count back from the row's event.
     if request is not None:
-        if are_gaps:
-            raise ConfigError(
-                "gaps count back from the row's event: its time is not read beside them",
-                received=f"model.times = {spec.name}, model.request_time = {request}",
-                fix="leave model.request_time out",
-            )
         _require_times("model.request_time", find_feature(manifest, request), is_list=False)
     unit = _find_unit(spec.name, manifest, are_gaps)
     return ItemTimes(spec.name, request, _SECONDS[unit], are_gaps)

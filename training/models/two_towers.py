@@ -80,10 +80,9 @@ class MatrixFactorization(TwoTowers):
         self.user_inputs, self.item_inputs = (user.name,), (item.name,)
         self.temperature, self._normalize = config.temperature, config.normalize
         # Users who are items too, as where users follow users, may share a table.
-        built = builder.build_tables((users, items))
-        self.tables = built.tables
-        self._users = built.build_inputs((users,))
-        self._items = built.build_inputs((items,))
+        self.tables = builder.build_tables((users, items))
+        self._users = builder.build_inputs((users,))
+        self._items = builder.build_inputs((items,))
         self._bias = tf.Variable([0.0], name="bias") if config.user_bias else None
 
     @property
@@ -145,10 +144,9 @@ class DSSM(TwoTowers):
             [builder.plan_input(spec, pooling.get(spec.name)) for spec in side]
             for side in (users, items)
         ]
-        built = builder.build_tables([*sides[0], *sides[1]])
-        self.tables = built.tables
-        self._users = built.build_inputs(sides[0], weighted)
-        self._items = built.build_inputs(sides[1])
+        self.tables = builder.build_tables([*sides[0], *sides[1]])
+        self._users = builder.build_inputs(sides[0], weighted)
+        self._items = builder.build_inputs(sides[1])
         self.user_inputs, self.item_inputs = self._users.names, self._items.names
         with building_layers("dssm", seed, dtype):
             self.user_tower = _build_user_tower(self._users, config, pools_alone)

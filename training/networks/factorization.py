@@ -11,8 +11,7 @@ shared_bottom  an MLP for all tasks, one for each         Caruana 1997
 mmoe           a mixture of experts for each task         Ma et al. 2018, equations 6 and 7
 
 Each returns logits `[batch, 1]`, those of several tasks by name. `base_scores` is the score of a
-constant for each task, where training starts; `activation`, `dropout` and `batch_normalization` are
-those of `HiddenLayers`.
+constant for each task, where training starts; `layers` are the settings of `HiddenLayers`.
 """
 
 from __future__ import annotations
@@ -57,14 +56,11 @@ def build_wide_deep(
     inputs: NetworkInputs,
     *,
     hidden_units: Sequence[int] = HIDDEN_UNITS,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: BaseScores = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds Wide & Deep: a linear model beside an MLP."""
-    layers = HiddenLayers(activation, dropout, batch_normalization)
-    hidden = layers.stack(flatten_inputs(inputs), hidden_units)
+    hidden = HiddenLayers(**layers).stack(flatten_inputs(inputs), hidden_units)
     linear = build_lr(inputs, base_scores=base_scores)
     return keras.layers.Add()([linear, keras.layers.Dense(1, use_bias=False)(hidden)])
 
@@ -73,20 +69,16 @@ def build_deepfm(
     inputs: NetworkInputs,
     *,
     hidden_units: Sequence[int] = HIDDEN_UNITS,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: BaseScores = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds DeepFM: a factorization machine and an MLP over the same vectors."""
     pairs = keras.ops.sum(build_interactions(inputs), axis=1, keepdims=True)
     deep = build_wide_deep(
         inputs,
         hidden_units=hidden_units,
-        activation=activation,
-        dropout=dropout,
-        batch_normalization=batch_normalization,
         base_scores=base_scores,
+        **layers,
     )
     return keras.layers.Add()([deep, pairs])
 
@@ -108,10 +100,8 @@ def build_dcn(
     cross_layers: int = 3,
     projection_dim: int | None = None,
     hidden_units: Sequence[int] = HIDDEN_UNITS,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: BaseScores = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds a deep & cross network: both side by side, joined by a linear layer.
 
@@ -124,8 +114,7 @@ def build_dcn(
         crossed = keras_rs.layers.FeatureCross(projection_dim=projection_dim)(first, crossed)
     if not hidden_units:
         return build_output(crossed, base_scores)
-    layers = HiddenLayers(activation, dropout, batch_normalization)
-    hidden = layers.stack(first, hidden_units)
+    hidden = HiddenLayers(**layers).stack(first, hidden_units)
     return build_output(keras.layers.Concatenate()([crossed, hidden]), base_scores)
 
 
@@ -134,10 +123,8 @@ def build_final_net(
     *,
     hidden_units: Sequence[int] = HIDDEN_UNITS,
     second_units: Sequence[int] = SECOND_UNITS,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: BaseScores = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds FINAL of two blocks, whose logits are averaged.
 
@@ -145,7 +132,7 @@ def build_final_net(
     without the distillation of section 2.2, by which each block also learns their mean. Lengths of
     layers are even numbers; other ones in the second block let the two learn different things.
     """
-    layers = HiddenLayers(activation, dropout, batch_normalization)
+    own = HiddenLayers(**layers)
     row, logits = flatten_inputs(inputs), []
     for name, units in (("hidden_units", hidden_units), ("second_units", second_units)):
         if not units or any(size < 2 or size % 2 for size in units):
@@ -156,7 +143,7 @@ def build_final_net(
             )
         hidden = row
         for size in units:
-            hidden = layers.finish(FactorizedInteraction(size)(hidden))
+            hidden = own.finish(FactorizedInteraction(size)(hidden))
         logits.append(build_output(hidden, base_scores))
     return keras.layers.Average()(logits)
 
@@ -167,17 +154,13 @@ def build_shared_bottom(
     tasks: Sequence[str],
     hidden_units: Sequence[int] = HIDDEN_UNITS,
     task_units: Sequence[int] = TASK_UNITS,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: BaseScores = None,
+    **layers: Any,
 ) -> dict[str, keras.KerasTensor]:
     """Builds an MLP that all tasks share, and a smaller one for each."""
-    layers = HiddenLayers(activation, dropout, batch_normalization)
-    shared = layers.stack(flatten_inputs(inputs), hidden_units)
-    return {
-        task: build_output(layers.stack(shared, task_units), base_scores, task) for task in tasks
-    }
+    own = HiddenLayers(**layers)
+    shared = own.stack(flatten_inputs(inputs), hidden_units)
+    return {task: build_output(own.stack(shared, task_units), base_scores, task) for task in tasks}
 
 
 def build_mmoe(
@@ -187,27 +170,24 @@ def build_mmoe(
     experts: int = 4,
     hidden_units: Sequence[int] = HIDDEN_UNITS,
     task_units: Sequence[int] = TASK_UNITS,
-    activation: str = "relu",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: BaseScores = None,
+    **layers: Any,
 ) -> dict[str, keras.KerasTensor]:
     """Builds a multi-gate mixture of experts.
 
     Each task mixes the experts' outputs by a softmax over a linear map of the inputs.
     """
-    layers = HiddenLayers(activation, dropout, batch_normalization)
+    own = HiddenLayers(**layers)
     row = flatten_inputs(inputs)
-    outputs = keras.ops.stack([layers.stack(row, hidden_units) for _ in range(experts)], axis=1)
+    outputs = keras.ops.stack([own.stack(row, hidden_units) for _ in range(experts)], axis=1)
     logits = {}
     for task in tasks:
         gate = keras.layers.Dense(experts, activation="softmax", use_bias=False)(row)
         mixed = keras.ops.einsum("be,bew->bw", gate, outputs)
-        logits[task] = build_output(layers.stack(mixed, task_units), base_scores, task)
+        logits[task] = build_output(own.stack(mixed, task_units), base_scores, task)
     return logits
 
 
-@keras.saving.register_keras_serializable("sluice")
 class Bias(keras.layers.Layer):
     """Adds one trained number, which begins at `start`."""
 
@@ -219,14 +199,10 @@ class Bias(keras.layers.Layer):
         first = keras.initializers.Constant(self.start)
         self.bias = self.add_weight(shape=(1,), initializer=first, name="bias")
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "start": self.start}
-
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         return inputs + self.bias
 
 
-@keras.saving.register_keras_serializable("sluice")
 class FactorizedInteraction(keras.layers.Layer):
     """A linear map to `u` beside `v`, as `u` beside `u * v`; Zhu et al. 2023, section 2.1."""
 
@@ -238,16 +214,12 @@ class FactorizedInteraction(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.linear.build(input_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
-
     def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Maps `[batch, width]` to `[batch, units]`."""
         plain, factor = keras.ops.split(self.linear(inputs), 2, axis=-1)
         return keras.ops.concatenate([plain, plain * factor], axis=-1)
 
 
-@keras.saving.register_keras_serializable("sluice")
 class Interactions(keras.layers.Layer):
     """Products of all pairs of fields, summed: (Σ v)² - Σ v², halved, Rendle 2010, lemma 3.1.
 

@@ -57,10 +57,8 @@ def pool_mean(
 ) -> tf.Tensor:
     """Weighted mean over the positions that hold a token; zeros for rows without one.
 
-    Args:
-        embeddings: float32 `[batch, length, dim]`; what stands at padded positions is ignored.
-        ids: int `[batch, length]`, 0 for padding.
-        position_weights: float32 `[length]`, above 0; None weights all positions alike.
+    Embeddings and ids are those of `combine_positions`; `position_weights` are float32 `[length]`,
+    above 0.
     """
     is_token = tf.not_equal(ids, PAD_ID)
     weights = tf.cast(is_token, embeddings.dtype)
@@ -152,16 +150,10 @@ def combine_positions(
 ) -> tf.Tensor:
     """Combines the positions of lists that hold a token.
 
-    Args:
-        embeddings: float32 `[batch, length, dim]`; what stands at padded positions is ignored.
-        ids: int `[batch, length]`, 0 for padding.
-        weights: float32 `[batch, length]` that rows are multiplied by first, or None.
-        combiner: `sum`, `mean` (of the tokens, whatever their weights), `max`, `last` (token), or
-            `none`.
-
-    Returns:
-        float32 `[batch, dim]`, zeros for lists without a token; for `none` `[batch, length, dim]`,
-        zeros at padded positions.
+    Embeddings are float32 `[batch, length, dim]`, ids int `[batch, length]`, 0 for padding, where
+    nothing is read; rows are multiplied by weights, float32 `[batch, length]`, first. Combiners are
+    `sum`, `mean` (of the tokens, whatever their weights), `max`, `last` (token): `[batch, dim]`,
+    zeros for lists without a token; and `none`: `[batch, length, dim]`, zeros at padded positions.
     """
     is_token = tf.not_equal(ids, PAD_ID)
     if combiner == "last":
@@ -189,14 +181,9 @@ def sum_elements(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums the elements of lists, and their squares: what a factorization machine reads of them.
 
-    Args:
-        embeddings: v, float32 `[batch, length, dim]`; what stands at padded positions is ignored.
-        ids: int `[batch, length]`, 0 for padding.
-        weights: x, float32 `[batch, length]`; None: 1.
-        combiner: `sum`, or `mean`: x is divided by the number of tokens.
-
-    Returns:
-        Σ x v and Σ (x v)² (Rendle 2010, lemma 3.1), each float32 `[batch, dim]`.
+    Σ x v and Σ (x v)² (Rendle 2010, lemma 3.1), each float32 `[batch, dim]`, with v the embeddings
+    and x the weights, 1 if None, as in `combine_positions`; `mean` divides x by the number of
+    tokens.
     """
     rows = combine_positions(embeddings, ids, weights, "none")
     if combiner == "mean":

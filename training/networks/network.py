@@ -366,8 +366,7 @@ def call_in_groups(
 ) -> Any:
     """Returns what a network makes of a batch; in training, its rows are computed in groups.
 
-    What the network makes of a row depends neither on others nor on padding behind a list. `mask`
-    names the mask of the list that tells the lengths.
+    What it makes of a row depends neither on others nor on padding behind a list.
     """
     if training is None or count == 1 or not may_cut():
         return network(inputs, training)
@@ -387,16 +386,10 @@ def encode_in_groups(
 ) -> Any:
     """Encodes the rows of a batch in groups of like length; their order stays as it is.
 
-    Args:
-        encode: Returns `[rows, dim]` or `[rows, width, dim]` of the inputs of a group, and of its
-            number, or several by name.
-        inputs: Of the whole batch.
-        lists: Names of those that have a position for each column: `[batch, width, …]`.
-        mask: Name of the mask of the list that tells the lengths, bool `[batch, width]`.
-        count: Groups; a batch of fewer than `MIN_GROUP_ROWS` rows for each has fewer.
-
-    Returns:
-        What `encode` does, of the whole batch; zeros behind the width of a group.
+    `encode` returns `[rows, dim]` or `[rows, width, dim]` of the inputs of a group, and of its
+    number, or several by name; behind the width of a group there are zeros. `lists` are the inputs
+    with a position for each column, `[batch, width, …]`; `mask` names the one that tells the
+    lengths. A batch of fewer than `MIN_GROUP_ROWS` rows for each group has fewer groups.
     """
     known = inputs[mask].shape[0]
     if known is not None:

@@ -316,7 +316,6 @@ def add_positions(sequence: UserSequence, vectors: keras.KerasTensor) -> keras.K
     return AddPositions(draw_normal(), length=sequence.max_len)(vectors)
 
 
-@keras.saving.register_keras_serializable("sluice")
 class AddPositions(keras.layers.Layer):
     """Adds a trained vector to each position of a sequence; a shorter one has the first vectors.
 
@@ -351,13 +350,7 @@ class AddPositions(keras.layers.Layer):
             return inputs + positions[:width]
         return inputs + keras.ops.concatenate([positions[: width - 1], positions[-1:]])
 
-    def get_config(self) -> dict[str, Any]:
-        own = {"length": self.length, "has_target": self.has_target}
-        initializer = keras.initializers.serialize(self.initializer)
-        return {**super().get_config(), "initializer": initializer, **own}
 
-
-@keras.saving.register_keras_serializable("sluice")
 class LooksBack(keras.layers.Layer):
     """Which positions each one reads: itself, and those of items before, which stand behind it."""
 
@@ -370,7 +363,6 @@ class LooksBack(keras.layers.Layer):
         return (shape[0], shape[1], shape[1])
 
 
-@keras.saving.register_keras_serializable("sluice")
 class TimeBuckets(keras.layers.Layer):
     """Buckets of the time that lies between each two positions of a sequence.
 
@@ -394,11 +386,7 @@ class TimeBuckets(keras.layers.Layer):
         both = keras.ops.logical_and(known[:, None, :], (asked >= 0)[:, :, None])
         return keras.ops.where(both, found, TIME_BUCKETS)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "of_targets": self.of_targets}
 
-
-@keras.saving.register_keras_serializable("sluice")
 class PointwiseAttention(keras.layers.Layer):
     """Attention whose weights are `silu(q k' + bias) / max_len`; they do not sum to one.
 
@@ -447,6 +435,3 @@ class PointwiseAttention(keras.layers.Layer):
 
     def compute_output_shape(self, shapes: Sequence[tuple[int | None, ...]]) -> Any:
         return shapes[2]
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "heads": self.heads, "max_len": self.max_len}

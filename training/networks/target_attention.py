@@ -54,40 +54,28 @@ def build_din(
     attention_activation: str = "dice",
     softmax: bool = False,
     hidden_units: Sequence[int] = (200, 80),
-    activation: str = "dice",
-    dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
-    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t;
-    the history enters as the sum of its positions, weighted by their scores.
-
-    Args:
-        inputs: Vectors and numbers.
-        history: A list of ids, or several of one length whose vectors are joined.
-        target: The feature that the history is compared with, or as many as `history` names.
-        attention_units: Lengths of the hidden layers of the MLP that scores positions.
-        attention_activation: Of these layers.
-        softmax: Whether the scores of a row sum to one; the paper leaves them as they are, so
-            that the sum says how strong the interest is.
-        hidden_units: Lengths of the hidden layers over the whole row.
-        activation: As the next two, that of `HiddenLayers`.
-        dropout: See there.
-        batch_normalization: See there.
-        base_scores: Score of a constant for each task, where training starts.
+    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t; the
+    history enters as the sum of its positions, weighted by their scores. With `softmax` the scores
+    of a row sum to one; the paper leaves them as they are, so that the sum says how strong the
+    interest is. `history` is a list of ids, or several of one length whose vectors are joined;
+    `target` is what it is compared with, of as many features. `layers` are the settings of
+    `HiddenLayers` over the whole row; their activation is Dice.
     """
     read = read_history(inputs, history, target)
-    layers = (attention_units, attention_activation)
-    scores = score_tokens(read.vectors, read.mask, read.target, *layers)
+    attention = (attention_units, attention_activation)
+    scores = score_tokens(read.vectors, read.mask, read.target, *attention)
     if softmax:
         scale = read.vectors.shape[-1] ** -0.5
         scores = keras.layers.Softmax()(scores * scale, mask=read.mask)
     weights = keras.ops.where(read.mask, scores, 0.0)
     interest = keras.ops.einsum("bt,btd->bd", weights, read.vectors)
     row = concatenate([*flatten_each(inputs, without=list_names(history)), interest])
-    hidden = HiddenLayers(activation, dropout, batch_normalization).stack(row, hidden_units)
+    hidden = HiddenLayers(**{"activation": "dice", **layers}).stack(row, hidden_units)
     return build_output(hidden, base_scores)
 
 
@@ -102,33 +90,19 @@ def build_bst(
     feed_forward_units: int | None = None,
     pooling: str = "concat",
     hidden_units: Sequence[int] = (1024, 512, 256),
-    activation: str = "leaky_relu",
     dropout: float | None = None,
-    batch_normalization: bool = False,
     base_scores: Mapping[str, float] | None = None,
+    **layers: Any,
 ) -> keras.KerasTensor:
     """Builds a behaviour sequence transformer (Chen et al. 2019, sections 2.1 to 2.3).
 
     The target is appended to the history; each position is the item's vector plus a learned one
     of the position; transformer blocks follow, and an MLP over their outputs and the other
-    features.
-
-    Args:
-        inputs: Vectors and numbers.
-        history: A list of ids of a known length, or several whose vectors are joined.
-        target: The feature that is appended, or as many as `history` names.
-        gaps: A list of ids as long as the history, such as buckets of the time to the event;
-            their vectors are added to those of the history.
-        blocks: Transformer blocks.
-        heads: Heads of attention.
-        feed_forward_units: Length of the hidden layer in a block; None: four times that of a
-            position.
-        pooling: `concat`: the outputs of all positions; `target`: that of the target; `mean`.
-        hidden_units: Lengths of the hidden layers over the whole row.
-        activation: As the next two, that of `HiddenLayers`; dropout is of the blocks too.
-        dropout: See there.
-        batch_normalization: See there.
-        base_scores: Score of a constant for each task, where training starts.
+    features. `gaps` is a list of ids as long as the history, such as buckets of the time to the
+    event, whose vectors are added; `feed_forward_units` is four times the length of a position
+    where it is None; `pooling` takes the outputs of all positions (`concat`), that of the target or
+    the `mean`. `layers` are the settings of `HiddenLayers`; the activation is a leaky ReLU, and
+    dropout is of the blocks too.
     """
     read = read_history(inputs, history, target, gaps)
     last = keras.ops.expand_dims(read.target, 1)
@@ -142,7 +116,8 @@ def build_bst(
     without = [*list_names(history), *list_names(target), *([gaps] if gaps else [])]
     others = flatten_each(inputs, without=without)
     row = concatenate([*others, _pool_outputs(sequence, mask, pooling, read.max_len)])
-    hidden = HiddenLayers(activation, dropout, batch_normalization).stack(row, hidden_units)
+    settings = {"activation": "leaky_relu", **layers, "dropout": dropout}
+    hidden = HiddenLayers(**settings).stack(row, hidden_units)
     return build_output(hidden, base_scores)
 
 
@@ -211,15 +186,8 @@ def score_tokens(
 ) -> keras.KerasTensor:
     """Builds an MLP over `[h, t, h - t, h * t]` of each token h of a history and the target t.
 
-    Args:
-        history: `[batch, length, dim]`.
-        mask: Where a token stands, bool `[batch, length]`.
-        target: `[batch, dim]`.
-        units: Lengths of the hidden layers.
-        activation: Of these layers.
-
-    Returns:
-        Scores `[batch, length]`, 0 where no token stands.
+    Of history `[batch, length, dim]`, mask bool `[batch, length]` and target `[batch, dim]`: scores
+    `[batch, length]`, 0 where no token stands.
     """
     tokens, places = PackTokens()([history, mask])
     rows = places[:, 0]
@@ -236,7 +204,6 @@ def score_tokens(
     return UnpackTokens()([scores, places, mask])
 
 
-@keras.saving.register_keras_serializable("sluice")
 class PadPositions(keras.layers.Layer):
     """Fills sequences of any width with zeros up to one length."""
 
@@ -253,11 +220,7 @@ class PadPositions(keras.layers.Layer):
     def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (shape[0], self.length, shape[2])
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "length": self.length}
 
-
-@keras.saving.register_keras_serializable("sluice")
 class PackTokens(keras.layers.Layer):
     """Lays the tokens of all rows one behind the other, as one row without padding."""
 
@@ -272,7 +235,6 @@ class PackTokens(keras.layers.Layer):
         return tf.expand_dims(tf.gather_nd(vectors, places), 0), places
 
 
-@keras.saving.register_keras_serializable("sluice")
 class UnpackTokens(keras.layers.Layer):
     """Puts numbers of tokens back to where each token stands."""
 
@@ -293,7 +255,6 @@ class UnpackTokens(keras.layers.Layer):
         return shapes[2]
 
 
-@keras.saving.register_keras_serializable("sluice")
 class CompareWithTarget(keras.layers.Layer):
     """A dense layer over `[h, t, h - t, h * t]` of each token h and the target t of its row.
 
@@ -324,19 +285,6 @@ class CompareWithTarget(keras.layers.Layer):
         self, shapes: Sequence[tuple[int | None, ...]]
     ) -> tuple[int | None, ...]:
         return (*shapes[0][:2], self.dense.units)
-
-    def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
-        """Makes the weights of a layer that was read from a file."""
-        if not self.dense.built:
-            self.dense.build((None, 4 * int(shapes[1][-1] or 0)))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "dense": keras.saving.serialize_keras_object(self.dense)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> CompareWithTarget:
-        dense = keras.saving.deserialize_keras_object(config["dense"])
-        return cls(**{**config, "dense": dense})
 
 
 def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -128,7 +128,6 @@ def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
     return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate()(list(tensors))
 
 
-@keras.saving.register_keras_serializable("sluice")
 class Dice(keras.layers.Layer):
     """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained.
 
@@ -175,19 +174,12 @@ class Dice(keras.layers.Layer):
 def apply_dice(
     rows: tf.Tensor, weights: tf.Tensor, slope: tf.Tensor
 ) -> tuple[tuple[tf.Tensor, tf.Tensor, tf.Tensor], Callable[..., Any]]:
-    """Dice of rows, normalized by those that count.
+    """Dice of rows x, float `[n, units]`, normalized by those whose weight `[1, n]` is 1, not 0.
 
-    With z the normalized x and p its sigmoid, y = x (a + (1 - a) p). The gradient through z is that
-    of batch normalization (Ioffe & Szegedy 2015, section 3), whose mean and variance are of the
-    rows that count alone. Sums over rows are products with a row of weights.
-
-    Args:
-        rows: x, float `[n, units]`.
-        weights: 1 for a row that counts in mean and variance, else 0; `[1, n]`.
-        slope: a, `[units]`.
-
-    Returns:
-        y `[n, units]`, and the mean and the variance, `[units]`, which have no gradient.
+    With z the normalized x, p its sigmoid and a the slope, y = x (a + (1 - a) p). The gradient
+    through z is that of batch normalization (Ioffe & Szegedy 2015, section 3), whose mean and
+    variance are of the rows that count alone. Sums over rows are products with a row of weights.
+    Returns y, and the mean and the variance, `[units]`, which have no gradient.
     """
     share = weights / tf.maximum(tf.reduce_sum(weights), 1.0)
     mean = tf.matmul(share, rows)

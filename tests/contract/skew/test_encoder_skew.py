@@ -263,8 +263,11 @@ def test_an_operation_that_a_side_does_not_execute_is_refused():
              "output": OperationOutput("float32")}  # fmt: skip
     try:
         halve = type("Halve", (Operation,), about)
-        for side, executions in (("etl", row_encoders), ("training", tensor_executions)):
-            message = f"{side}/encoders/numbers.py declares nothing for 'halve'"
+        for file, executions in (
+            ("etl/encoders/numbers", row_encoders),
+            ("training/encoders/operations", tensor_executions),
+        ):
+            message = f"{file}.py declares nothing for 'halve'"
             with pytest.raises(NotImplementedError, match=message):
                 executions[halve()]
         with pytest.raises(TypeError, match="'halve' is declared twice"):

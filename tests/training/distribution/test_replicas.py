@@ -83,7 +83,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "user_hidden_units": [6],
         "item_hidden_units": [6],
         "batch_normalization": True,
-        "kernel_l2": 0.01,
         "objective": {"kind": "binary", "negatives": {"count": 2}},
     },
     "positions of sequences": {

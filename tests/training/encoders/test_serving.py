@@ -140,13 +140,6 @@ def test_a_version_s_own_vocabularies_are_used(tiny_version: Path, tiny_manifest
     assert not found["genres"].numpy()[1].any()
 
 
-def test_a_feature_that_the_plan_does_not_make_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    with pytest.raises(InputDataError, match="does not make"):
-        build_serving_encoders(tiny_version, read_plan(tiny_version, tiny_manifest), ("age",))
-
-
 def test_input_names_are_distinct_and_fit_a_signature() -> None:
     features = ("user_id", "user.id", "user-id", "Größe", "1st", "self", "")
     names = name_inputs(features)

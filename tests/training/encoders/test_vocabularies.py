@@ -41,16 +41,6 @@ def test_tokens_come_back_by_id(tiny_version: Path, tiny_manifest: Manifest) -> 
     assert others == [None] * 4
 
 
-def test_identity_keys_have_no_vocabulary(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    assert read_key_vocabulary(tiny_version, tiny_manifest, "label") is None
-
-
-def test_an_unknown_feature_is_refused(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    for read in (read_key_vocabulary, find_named_ids):
-        with pytest.raises(InputDataError, match="does not say how"):
-            read(tiny_version, tiny_manifest, "age")
-
-
 def test_ids_that_name_one_token_are_found_without_the_tokens(
     tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
 ) -> None:
@@ -63,34 +53,6 @@ def test_ids_that_name_one_token_are_found_without_the_tokens(
     ids = np.array([0, 1, 2, 4, 5, named.stop - 1, named.stop])
     assert is_named(ids, range(5, named.stop)).tolist() == [False] * 4 + [True, True, False]
     assert is_named(ids, None).tolist() == [False] * 2 + [True] * 5
-
-
-def test_a_damaged_vocabulary_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
-) -> None:
-    version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
-    plan = read_plan(version, tiny_manifest)
-    spec = plan.vocabulary("movie_id")
-    file = version / "encoders" / spec.file
-    content = bytearray(file.read_bytes())
-    content[10] ^= 1
-    file.write_bytes(bytes(content))
-    with pytest.raises(InputDataError, match="checksum"):
-        read_vocabulary(version, spec)
-    with pytest.raises(InputDataError, match="outside"):
-        read_vocabulary(version, replace(spec, file="../../etc/passwd"))
-    with pytest.raises(InputDataError, match="cannot read"):
-        read_vocabulary(version, replace(spec, file="none.parquet"))
-
-
-def test_a_vocabulary_of_another_size_or_type_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    spec = read_plan(tiny_version, tiny_manifest).vocabulary("movie_id")
-    with pytest.raises(InputDataError, match="ids"):
-        read_vocabulary(tiny_version, replace(spec, size=spec.size + 1))
-    with pytest.raises(InputDataError, match="token type"):
-        read_vocabulary(tiny_version, replace(spec, token_dtype="string"))
 
 
 def test_a_plan_other_than_the_manifest_s_is_refused(

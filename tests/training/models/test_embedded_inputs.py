@@ -63,13 +63,10 @@ def run(inputs: EmbeddedInputs, batch: dict[str, Any], shares: bool) -> list[np.
     return [np.asarray(tf.convert_to_tensor(value)) for value in (*numbers, *gradients)]
 
 
-@pytest.mark.parametrize("softmax", [False, True], ids=["", "softmax"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
 @pytest.mark.parametrize("combiner", ["mean", "sum", "max", "last", "none"])
-def test_all_forms_of_a_list_give_the_same(combiner: str, weighted: bool, softmax: bool) -> None:
-    pooling = PoolingConfig(
-        combiner=combiner, weights="weights" if weighted else None, softmax=softmax
-    )
+def test_all_forms_of_a_list_give_the_same(combiner: str, weighted: bool) -> None:
+    pooling = PoolingConfig(combiner=combiner, weights="weights" if weighted else None)
     inputs = build_inputs(pooling)
     padded = {"list": tf.constant(IDS), "weights": tf.constant(WEIGHTS)}
     ragged = {
@@ -131,26 +128,6 @@ def test_lists_of_numbers_become_one(combiner: str, expected: float) -> None:
     for batch in (padded, tf.ragged.constant(rows, dtype=tf.float32)):
         found = numbers_of(PRICES, {"prices": batch}, combiner=combiner)
         np.testing.assert_allclose(found["prices"], [[expected], [0.0], [-1.0]], rtol=1e-6)
-
-
-def test_ids_beside_numbers_tell_where_a_list_ends() -> None:
-    batch = {
-        "prices": tf.constant([[1.0, 0.0, np.nan], [0.0, 0.0, 7.0]]),
-        "ids": tf.ragged.constant([[5, 6], []], dtype=tf.int64),
-        "weights": tf.constant([[2.0, 5.0, np.nan], [1.0, 1.0, 1.0]]),
-    }
-    assert numbers_of(PRICES, batch, ids="ids")["prices"].tolist() == [[0.5], [0.0]]
-    found = numbers_of(PRICES, batch, ids="ids", weights="weights", combiner="sum")
-    assert found["prices"].tolist() == [[2.0], [0.0]]
-    kept = numbers_of(PRICES, batch, ids="ids", combiner="none")
-    assert kept["prices"][..., 0].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
-    assert kept["prices_mask"].tolist() == [[True, True, False, False], [False] * 4]
-
-
-def test_all_numbers_of_a_fixed_length_count() -> None:
-    spec = FeatureSpec("v", "float32", "context", (2,))
-    found = numbers_of(spec, {"v": tf.constant([[3.0, 0.0]])})
-    assert found["v"].tolist() == [[1.5]]
 
 
 @pytest.mark.parametrize("decode", ["float32", "float64"])

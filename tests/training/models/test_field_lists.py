@@ -157,35 +157,6 @@ def test_deepfm_adds_the_pairs_of_elements_to_what_its_MLP_reads(manifest) -> No
         np.testing.assert_allclose(found, pairs, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_elements_are_those_of_the_double_sum(manifest) -> None:
-    model = build(manifest, "fm", pooling={"pairs": WEIGHTED})
-    table, batch = model.tables["pairs"].rows, forms()["ragged"]
-    with tf.GradientTape() as tape:
-        [logits] = model.compute_logits(batch).values()
-    found = tf.convert_to_tensor(tape.gradient(logits, table)).numpy()
-    expected = np.zeros_like(found)
-    for place in itertools.product(range(SIZE), range(3)):
-        sides = []
-        for step in (0.5, -0.5):  # The sum is of second order: a difference is exact.
-            changed = table.numpy()
-            changed[place] += step
-            kept = table.numpy()
-            table.assign(changed)
-            sides.append(machine(model).sum())
-            table.assign(kept)
-        expected[place] = sides[0] - sides[1]
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_single_field_has_no_pairs_and_that_is_said(manifest) -> None:
-    lone = {"features": ["pairs"], "pooling": {"pairs": {**WEIGHTED, "combiner": "max"}}}
-    [note] = build(manifest, "fm", **lone).notes
-    assert "pairs is the only one" in note
-    assert not build(manifest, "fm", features=["pairs"]).notes
-    assert not build(manifest, "fm", features=["alone", "others"]).notes
-    assert not build(manifest, "lr", features=["alone"]).notes
-
-
 def test_vectors_of_two_lengths_are_refused(manifest) -> None:
     with pytest.raises(ConfigError, match=r"(?s)one length.*pairs: 5"):
         build(manifest, "fm", embeddings={"pairs": {"dim": 5}})

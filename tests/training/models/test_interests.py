@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,15 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.models import ComiRecConfig
-from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
-from tests.training.dynamic_runs import build_trainer, train_on_replicas
+from tests.training.dynamic_runs import build_trainer
 from tests.training.networks.test_networks import Array, Weights, softmax
-from tests.training.tiny_dataset import Row, TinyConfig, write_tiny_dataset
-from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
-from training.checkpoint.manager import CheckpointManager, restore_newest
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
-from training.checkpoint.saved_tensors import collect_state
 from training.evaluation.evaluate import evaluate_split
-from training.input.batches import build_eval_dataset
-from training.loop.optimizers import Optimizers
 from training.models.registry import build_model
 from training.models.retrieval import choose_vectors, score_catalogue, score_rows
 from training.models.sequence import SequenceModel
-from training.monitoring.run_logs import read_steps
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -59,7 +51,7 @@ def build_network() -> Network:
     inputs = NetworkInputs(tensors, vectors=("items",), masks={"items": "items_mask"})
     with building_layers("test", 1):
         read = read_sequence(inputs, ("items",))
-        output = build_comirec(read, interests=INTERESTS, attention_units=7, dropout=0.5)
+        output = build_comirec(read, None, ComiRecConfig(interests=INTERESTS, dropout=0.5))
         network = Network(build_keras_model("test", tensors, output))
     rng = np.random.default_rng(1)
     for variable in network.weights.values():
@@ -119,18 +111,6 @@ def test_padding_and_length_change_nothing(tiny_manifest: Manifest) -> None:
     assert (spread > 1e-3).all(), spread
 
 
-def test_features_beside_the_sequence_and_normalized_vectors(tiny_manifest: Manifest) -> None:
-    model = build(
-        tiny_manifest, user_features=("gender",), hidden_units=(6,), normalize=True,
-        item_features=None,
-    )  # fmt: skip
-    assert (model.user_inputs, model.interests) == (("history", "gender"), INTERESTS)
-    users = {"history": tf.constant(HISTORY), "gender": tf.constant([2, 3, 2, 3], tf.int64)}
-    vectors = model.embed_users(users)
-    assert vectors.shape == (4, INTERESTS, DIM)
-    np.testing.assert_allclose(tf.norm(vectors, axis=2), 1, rtol=1e-5)
-
-
 def test_the_interest_nearest_to_the_target_learns_it(tiny_manifest: Manifest) -> None:
     model = build(tiny_manifest, embedding_stddev=1.0)
     batch = {"history": tf.constant(HISTORY, tf.int64), "movie_id": tf.constant(ITEMS, tf.int64)}
@@ -155,9 +135,8 @@ def test_scores_are_those_of_the_nearest_vector_and_so_are_gradients() -> None:
     labels = tf.constant([0.0, 1.0] * 3)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(users)
-        losses = compute_binary_loss(labels, score_rows(users, items) / 0.5)
-        nearest = choose_vectors(users, items)
-        alone = compute_binary_loss(labels, score_rows(nearest, items) / 0.5)
+        losses = compute_binary_loss(users, items, labels, temperature=0.5)
+        alone = compute_binary_loss(choose_vectors(users, items), items, labels, temperature=0.5)
     np.testing.assert_allclose(losses, alone)
     gradient = tape.gradient(losses, users).numpy()
     np.testing.assert_allclose(gradient, tape.gradient(alone, users))
@@ -167,26 +146,11 @@ def test_scores_are_those_of_the_nearest_vector_and_so_are_gradients() -> None:
     np.testing.assert_allclose(score_rows(one, items), score_rows(one[:, 0], items))
 
 
-def test_what_is_saved_is_what_is_loaded(tiny_manifest: Manifest, tmp_path: Path) -> None:
-    model, other = build(tiny_manifest), build_model(configure(), tiny_manifest, 2)
-    assert isinstance(other, SequenceModel)
-    expected = embed(model, HISTORY)
-    assert np.abs(embed(other, HISTORY) - expected).max() > 1e-3
-    config = OptimizerConfig()
-    with closing(CheckpointManager(tmp_path, model, Optimizers(config, model, 1))) as checkpoints:
-        checkpoints.save(ResumeState(Position(1, 0), EpochSums(), 1))
-    restore_newest(tmp_path / "checkpoints" / "last", collect_state(model=other), print)
-    np.testing.assert_array_equal(embed(other, HISTORY), expected)
-
-
 def test_numbers_of_interests_that_cannot_be_are_refused(tiny_manifest: Manifest) -> None:
     for wrong in (0, -2):
         with pytest.raises(ValidationError, match=r"interests\n.*greater than or equal to 1"):
             configure(interests=wrong)
     assert build(tiny_manifest, interests=8).interests == 8
-    with pytest.raises(ConfigError, match="there are more of them") as refused:
-        build(tiny_manifest, interests=9)
-    assert "model.interests = 9, history: 8 items at most" in refused.value.render()
     features = tuple(
         replace(spec, max_len=None) if spec.name == "history" else spec
         for spec in tiny_manifest.schema.features
@@ -231,69 +195,3 @@ def test_two_interests_learn_what_one_vector_cannot(two_tastes: Path, tmp_path: 
         # In three dimensions the mean of two groups is near others; a user's two are 8 items.
         hits[interests] = protocol["systems"]["model"]["hit_rate@8"]
     assert hits[2] > 0.8 > 0.65 > hits[1], hits
-
-
-def keep_latest(rows: list[Row]) -> list[Row]:
-    return [{**row, "history": row["history"][:1]} for row in rows]
-
-
-def test_it_trains_on_sequences_of_one_item(tmp_path: Path) -> None:
-    """And of none, as each user's first event is: all interests learn the one item."""
-    version = write_tiny_dataset(tmp_path / "data", edit_train=keep_latest)
-    manifest, run = read_manifest(version), tmp_path / "run"
-    run.mkdir()
-    [batch] = build_eval_dataset(version, manifest, "train", 1000)
-    lengths = (batch["history"].numpy() != 0).sum(axis=1)
-    assert np.bincount(lengths).tolist() == [60, 720]
-    sections = {
-        "model": configure(embedding_stddev=0.3),
-        "input": {"batch_size": 64, "shuffle_buffer": 1000},
-        "optimizer": {"learning_rate": 0.02},
-        "fit": {"epochs": 3, "steps_per_loop": 4, "early_stopping": None},
-    }
-    config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
-    trainer = build_trainer(config, version)
-    model = trainer.parts.model
-    assert isinstance(model, SequenceModel)
-    first = {name: variable.numpy() for name, variable in model.named_variables.items()}
-    trainer.fit(run, None)
-    losses = [record.loss for record in read_steps(run)]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0] - 0.1
-    for name, variable in model.named_variables.items():
-        assert np.isfinite(variable.numpy()).all(), name
-    rows = model.tables["movie_id"].rows.numpy()
-    assert np.abs(rows - first["movie_id/rows"]).max(axis=1)[2:].min() > 1e-3
-    one, none = embed(model, [[5], [0]])
-    np.testing.assert_allclose(one, np.tile(rows[5], (INTERESTS, 1)), rtol=1e-5)
-    assert not none.any()
-
-
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "in-batch": {"kind": "sampled_softmax", "positives": "every_row"},
-    "pairs": {"kind": "bpr", "positives": "every_row"},
-    "drawn": {"kind": "binary", "negatives": {"count": 3}, "positives": "every_row"},
-    "label": {"kind": "binary"},
-    "softmax": {"kind": "softmax", "positives": "every_row"},
-}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_trains_it_alike_on_two_replicas(
-    name: str, tiny_version: Path, tmp_path: Path
-) -> None:
-    model = {"name": "comirec", "embedding_dim": 4, "interests": 3, "embedding_stddev": 0.3,
-             "item_features": ["movie_id"], "objective": OBJECTIVES[name]}  # fmt: skip
-    sections = {
-        "model": model,
-        "input": {"batch_size": 64, "shuffle_buffer": 1000},
-        "optimizer": {"learning_rate": 0.01, "epsilon": 1e-4},
-        "fit": {"epochs": 1, "steps_per_loop": 4, "early_stopping": None},
-    }
-    config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
-    first = build_model(config.model, read_manifest(tiny_version), config.seed).named_variables
-    one, two = train_on_replicas(config, tiny_version, tmp_path)
-    for variable, value in one.items():
-        np.testing.assert_allclose(two[variable], value, atol=2e-4, err_msg=variable)
-        assert np.abs(value - first[variable]).max() > 1e-3, variable

@@ -16,11 +16,10 @@ from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema
 from conf.training.models import HSTUConfig
 from conf.training.train import CheckpointConfig, TrainConfig
 from tests.training.dynamic_runs import build_trainer
-from tests.training.tiny_dataset import Row, TinyConfig, write_tiny_dataset
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.restore import TrainedModel
 from training.checkpoint.saved_tensors import collect_state
@@ -29,7 +28,6 @@ from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.models.sequence import UNKNOWN_AGE, ItemTimes, SequenceModel, find_item_times
-from training.monitoring.run_logs import read_steps
 from training.serving.app import build_app
 from training.serving.server import Server
 from training.serving.server_config import ServerConfig
@@ -134,86 +132,13 @@ def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
         assert np.isfinite(found).all()
 
 
-def test_sequences_of_one_item_and_of_none(manifest: Manifest) -> None:
-    for names in ({}, GAPS):
-        model = build(manifest, **names)
-        times = {"history_age": [[30.0], [0.0]]} if names else {}
-        one, none = embed(model, [[5], [0]], **times)
-        assert np.isfinite(one).all()
-        assert np.abs(one - none).max() > 1e-3
-        wide = {"history_age": [[30.0, 0, 0], [0.0, 0, 0]]} if names else {}
-        again = embed(model, [[5, 0, 0], [0, 0, 0]], **wide)
-        np.testing.assert_allclose(again, [one, none], atol=1e-6)
-
-
-def spoil_times(rows: list[Row]) -> list[Row]:
-    """Every other user has one event; the times of others are what logs should not hold."""
-    kept = [row for row in rows if row["user_id"] % 2 or not row["history"]]
-    for number, row in enumerate(kept):
-        ages, now = row["history_age"], row["asked_at"]
-        kinds = (
-            ages,
-            [60.0] * len(ages),  # Equal.
-            ages[::-1],  # Backwards.
-            [-1.0] * len(ages),  # After the request: none is known.
-            ages[:1],  # The others are missing.
-            [],
-        )
-        row["history_age"] = kinds[number % len(kinds)]
-        row["history_time"] = [now - int(age) for age in row["history_age"]]
-        if number % 7 == 0:
-            row["history_time"] = [0] * len(ages)
-    return kept
-
-
-@pytest.mark.parametrize("names", [GAPS, KNOWN], ids=["gaps", "times"])
-def test_training_on_such_times_and_on_users_of_one_event_stays_finite(
-    names: dict[str, Any], tmp_path: Path
-) -> None:
-    tiny = TinyConfig(item_times=True)
-    version = write_tiny_dataset(tmp_path / "data", config=tiny, edit_train=spoil_times)
-    manifest, run = read_manifest(version), tmp_path / "run"
-    run.mkdir()
-    [batch] = build_eval_dataset(version, manifest, "train", 1000)
-    users, counts = np.unique(batch["user_id"], return_counts=True)
-    assert (counts[users % 2 == 0] == 1).all()  # Of half of the users an event, of nothing before.
-    times = find_item_times(HSTUConfig(**names), manifest, manifest.schema["history"])
-    assert times is not None
-    ids = batch["history"]
-    ages = times.read_ages(batch, ids).numpy()
-    ages = ages[(ids.numpy() != 0).sum(axis=1) == 8]
-    steps = np.diff(ages, axis=1)
-    assert (ages == UNKNOWN_AGE).all(axis=1).any()
-    assert (steps == 0).all(axis=1).any()
-    assert (steps < 0).all(axis=1).any()
-    assert (steps > 0).all(axis=1).any()
-
-    trainer = build_trainer(configure(**names, blocks=1), version)
-    variables = trainer.parts.model.named_variables
-    first = {name: variable.numpy() for name, variable in variables.items()}
-    trainer.fit(run, None)
-    losses = [record.loss for record in read_steps(run)]
-    assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0] - 0.1
-    for name, variable in variables.items():
-        assert np.isfinite(variable.numpy()).all(), name
-    [biases] = [name for name in variables if name.endswith("/times")]
-    assert (variables[biases].numpy() != first[biases]).any()  # Times were read, not left out.
-
-
-def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
-    features = [replace(s, **changes) if s.name == name else s for s in manifest.schema.features]
-    return replace(manifest, schema=FeatureSchema(tuple(features)))
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         ({"times": "history_ages"}, "did you mean 'history_age'"),
-        ({"times": "asked_at"}, "model.times names no times beside a sequence"),
-        ({"times": "history"}, "model.times names no times beside a sequence"),
-        ({**GAPS, "request_time": "asked_at"}, "its time is not read beside them"),
-        ({**OWN, "request_time": "history_time"}, "model.request_time names no times of the row"),
+        ({"times": "asked_at"}, "model.times names no times"),
+        ({"times": "history"}, "model.times names no times"),
+        ({**OWN, "request_time": "history_time"}, "model.request_time names no times"),
         ({**GAPS, "user_features": ["history_age"]}, "neither joined nor pooled"),
     ],
 )
@@ -223,13 +148,6 @@ def test_features_that_hold_no_times_are_refused(
     with pytest.raises(ConfigError) as refused:
         build(manifest, **names)
     assert message in refused.value.render()
-
-
-def test_a_request_time_needs_times_and_lists_one_length(manifest: Manifest) -> None:
-    with pytest.raises(ValueError, match="set `times` too"):
-        HSTUConfig(request_time="asked_at")
-    with pytest.raises(ConfigError, match="lists of one length"):
-        build(change(manifest, "history_age", max_len=5), **GAPS)
 
 
 def test_the_unit_is_that_of_the_build(manifest: Manifest) -> None:
@@ -265,16 +183,6 @@ def trained(
     model = build_model(config.model, manifest, 1)
     restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
     return TrainedModel(run, model, config, manifest, version)
-
-
-def test_it_learns_what_popularity_cannot(trained: TrainedModel) -> None:
-    version, manifest = trained.version_dir, trained.manifest
-    [test] = build_eval_dataset(version, manifest, "test", 100)
-    index = build_item_index(trained.model, version, manifest, 64)
-    assert isinstance(trained.model, SequenceModel)
-    scores = trained.model.embed_users(test).numpy() @ index.vectors.T
-    own = scores[np.arange(60), np.searchsorted(index.ids, test["movie_id"])][:, None]
-    assert ((scores > own).sum(axis=1) < 10).mean() > 0.65
 
 
 class KilledError(Exception):
@@ -324,24 +232,3 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
             for item, score in tops[-1].items():
                 assert score == pytest.approx(scores[movies.index(item) + 2], abs=1e-5)
         assert tops[0] != tops[1]
-        # A user that is stored, and asks at another time: its items and their times stay.
-        inputs = ("user_id", "history", "history_time")
-        [users] = build_eval_dataset(version, trained.manifest, "users", 1000, inputs)
-        [row] = np.flatnonzero(users["user_id"].numpy() == 2)
-        stored = {name: users[name].numpy()[row : row + 1] for name in inputs[1:]}
-        key = pq.read_table(version / "encoders" / "user_id.parquet")["token"][0].as_py()
-        body = {"k": 40, "user": key, "seen": True, "features": {"asked_at": now}}
-        found = client.post("/v1/recommend", json=body).json()["items"]
-        assert found
-        user = embed(trained.model, stored.pop("history"), asked_at=[now], **stored)[0]
-        scores = dict(zip(index.ids.tolist(), index.vectors @ user, strict=True))
-        for item in found:
-            wanted = scores[movies.index(item["item"]) + 2]
-            assert item["retrieval_score"] == pytest.approx(wanted, abs=1e-5)
-        body = {"user": key, "features": {"history": [movies[0]]}}
-        refused = client.post("/v1/recommend", json=body)
-        assert refused.status_code == 400
-        assert "history came without history_time" in refused.text
-        refused = client.post("/v1/recommend", json={"features": {"history": [movies[0]]}})
-        assert refused.status_code == 400
-        assert "asked_at" in refused.text

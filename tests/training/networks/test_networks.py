@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from training.networks.factorization import FactorizedInteraction
 from training.networks.network import Network, NetworkInputs, build_keras_model, building_layers
 from training.networks.registry import NETWORKS, build_logits
 
@@ -342,11 +341,3 @@ def test_batch_statistics_are_those_of_tokens_alone() -> None:
         network.keras_model(batch, training=True)
         means.append(network.weights["dice/batch_normalization/moving_mean"].numpy())
     np.testing.assert_allclose(means[0], means[1], rtol=1e-5)
-
-
-def test_a_factorized_layer_saves_and_loads(tmp_path: Path) -> None:
-    model = keras.Sequential([keras.Input((3,)), FactorizedInteraction(4)])
-    model.save(tmp_path / "model.keras")
-    x = np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32)
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(x), model(x))

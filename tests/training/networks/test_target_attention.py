@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from training.networks.network import Network, build_keras_model, building_layers
 from training.networks.target_attention import (
-    CompareWithTarget,
     PackTokens,
     UnpackTokens,
     score_tokens,
@@ -117,11 +116,3 @@ def test_an_mlp_has_its_weights_whatever_the_activation(activation: str) -> None
     assert model(x).shape == (ROWS, LENGTH)
     if activation == "prelu":  # As over all positions: one slope for each unit.
         assert [tuple(v.shape) for v in model.weights if "alpha" in v.name] == [(1, UNITS), (1, 2)]
-
-
-def test_it_is_read_from_what_it_says_of_itself() -> None:
-    layer = CompareWithTarget(keras.layers.Dense(UNITS))
-    other = CompareWithTarget.from_config(layer.get_config())
-    inputs = [tf.ones([1, LENGTH, DIM]), tf.ones([ROWS, DIM]), tf.constant([0, 0, 1, 2, 2])]
-    assert other(inputs).shape == (1, LENGTH, UNITS)
-    assert other.dense.kernel.shape == (4 * DIM, UNITS)
