@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -247,13 +247,7 @@ def describe_end(result: TrainingResult, model: Model) -> dict[str, Any]:
         "model": {"parameters": model.parameter_count, "tables": _describe_tables(model)},
         "timing": {"training_finished_at": _now()},
         "training": {
-            "best_epoch": result.best_epoch,
-            "best_step": result.best_step,
-            "selected_by": result.selected_by,
-            "epochs": result.epochs,
-            "steps": result.steps,
-            "stopped_early": result.stopped_early,
-            "left_out": dict(result.left_out),
+            **asdict(result),
             "peak_memory_bytes": peak_memory_bytes(),
             "peak_device_memory_bytes": peak_device_memory_bytes(),
         },
