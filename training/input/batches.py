@@ -28,13 +28,7 @@ from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
-from training.reader.batch_plan import (
-    Batches,
-    BatchShape,
-    bound_specs,
-    build_config,
-    check_number,
-)
+from training.reader.batch_plan import Batches, BatchShape, bound_specs, build_config, check_number
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList, regroup
 from training.reader.shards import InputCounts, explain_error, warn_of_losses

@@ -314,10 +314,7 @@ def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
 
 
 def read_epoch(
-    plan: ReadPlan,
-    epoch: int,
-    first_row: int = 0,
-    share: tuple[BatchShare, int] | None = None,
+    plan: ReadPlan, epoch: int, first_row: int = 0, share: tuple[BatchShare, int] | None = None
 ) -> Iterator[DecodedRows]:
     """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
