@@ -41,13 +41,7 @@ def describe_conditions(conditions: Iterable[Mapping[str, Any]]) -> str:
 ROWS_OF_TRIALS = ("input.validation", "input.filter")
 """Keys that decide which rows are held out for validation."""
 # Cards of earlier runs name keys that are gone; they are off there.
-_GONE = {
-    "decoder": "block",
-    "take": None,
-    "cache": None,
-    "cache_dir": None,
-    "parallel_parses": None,
-}
+_GONE = {"decoder": "block", **dict.fromkeys(("take", "cache", "cache_dir", "parallel_parses"))}
 
 
 class HeldOutConfig(StrictFinite):

@@ -28,13 +28,7 @@ from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
-from training.reader.batch_plan import (
-    Batches,
-    BatchShape,
-    bound_specs,
-    build_config,
-    check_number,
-)
+from training.reader.batch_plan import Batches, BatchShape, bound_specs, build_config, check_number
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList, regroup
 from training.reader.shards import InputCounts, explain_error, warn_of_losses
@@ -190,10 +184,8 @@ def _assemble(shape: BatchShape, *tensors: tf.Tensor) -> Batch:
 def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> tf.SparseTensor:
     """Builds sparse rows `[batch, size]` as `tf.io.SparseFeature` does, in row-major order.
 
-    Args:
-        ids: int64 `[batch, (len)]`, each in [0, size); one that a row holds twice is there twice.
-        weights: float32 `[batch, (len)]`, as many as there are ids.
-        size: Length of a dense row.
+    Ids (int64, in [0, size)) and weights (float32) are as many in each row, `[batch, (len)]`; an id
+    that a row holds twice is there twice.
     """
     same = tf.debugging.assert_equal(
         ids.row_splits, weights.row_splits, "as many weights as ids are needed in each row"

@@ -48,10 +48,7 @@ class TrainCounts:
 
 
 def read_train_counts(
-    version_dir: ReadablePath,
-    manifest: Manifest,
-    part: KeyPart,
-    config: InputConfig | None = None,
+    version_dir: ReadablePath, manifest: Manifest, part: KeyPart, config: InputConfig | None = None
 ) -> TrainCounts:
     """Reads how often the users or items (`part`) occur in the rows that train.
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -179,11 +180,7 @@ def _read_bucketed(
 ) -> Iterator[DecodedRows]:
     seed = [rows.seed or 0, epoch]
     batches = bucket_batches(read_epoch(rows, epoch), boundaries, cut, rows.batch_size, seed)
-    return _skip(batches, batch)
-
-
-def _skip(batches: Iterator[DecodedRows], count: int) -> Iterator[DecodedRows]:
-    return (rows for number, rows in enumerate(batches) if number >= count)
+    return itertools.islice(batches, batch, None)
 
 
 def build_share_error(split: str, ranks: int) -> TooFewRowsError:
@@ -302,7 +299,8 @@ def _plan_mix(
         # Each pass of a dataset is an epoch of its own, which no other pass has.
         sources = [functools.partial(_read_pass, plan, epoch * (batches + 1)) for plan in plans]
         shares, size = source.config.mix_shares, source.batch_size
-        yield from _skip(mix_rows(sources, shares, batches, size, [seed, epoch]), batch)
+        mixed = mix_rows(sources, shares, batches, size, [seed, epoch])
+        yield from itertools.islice(mixed, batch, None)
         compare_begun(own.damage)
 
     return read
@@ -323,9 +321,7 @@ def check_mixed_ids(
     Vocabularies of one length need not hold the same tokens in the same order.
     """
     names = [name for name in features if manifest.schema[name].vocabulary_size is not None]
-    mixed = [
-        part for part in mixed if part[1].encoders_fingerprint != manifest.encoders_fingerprint
-    ]
+    mixed = [one for one in mixed if one[1].encoders_fingerprint != manifest.encoders_fingerprint]
     if not names or not mixed:
         return
     own = read_encoded_version(version_dir, manifest)

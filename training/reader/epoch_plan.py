@@ -64,15 +64,10 @@ def plan_buffers(
 ) -> list[BufferPlan]:
     """Plans the shuffle buffers of an epoch, which together hold each record once.
 
-    `interleave` shards are read at once, a buffer taking like many records of each; when one ends
-    the next in order follows it. Buffers are of like size: none is left with few records.
-
-    Args:
-        ranges: First record and number of records to read of each shard.
-        order: Order of the shards.
-        buffer_rows: Records that a buffer holds at most (at least `multiple`).
-        interleave: Shards that are read at once.
-        multiple: Buffers but the last hold a multiple of it: batches then cross no buffer.
+    `ranges` are the first record and the number of records to read of each shard. `interleave`
+    shards are read at once, a buffer taking like many records of each; when one ends the next in
+    order follows it. Buffers are of like size, none left with few records; they but the last hold
+    a multiple of `multiple`: batches then cross no buffer.
     """
     total = sum(rows for _, rows in ranges)
     size = _buffer_size(total, buffer_rows, multiple)

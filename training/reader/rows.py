@@ -29,11 +29,9 @@ class RaggedList(NamedTuple):
     offsets: np.ndarray
 
     def pad(self, length: int | None = None, value: Any = None) -> np.ndarray:
-        """Pads the lists, and cuts longer ones.
+        """Pads the lists, and cuts longer ones, to a length; None: of the longest list.
 
-        Args:
-            length: Values per row; None: of the longest list.
-            value: What fills a row; None: 0, or an empty byte string. Text counts as its bytes.
+        A row is filled with `value` (text counts as its bytes); None: 0, or an empty byte string.
         """
         lengths = np.diff(self.offsets)
         if length is None:
@@ -177,15 +175,9 @@ def bucket_batches(
 ) -> Iterator[DecodedRows]:
     """Makes batches of rows of like length; their lists are cut to the bucket's boundary.
 
-    Rows that fill no batch of their bucket wait for the next buffer; those that are left at the
-    end of the epoch make batches together. Only rows that fill no batch at all are dropped.
-
-    Args:
-        buffers: Shuffled rows with their `LENGTH_COLUMN`.
-        boundaries: Greatest lengths of the buckets, rising; longer rows make one more.
-        lists: Padded lists and their lengths.
-        batch_size: Rows per batch.
-        seed: Of the order of the batches within a buffer.
+    Boundaries are the greatest lengths of the buckets, rising; longer rows make one more. Rows that
+    fill no batch of their bucket wait for the next buffer; those that are left at the end of the
+    epoch make batches together. Only rows that fill no batch at all are dropped.
     """
     rest: DecodedRows | None = None
     for number, shuffled in enumerate(buffers):

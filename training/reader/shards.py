@@ -191,11 +191,9 @@ class ShardReader:
 
     def read(self, stop: int) -> RecordBlock | None:
         """Returns the next records before record `stop`, or None where there are no more."""
-        block = self._rest
+        block = self._rest or next(self._blocks, None)
         if block is None:
-            block = next(self._blocks, None)
-            if block is None:
-                return None
+            return None
         self._rest = None
         count = stop - block.first_record
         if count <= 0:
@@ -209,7 +207,7 @@ class ShardReader:
 
     @property
     def has_more(self) -> bool:
-        """Whether records follow the last one that was asked for, as far as they have been read."""
+        """Whether records that have been read follow the last one that was asked for."""
         return self._rest is not None
 
     def compare(self) -> None:

@@ -127,10 +127,8 @@ class ShuffleBuffer:
     ) -> Callable[[], DecodedRows]:
         """Begins to fill a buffer; the one before it is full.
 
-        Args:
-            buffer: The buffer.
-            indices: Output index of each of its records, int64 `[rows]`.
-            skip_below: Output rows that were consumed before a resume; they are not decoded.
+        Each record goes to its output index, of `indices` int64 `[rows]`; those below `skip_below`
+        were consumed before a resume and are not decoded.
 
         Returns:
             Function that waits for the rows, in the order of their indices from `skip_below` on.
@@ -225,12 +223,7 @@ class ShuffleBuffer:
 
 
 class _Filling:
-    """The arrays of a buffer that is being filled.
-
-    Args:
-        plan: How the rows are read.
-        indices: Output index of each record, int64 `[rows]`; those below 0 are left out.
-    """
+    """The arrays of a buffer that is being filled; rows with an index below 0 are left out."""
 
     def __init__(self, plan: ReadPlan, indices: np.ndarray) -> None:
         self.indices = indices
@@ -314,10 +307,7 @@ def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
 
 
 def read_epoch(
-    plan: ReadPlan,
-    epoch: int,
-    first_row: int = 0,
-    share: tuple[BatchShare, int] | None = None,
+    plan: ReadPlan, epoch: int, first_row: int = 0, share: tuple[BatchShare, int] | None = None
 ) -> Iterator[DecodedRows]:
     """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
 
@@ -325,12 +315,8 @@ def read_epoch(
     otherwise read and dropped: only then is it known how many rows they have. What comes out is the
     same for the same seed and epoch, whatever the threads.
 
-    Args:
-        plan: How the rows are read.
-        epoch: Zero-based epoch.
-        first_row: Rows to leave out at the start; a multiple of the batch where rows are shared.
-        share: Part of the batches to deliver, and rows of the epoch that are shared out; others
-            are not decoded. None delivers all. Only where the plan `can_skip`.
+    With `share` a part of the batches is delivered, of so many rows of the epoch that are shared
+    out; others are not decoded. `first_row` begins a batch then, and the plan `can_skip`.
     """
     buffers = _plan_epoch(plan, epoch)
     skip = first_row

@@ -115,9 +115,10 @@ class SplitSource:
         """
         config, manifest, options = self.config, self.manifest, self.options
         is_shuffled = seed is not None
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         shards = list_shards(self.version_dir, manifest, self.split)
         row_filter = build_row_filter(manifest, config, self.is_held_out, options.evaluation_filter)
-
         return ReadPlan(
             columns=tuple(columns),
             shards=shards,
@@ -130,18 +131,12 @@ class SplitSource:
             balance=config.class_balance if is_shuffled else None,
             row_filter=row_filter,
             record_type=manifest.record_type,
-            threads=options.threads or min(MAX_THREADS, _cores()),
+            threads=options.threads or min(MAX_THREADS, cores),
             damage=DamagePolicy(config.on_corrupt, options.counts, options.checks),
             binary_labels=options.binary_labels,
             has_lengths=is_shuffled and config.bucket_boundaries is not None,
             slots=manifest.slots,
         )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def count_rows(source: SplitSource, file: Path | None = None) -> int:

@@ -70,11 +70,7 @@ DAMAGE: dict[str, tuple[Damage, str, dict[str, int]]] = {
     # Two lengths in a row: one bad range, in which two records are lost.
     "lengths": (lambda content, at: flip(content, at[1], at[2]), r"length", {LOST: 1}),
     "cut": (lambda content, at: content[: at[100]], r" ends early[\s\S]*100 rec", {LOST: 95}),
-    "cut in a header": (
-        lambda content, at: content[: at[100] + 7],
-        "truncated header",
-        {LOST: 94},
-    ),
+    "cut in a header": (lambda content, at: content[: at[100] + 7], "truncated header", {LOST: 94}),
     "cut in a payload": (
         lambda content, at: content[: at[100] + 40],
         "truncated payload",

@@ -142,10 +142,7 @@ def test_sparse_rows_are_those_of_tensorflow() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_shards_of_a_bucket(
-    tmp_path: Path,
-    tiny_manifest: Manifest,
-    scheme: str,
-    server_of: Callable[[str], ObjectServer],
+    tmp_path: Path, tiny_manifest: Manifest, scheme: str, server_of: Callable[[str], ObjectServer]
 ) -> None:
     schema = FeatureSchema((FeatureSpec("f", "int64", "user"),))
     write_shard(tmp_path / "a.tfrecord", [{"f": i} for i in range(100)], schema)

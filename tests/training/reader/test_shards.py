@@ -10,12 +10,7 @@ from conf.errors import InputDataError
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import CorruptRecordError
 from training.reader import shards as shard_reader_module
-from training.reader.shards import (
-    DamagePolicy,
-    Shard,
-    ShardReader,
-    compare_begun,
-)
+from training.reader.shards import DamagePolicy, Shard, ShardReader, compare_begun
 
 RECORDS = [b"%d" % i * (i % 7 + 1) for i in range(300)]
 

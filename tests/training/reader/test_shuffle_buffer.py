@@ -20,12 +20,7 @@ from training.reader.epoch_plan import BufferPlan, ShardRange
 from training.reader.feature_columns import plan_columns, select_features
 from training.reader.filters import RowFilter
 from training.reader.rows import LENGTH_COLUMN
-from training.reader.shards import (
-    DamagePolicy,
-    Shard,
-    decode_records,
-    find_shard_damage,
-)
+from training.reader.shards import DamagePolicy, Shard, decode_records, find_shard_damage
 from training.reader.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
 from training.reader.training_data import SplitSource, list_shards
 

@@ -16,12 +16,7 @@ from training.input.batches import build_eval_dataset, build_held_out_dataset, b
 from training.reader import training_data as counting_module
 from training.reader.filters import hash_keys, hash_together
 from training.reader.shards import InputCounts
-from training.reader.training_data import (
-    InputOptions,
-    SplitSource,
-    count_rows,
-    count_steps,
-)
+from training.reader.training_data import InputOptions, SplitSource, count_rows, count_steps
 
 HELD_OUT = {"validation": {"hash_of": "user_id", "share": 0.25}}
 CASES = {
