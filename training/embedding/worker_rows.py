@@ -30,8 +30,6 @@ from training.embedding.key_index import FIRST_ROW, DistinctKeys, MappedBatch
 
 T = TypeVar("T")
 
-_LEAST_BLOCK = 16
-_MOST_BLOCK = 1 << 30
 # Apart from those of TensorFlow's strategies, which count from 1 and from 100.
 _GROUP_KEY, _FIRST_KEY = 1 << 20, 1 << 24
 _KEYS = 1 << 10  # of one collective: more than there are lengths of blocks
@@ -39,16 +37,9 @@ _LEAST_ROWS, _MOST_ROWS = 1 << 8, 1 << 16
 _END = 0
 
 
-def _list_block_sizes() -> np.ndarray:
-    """Lengths that blocks are rounded up to: at most a sixteenth is padding."""
-    sizes = [_LEAST_BLOCK]
-    while sizes[-1] < _MOST_BLOCK:
-        sizes.append(sizes[-1] + (1 << max(0, sizes[-1].bit_length() - 5)))
-    return np.array(sizes, np.int64)
-
-
-BLOCK_SIZES = _list_block_sizes()
-"""Rows that a worker sends in a step: few lengths, as TensorFlow keeps a record for each."""
+BLOCK_SIZES = np.array([m << e for e in range(26) for m in range(16, 32)] + [1 << 30], np.int64)
+"""Rows that a worker sends in a step: few lengths, as TensorFlow keeps a record for each,
+and at most a sixteenth of padding."""
 
 
 @dataclass(frozen=True)
