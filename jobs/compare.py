@@ -83,29 +83,23 @@ def compare(
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Compares two runs and writes `comparison.json` into the first.
+    """Compares two runs, or series (the last finished run), and writes `comparison.json`.
 
     Args:
-        run: A run's directory, or a series' (its last finished run).
+        run: The run, whose `evaluation` settings hold for both.
         against: The run that it is compared with.
         split: Split to measure on.
         dataset: Version of their dataset to measure on; None: the one that both are of.
         metric: What decides; None: `ndcg@10`, or the first task's `auc` or `mse`.
         margin: Least lead that the run must have; None: nothing is asked of it.
         checkpoint: `best` or `last`, of both.
-        overrides: `evaluation.key=value` each; the settings of the first run hold for both.
+        overrides: `evaluation.key=value` each.
 
     Returns:
-        The content of the file: `metrics` with difference and interval by name; `metric`, `lead`
-        (the end of the interval that is worse for the run; None with too few users for one),
-        `margin` and `passed`, None without a margin. A margin that cannot be measured is not
-        kept, and `why` says so: there is no interval, or the other run was trained on a log that
-        ends later; of that there are no metrics either.
-
-    Raises:
-        ConfigError: The runs have other dataset versions, kinds or tasks, or no such metric.
-        UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The split is empty, or data or a checkpoint is damaged.
+        `metrics` with difference and interval by name; `metric`, `lead` (the end of the interval
+        that is worse for the run; None with too few users for one), `margin` and `passed`, None
+        without a margin. A margin that cannot be measured is not kept, and `why` says so: there
+        is no interval, or the other run was trained on a log that ends later.
     """
     from training.checkpoint.stored_runs import describe_run
 
