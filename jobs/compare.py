@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conf.artefacts.run import write_json
-from conf.errors import ExitCode, LaterLogError
+from conf.errors import ConfigError, ExitCode, LaterLogError, did_you_mean
+from conf.metrics import is_minimised
 from jobs.support.formatting import (
     describe_filter,
     describe_not_relevant,
@@ -123,8 +124,8 @@ def compare(
             raise
         # Nothing would be fair, and what knows more recent days stays.
         return _write(trained, {**result, "passed": False, "why": error.what})
-    from training.evaluation.evaluate import compare_runs, require_metric
-    from training.evaluation.intervals import FEWEST_GROUPS, find_lead
+    from training.evaluation.evaluate import compare_runs
+    from training.evaluation.intervals import FEWEST_GROUPS
 
     comparison = compare_runs(trained, other, split)
     decisive = require_metric(comparison, metric)
@@ -143,6 +144,27 @@ def compare(
             "others"
         )
     return _write(trained, result)
+
+
+def require_metric(result: Mapping[str, Any], metric: str | None) -> str:
+    """What decides: the metric that is asked for, which has to be there, or the first usual one."""
+    known = result["metrics"]
+    if metric is None:
+        return next((m for m in ("ndcg@10", "auc", "mse") if m in known), next(iter(known)))
+    if metric not in known:
+        raise ConfigError(
+            "the runs were not compared on this metric",
+            received=metric,
+            allowed=", ".join(known),
+            fix=did_you_mean(metric, list(known)),
+        )
+    return metric
+
+
+def find_lead(metric: str, difference: Mapping[str, Any]) -> float | None:
+    """What the first is ahead at least: the end of the interval that is worse for it, or None."""
+    end = difference["high" if is_minimised(metric) else "low"]
+    return None if end is None else -float(end) if is_minimised(metric) else float(end)
 
 
 def _write(trained: TrainedModel, result: dict[str, Any]) -> dict[str, Any]:

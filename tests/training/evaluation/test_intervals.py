@@ -13,18 +13,18 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
+from jobs.compare import find_lead, require_metric
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import scored_rows
-from training.evaluation.evaluate import compare_runs, evaluate_split, require_metric
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.intervals import (
     GROUPS,
     Interval,
     compare_auc,
     compare_rows,
-    find_lead,
 )
-from training.evaluation.metrics import StreamedAUC
+from training.evaluation.metrics import StreamedAUC, auc
 from training.evaluation.scored_rows import (
     RowColumns,
     SystemSums,
@@ -68,6 +68,18 @@ def test_the_interval_of_aucs_is_delongs() -> None:
     assert (found["run"], found["other"]) == pytest.approx((tens[0].mean(), tens[1].mean()))
     assert found["high"] - found["difference"] == pytest.approx(half, rel=1e-6)
     assert found["difference"] - found["low"] == pytest.approx(half, rel=1e-6)
+
+
+def test_users_with_both_labels_are_drawn_whole() -> None:
+    rng, users = np.random.default_rng(11), np.repeat(np.arange(200), 6)
+    positive, taste = rng.random(1200) < 0.4, np.repeat(rng.normal(size=200), 6)
+    scores = [0.7 * positive + taste * at + rng.normal(size=1200) for at in (2.0, 0.0)]
+    gaps = []
+    for _ in range(400):
+        drawn = (rng.integers(0, 200, 200)[:, None] * 6 + np.arange(6)).ravel()
+        gaps.append(np.subtract(*(auc(positive[drawn], own[drawn]) for own in scores)))
+    found = compare_auc(positive, scores, users)
+    assert found["high"] - found["difference"] == pytest.approx(1.96 * np.std(gaps), rel=0.15)
 
 
 def test_rows_of_one_user_count_as_one_draw() -> None:

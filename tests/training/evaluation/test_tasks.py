@@ -85,6 +85,12 @@ def test_the_value_of_all_pairs_lies_within_the_error(
         assert found.error == 0.0
 
 
+def test_scores_of_few_values_are_exact_in_the_histogram_too() -> None:
+    labels = np.array([True, False, True, False])
+    scores = np.array([-0.0, 0.0, 2.0, -1.5], dtype=np.float32)
+    assert stream(labels, scores, 0).value == pairwise(labels, scores)
+
+
 @pytest.mark.parametrize("shift", [-100.0, 0.0, 1e6])
 def test_many_rows_are_close_wherever_the_scores_lie(shift: float) -> None:
     rng = np.random.default_rng(1)
