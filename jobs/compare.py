@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conf.artefacts.run import write_json
-from conf.errors import ExitCode, LaterLogError
+from conf.errors import ConfigError, ExitCode, LaterLogError, did_you_mean
+from conf.metrics import is_minimised
 from jobs.support.formatting import (
     describe_filter,
     describe_not_relevant,
@@ -83,29 +84,23 @@ def compare(
     checkpoint: str = CheckpointChoice.BEST,
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Compares two runs and writes `comparison.json` into the first.
+    """Compares two runs, or series (the last finished run), and writes `comparison.json`.
 
     Args:
-        run: A run's directory, or a series' (its last finished run).
+        run: The run, whose `evaluation` settings hold for both.
         against: The run that it is compared with.
         split: Split to measure on.
         dataset: Version of their dataset to measure on; None: the one that both are of.
         metric: What decides; None: `ndcg@10`, or the first task's `auc` or `mse`.
         margin: Least lead that the run must have; None: nothing is asked of it.
         checkpoint: `best` or `last`, of both.
-        overrides: `evaluation.key=value` each; the settings of the first run hold for both.
+        overrides: `evaluation.key=value` each.
 
     Returns:
-        The content of the file: `metrics` with difference and interval by name; `metric`, `lead`
-        (the end of the interval that is worse for the run; None with too few users for one),
-        `margin` and `passed`, None without a margin. A margin that cannot be measured is not
-        kept, and `why` says so: there is no interval, or the other run was trained on a log that
-        ends later; of that there are no metrics either.
-
-    Raises:
-        ConfigError: The runs have other dataset versions, kinds or tasks, or no such metric.
-        UpstreamNotReadyError: There is no such run or checkpoint.
-        InputDataError: The split is empty, or data or a checkpoint is damaged.
+        `metrics` with difference and interval by name; `metric`, `lead` (the end of the interval
+        that is worse for the run; None with too few users for one), `margin` and `passed`, None
+        without a margin. A margin that cannot be measured is not kept, and `why` says so: there
+        is no interval, or the other run was trained on a log that ends later.
     """
     from training.checkpoint.stored_runs import describe_run
 
@@ -129,8 +124,8 @@ def compare(
             raise
         # Nothing would be fair, and what knows more recent days stays.
         return _write(trained, {**result, "passed": False, "why": error.what})
-    from training.evaluation.evaluate import compare_runs, require_metric
-    from training.evaluation.intervals import FEWEST_GROUPS, find_lead
+    from training.evaluation.evaluate import compare_runs
+    from training.evaluation.intervals import FEWEST_GROUPS
 
     comparison = compare_runs(trained, other, split)
     decisive = require_metric(comparison, metric)
@@ -149,6 +144,27 @@ def compare(
             "others"
         )
     return _write(trained, result)
+
+
+def require_metric(result: Mapping[str, Any], metric: str | None) -> str:
+    """What decides: the metric that is asked for, which has to be there, or the first usual one."""
+    known = result["metrics"]
+    if metric is None:
+        return next((m for m in ("ndcg@10", "auc", "mse") if m in known), next(iter(known)))
+    if metric not in known:
+        raise ConfigError(
+            "the runs were not compared on this metric",
+            received=metric,
+            allowed=", ".join(known),
+            fix=did_you_mean(metric, list(known)),
+        )
+    return metric
+
+
+def find_lead(metric: str, difference: Mapping[str, Any]) -> float | None:
+    """What the first is ahead at least: the end of the interval that is worse for it, or None."""
+    end = difference["high" if is_minimised(metric) else "low"]
+    return None if end is None else -float(end) if is_minimised(metric) else float(end)
 
 
 def _write(trained: TrainedModel, result: dict[str, Any]) -> dict[str, Any]:

@@ -121,17 +121,7 @@ def _refuse_mixed(
     *,
     baselines: bool,
 ) -> None:
-    """Refuses options that do not go together.
-
-    Args:
-        named: Options that each name what is measured.
-        dataset: Another version of the dataset.
-        token_file: What an endpoint asks for.
-        baselines: Whether baselines are measured too.
-
-    Raises:
-        ConfigError: Two of them name what is measured, or one would be ignored.
-    """
+    """Refuses options that do not go together; `named` each name what is measured."""
     given = [value for value in named.values() if value is not None]
     if len(given) > 1:
         raise ConfigError(

@@ -6,14 +6,14 @@ Systems score the same rows; their metrics are kept whole, by group of users and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError
 from conf.metrics import register_metric
 from conf.training.input import FilterConfig
 from conf.training.models import RankingConfig
@@ -209,21 +209,6 @@ def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict
     rival = require_retrieval(other.model)
     own = _Retrieval(trained, require_retrieval(trained.model), split)
     return {**described, **own.compare(rival)}
-
-
-def require_metric(result: Mapping[str, Any], metric: str | None) -> str:
-    """What decides: the metric that is asked for, which has to be there, or the first usual one."""
-    known = result["metrics"]
-    if metric is None:
-        return next((m for m in ("ndcg@10", "auc", "mse") if m in known), next(iter(known)))
-    if metric not in known:
-        raise ConfigError(
-            "the runs were not compared on this metric",
-            received=metric,
-            allowed=", ".join(known),
-            fix=did_you_mean(metric, list(known)),
-        )
-    return metric
 
 
 class _Retrieval:

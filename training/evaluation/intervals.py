@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.metrics import METRICS, find_family, is_minimised
+from conf.metrics import METRICS, find_family
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -28,12 +28,6 @@ FEWEST_GROUPS = 20
 CONSTANT = "constant"
 _Z = 1.959963984540054  # the normal quantile of LEVEL
 _CELLS_AT_ONCE = 1 << 22
-
-
-def find_lead(metric: str, difference: Mapping[str, Any]) -> float | None:
-    """What the first is ahead at least: the end of the interval that is worse for it, or None."""
-    end = difference["high" if is_minimised(metric) else "low"]
-    return None if end is None else -float(end) if is_minimised(metric) else float(end)
 
 
 def describe_differences(

@@ -47,7 +47,6 @@ def _configure(trained: TrainedModel, **evaluation: Any) -> TrainedModel:
 
 
 def _draw(users: int, items: int, seed: int = 0) -> np.ndarray:
-    """A binary matrix whose items come in two groups."""
     rng = np.random.default_rng(seed)
     likes = (np.arange(users)[:, None] + np.arange(items)) % 2
     matrix = rng.random((users, items)) < np.where(likes, 0.5, 0.1)
@@ -56,7 +55,6 @@ def _draw(users: int, items: int, seed: int = 0) -> np.ndarray:
 
 
 def test_two_items_by_hand() -> None:
-    """Both are of one user, the first of another one too: x1'x2 / (x1'x1 + 1) and its mirror."""
     products = multiply_items(Pairs(np.array([0, 0, 1]), np.array([0, 1, 0])), 2)
     np.testing.assert_array_equal(products, [[2, 1], [1, 1]])
     np.testing.assert_allclose(solve_ease(products, 1.0), [[0, 1 / 3], [1 / 2, 0]], rtol=1e-6)
@@ -87,7 +85,6 @@ def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_penalty_is_the_one_that_finds_most_hidden_items() -> None:
-    """The same cells hidden, each user ranked alone."""
     matrix = _draw(80, 40, seed=3)
     cells = Pairs(*np.nonzero(matrix))
     hidden = np.random.default_rng(7).random(len(cells)) < 0.2
@@ -113,7 +110,6 @@ def _ids(trained: TrainedModel, name: str) -> dict[int, int]:
 
 
 def _fit_by_hand(trained: TrainedModel) -> tuple[dict[int, int], np.ndarray, Any]:
-    """Column of each raw item, the binary matrix of train, and what is fitted."""
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
     columns = {raw: int(index.columns_of(np.array([i]))[0]) for raw, i in
                _ids(trained, "movie_id").items()}  # fmt: skip

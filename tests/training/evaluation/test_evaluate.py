@@ -42,13 +42,11 @@ def _trained(version: Path, manifest: Manifest, **evaluation: Any) -> TrainedMod
 
 
 def _rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
-    """Every record of a split, one at a time."""
     batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen",))
     return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
 
 
 def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool) -> list[float]:
-    """Rank of each target, from float64 scores of single rows."""
     model = TinyTowers(manifest)
     tables = {name: table.rows.numpy().astype(np.float64) for name, table in model.tables.items()}
 
@@ -170,7 +168,6 @@ def test_the_report_does_not_depend_on_the_batch_size(
 def test_popularity_and_lists_are_those_of_the_training_counts(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    """The rank by popularity is the number of items that are as popular, seen items apart."""
     report = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
     rows = _rows(tiny_version, tiny_manifest, "test")
     ids = np.array([int(row["movie_id"]) for row in rows])
@@ -259,20 +256,10 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
         evaluate_split(_trained(version, manifest), "tset")
 
 
-@pytest.mark.parametrize("split", ["catalog", "users"])
-def test_splits_without_events_are_refused_by_name(
-    split: str, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    with pytest.raises(InputDataError, match=f"'{split}' holds one record per") as caught:
-        evaluate_split(_trained(tiny_version, tiny_manifest), split)
-    assert "test" in str(caught.value.allowed)
-
-
 @pytest.mark.parametrize("keep", [1, 0])
 def test_rows_without_a_label_are_ranked_but_not_scored(
     keep: int, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    """Every second row of each shard keeps its label, or none does."""
     version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
     labels: list[float] = []
     shards = []

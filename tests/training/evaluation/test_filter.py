@@ -21,8 +21,6 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.item_index import build_item_index
-from training.evaluation.metrics import RankMeasures
-from training.evaluation.prediction_files import measure_lists
 from training.evaluation.systems import ModelSystem
 from training.evaluation.users import UserReader, read_held_out
 from training.input.batches import build_eval_dataset
@@ -89,7 +87,6 @@ def _passes(row: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
 def _keep_alone(
     version: Path, manifest: Manifest, split: str, filters: list[dict[str, Any]], target: Path
 ) -> Manifest:
-    """Writes the rows that pass as the split's one shard; returns the manifest of that version."""
     rows = [row for row in _read_rows(version, manifest, split) if _passes(row, filters)]
     assert 0 < len(rows) < manifest.split(split).rows
     write_shard(target, rows, manifest.schema)
@@ -150,23 +147,6 @@ def test_users_are_measured_by_the_events_that_pass(
     assert protocol["systems"]["model"]["recall@10"] == pytest.approx(np.mean(recalls))
     compared = compare_runs(trained, everyone, "test")
     assert compared["metrics"]["recall@10"]["other"] == pytest.approx(np.mean(recalls))
-
-
-def test_written_lists_are_measured_by_the_events_that_pass(
-    version: Path, manifest: Manifest, tmp_path: Path
-) -> None:
-    trained = _train(version, manifest, evaluation={"filter": RELATED})
-    file = tmp_path / "lists.jsonl"
-    users = [1000 + user for user in range(CONFIG.users)]
-    file.write_text("".join(f'{{"user": {u}, "items": [100, 101, 102]}}\n' for u in users))
-    found = measure_lists(trained, file, "test", RankMeasures([3]))
-    rows = [row for row in _read_rows(version, manifest, "test") if _passes(row, RELATED)]
-    measured = len({int(row["user_id"]) for row in rows})
-    assert found["filter"]["rows"] == len(rows)
-    assert (found["rows"], found["lists_of_others"]) == (measured, CONFIG.users - measured)
-    file.write_text('{"row": 1, "items": [100, 101, 102]}\n')
-    with pytest.raises(ConfigError, match=r"evaluation\.filter leaves some out"):
-        measure_lists(trained, file, "test", RankMeasures([3]))
 
 
 @pytest.mark.parametrize("held_out", [None, {"hash_of": "user_id", "share": 0.4}])

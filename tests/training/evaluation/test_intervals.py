@@ -13,18 +13,18 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.train import TrainConfig
+from jobs.compare import find_lead, require_metric
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import scored_rows
-from training.evaluation.evaluate import compare_runs, evaluate_split, require_metric
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.intervals import (
     GROUPS,
     Interval,
     compare_auc,
     compare_rows,
-    find_lead,
 )
-from training.evaluation.metrics import StreamedAUC
+from training.evaluation.metrics import StreamedAUC, auc
 from training.evaluation.scored_rows import (
     RowColumns,
     SystemSums,
@@ -53,7 +53,6 @@ def _scores(seed: int, rows: int = 120) -> tuple[np.ndarray, tuple[np.ndarray, n
 
 
 def test_the_interval_of_aucs_is_delongs() -> None:
-    """The components of DeLong et al. 1988 by comparing every positive with every negative."""
     positive, scores = _scores(1)
     tens, ones = [], []
     for own in scores:
@@ -71,8 +70,19 @@ def test_the_interval_of_aucs_is_delongs() -> None:
     assert found["difference"] - found["low"] == pytest.approx(half, rel=1e-6)
 
 
+def test_users_with_both_labels_are_drawn_whole() -> None:
+    rng, users = np.random.default_rng(11), np.repeat(np.arange(200), 6)
+    positive, taste = rng.random(1200) < 0.4, np.repeat(rng.normal(size=200), 6)
+    scores = [0.7 * positive + taste * at + rng.normal(size=1200) for at in (2.0, 0.0)]
+    gaps = []
+    for _ in range(400):
+        drawn = (rng.integers(0, 200, 200)[:, None] * 6 + np.arange(6)).ravel()
+        gaps.append(np.subtract(*(auc(positive[drawn], own[drawn]) for own in scores)))
+    found = compare_auc(positive, scores, users)
+    assert found["high"] - found["difference"] == pytest.approx(1.96 * np.std(gaps), rel=0.15)
+
+
 def test_rows_of_one_user_count_as_one_draw() -> None:
-    """Every row five times over: five times the rows tell no more than one time."""
     positive, scores = _scores(2)
     owners = np.arange(len(positive))
     once = compare_auc(positive, scores, owners)
@@ -88,7 +98,6 @@ def test_rows_of_one_user_count_as_one_draw() -> None:
 
 
 def test_the_bootstrap_is_that_of_large_samples() -> None:
-    """Of many equal users the interval is that of the normal distribution."""
     values = np.random.default_rng(4).exponential(1.0, 3000)
     found = compare_means(values, np.zeros(3000), np.arange(3000), 7)
     half = 1.96 * values.std(ddof=1) / np.sqrt(3000)
@@ -124,7 +133,6 @@ def test_few_users_have_no_interval(users: int, has_interval: bool) -> None:
 
 
 def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
-    """Against a loop that draws rows of other random numbers."""
     rng = np.random.default_rng(6)
     run, other = rng.exponential(1.0, 400), rng.exponential(1.3, 400)
     found = compare_root_means(run, other, np.arange(400), 1)
@@ -152,7 +160,6 @@ def test_users_have_a_group_each_and_unknown_ones_that_of_the_id_they_share(
 
 
 def test_rows_of_unknown_users_are_drawn_together() -> None:
-    """As a user is whose rows all have the same id; else their interval is too narrow."""
     rng = np.random.default_rng(3)
     users = np.concatenate([np.repeat(np.arange(2, 42), 5), np.ones(200, np.int64)])
     model, rival = rng.random((2, 400))
@@ -331,7 +338,6 @@ def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedMod
 def test_users_are_the_known_ones(
     runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where ids up to 41 are buckets of users outside the vocabulary."""
     monkeypatch.setattr(scored_rows, "find_named_ids", lambda *_: range(42, 62))
     found = compare_runs(*runs, "test")
     report = evaluate_split(runs[0], "test")

@@ -11,7 +11,6 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
 from training.evaluation.item_index import (
-    MISSING,
     ItemIndex,
     Pairs,
     build_item_index,
@@ -60,20 +59,6 @@ def test_top_k_equals_a_full_sort_whatever_the_block(
         np.testing.assert_array_equal(
             found.scores[row, : len(expected)], [scores[row, i - 2] for i in expected]
         )
-
-
-def test_columns_of_ids_that_the_catalogue_lacks_are_missing() -> None:
-    index = order_by_id(np.array([7, 3, 5]), np.eye(3, dtype=np.float32))
-    assert index.columns_of(np.array([3, 5, 7, 0, 1, 4, 99])).tolist() == [
-        0,
-        1,
-        2,
-        MISSING,
-        MISSING,
-        MISSING,
-        MISSING,
-    ]
-    np.testing.assert_array_equal(index.vectors[index.columns_of(np.array([7]))[0]], [1, 0, 0])
 
 
 def test_a_repeated_item_and_a_nan_vector_are_refused() -> None:

@@ -48,7 +48,6 @@ TARGETS = st.lists(st.integers(-1, 6), min_size=5, max_size=5)
 
 
 def _reference(scores: np.ndarray, target: int, among: set[int]) -> float:
-    """The worst place that any order by falling score could give the target."""
     if target == MISSING:
         return np.inf
     return 1.0 + sum(not scores[item] < scores[target] for item in among - {target})
@@ -101,7 +100,6 @@ def _padded(rows: list[set[int]]) -> np.ndarray:
 
 
 def _metrics_reference(row: set[int], k: int) -> tuple[float, float, float, float]:
-    """From a list of 0/1 gains, position by position."""
     gains = [1.0 if position in row else 0.0 for position in range(1, 31)]
     dcg = sum(g / math.log2(i + 2) for i, g in enumerate(gains[:k]))
     ideal = sum(g / math.log2(i + 2) for i, g in enumerate(sorted(gains, reverse=True)[:k]))

@@ -14,20 +14,14 @@ from conf.errors import InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
-from conf.training.input import FilterConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import (
-    FullRanking,
     compare_runs,
-    evaluate_full,
     evaluate_split,
 )
 from training.evaluation.item_index import build_item_index
-from training.evaluation.metrics import RankMeasures
-from training.evaluation.prediction_files import measure_lists
-from training.evaluation.protocols import Relevance
 from training.evaluation.systems import read_popularity
 from training.loop.validation import build_validate
 from training.models.registry import build_model
@@ -87,24 +81,6 @@ def test_a_comparison_counts_the_rows_of_the_first_run_for_both(version: Path, p
     assert found["rows"] == wanted > compare_runs(binary, softmax, "test")["rows"] or per == "user"
 
 
-@pytest.mark.parametrize("named", ["user", "row"])
-def test_lists_are_measured_by_the_positive_rows(named: str, version: Path, tmp_path: Path) -> None:
-    file = tmp_path / "lists.jsonl"
-    names = [1000 + user for user in range(CONFIG.users)] if named == "user" else range(1, 91)
-    lines = (f'{{"{named}": {name}, "items": [100, 101, 102]}}\n' for name in names)
-    file.write_text("".join(lines))
-    found = measure_lists(build_run(version, BINARY), file, "test", RankMeasures([3]))
-    every = measure_lists(build_run(version, SOFTMAX), file, "test", RankMeasures([3]))
-    assert found["rows_not_relevant"] > 0
-    assert found["relevant"] < every["relevant"]
-    assert found["rows"] + found["lists_of_others"] == len(names)
-    if named == "user":
-        alone = measure_lists(
-            build_run(version, BINARY, **POSITIVE), file, "test", RankMeasures([3])
-        )
-        assert found["metrics"] == alone["metrics"]
-
-
 def test_drawn_negatives_of_a_split_are_relevant_to_no_objective(version: Path) -> None:
     run = build_run(version, SOFTMAX, per=["event"])
     counts = replace(run.manifest.counts, drawn={"test": 7})
@@ -112,19 +88,6 @@ def test_drawn_negatives_of_a_split_are_relevant_to_no_objective(version: Path) 
     found = evaluate_split(drawn, "test")
     assert found["rows"] == count_rows(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
     assert found["rows_not_relevant"] > 0
-
-
-def test_validation_without_a_positive_row_says_so(version: Path) -> None:
-    negative = (FilterConfig(feature="label", value=0),)
-    trained = build_run(version, BINARY)
-    data = TrainingData(version, trained.manifest)
-    ranking = FullRanking(
-        RankMeasures((3,)), True, 8, evaluation_filter=negative, batches=1,
-        relevance=Relevance((FilterConfig(feature="label", op=">", value=0),)),
-    )  # fmt: skip
-    with pytest.raises(InputDataError, match="no row has a relevant item") as caught:
-        evaluate_full(require_retrieval(trained.model), data, "validation", ranking)
-    assert caught.value.received == "8 rows"
 
 
 def test_a_split_without_a_positive_row_is_refused(version: Path) -> None:
@@ -174,7 +137,6 @@ def test_what_the_input_leaves_out_by_its_label_is_relevant_nowhere(
 
 
 def test_rows_of_weight_0_are_relevant_nowhere_and_make_nothing_popular(tmp_path: Path) -> None:
-    """Rows of label 0 weigh nothing, as `weights.negative: 0` builds them."""
     version = write_tiny_dataset(tmp_path, config=CONFIG)
     manifest = weigh_labels(version)
     run = build_run(version, SOFTMAX, per=["event"])
@@ -190,7 +152,6 @@ def test_rows_of_weight_0_are_relevant_nowhere_and_make_nothing_popular(tmp_path
 
 
 def weigh_labels(version: Path) -> Manifest:
-    """Gives each row its label as its weight."""
     manifest, splits = read_manifest(version), []
     for split in manifest.splits:
         shards = []

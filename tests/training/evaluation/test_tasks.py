@@ -85,6 +85,12 @@ def test_the_value_of_all_pairs_lies_within_the_error(
         assert found.error == 0.0
 
 
+def test_scores_of_few_values_are_exact_in_the_histogram_too() -> None:
+    labels = np.array([True, False, True, False])
+    scores = np.array([-0.0, 0.0, 2.0, -1.5], dtype=np.float32)
+    assert stream(labels, scores, 0).value == pairwise(labels, scores)
+
+
 @pytest.mark.parametrize("shift", [-100.0, 0.0, 1e6])
 def test_many_rows_are_close_wherever_the_scores_lie(shift: float) -> None:
     rng = np.random.default_rng(1)
@@ -97,19 +103,12 @@ def test_many_rows_are_close_wherever_the_scores_lie(shift: float) -> None:
         assert found.error < 1e-3
 
 
-def test_scores_of_few_values_are_exact_in_the_histogram_too() -> None:
-    labels = np.array([True, False, True, False])
-    scores = np.array([-0.0, 0.0, 2.0, -1.5], dtype=np.float32)
-    assert stream(labels, scores, 0).value == pairwise(labels, scores)
-
-
 GROUPED_AUC_ROWS = st.lists(
     st.tuples(st.integers(-3, 6), st.booleans(), st.integers(-3, 3)), max_size=60
 )
 
 
 def reference(rows: list[tuple[int, bool, int]]) -> dict[str, float | int | None]:
-    """User by user, pair by pair."""
     total = count = users = 0.0
     for user in {u for u, _, _ in rows}:
         good = [s for u, label, s in rows if u == user and label]
@@ -193,7 +192,6 @@ def test_scores_are_dot_products_of_each_row_in_float64(
 
 @pytest.mark.parametrize(("first", "ids"), [(2, [0, 1, 5, 5]), (5, [0, 3, 5, 5])])
 def test_rows_of_unknown_users_are_in_no_group(first: int, ids: list[int]) -> None:
-    """Ids below the first one are shared: of padding, of unknown values, of buckets."""
     users = UserGroups("user_id", range(first, 80))
     collected = LabelScores(users=users)
     batch = {"label": np.array([1.0, 0.0, 1.0, 0.0]), "user_id": np.array(ids)}
@@ -244,7 +242,6 @@ def test_one_class_has_no_auc_and_no_rate_means_that_of_the_rows() -> None:
 
 
 def _weighted_rows(rows: int) -> dict[str, np.ndarray]:
-    """Rows of 60 users whose weights are 0 to 4."""
     rng = np.random.default_rng(5)
     labels = (rng.random(rows) < 0.3).astype(np.float64)
     return {
@@ -256,7 +253,6 @@ def _weighted_rows(rows: int) -> dict[str, np.ndarray]:
 
 
 def _without_rows(values: Any) -> Any:
-    """All figures but numbers of rows: a row of weight 2 is one row."""
     if isinstance(values, list):
         return [_without_rows(value) for value in values]
     if not isinstance(values, dict):
@@ -287,7 +283,6 @@ def test_a_row_of_weight_two_is_as_good_as_the_row_twice(
 
 
 def _strip(values: Any) -> Any:
-    """The same figures as `_without_rows`, as they are."""
     if isinstance(values, list):
         return [_strip(value) for value in values]
     if not isinstance(values, dict):

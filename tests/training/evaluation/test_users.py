@@ -66,7 +66,6 @@ def _ids(trained: TrainedModel, name: str) -> dict:
 
 
 def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int, list[int]]:
-    """All items of the catalogue by user, best first, as of `later` events before the end."""
     items, users, genders = (_ids(trained, n) for n in ("movie_id", "user_id", "gender"))
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
     raw = {number: item for item, number in items.items()}
@@ -88,7 +87,6 @@ def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int
 
 
 def _measure_by_hand(ranked: list[int], relevant: list, k: int) -> dict[str, float]:
-    """Definitions of the text books, one place after the other."""
     hits, gain, precisions, first = 0, 0.0, 0.0, 0.0
     for place, item in enumerate(ranked[:k], 1):
         if item in relevant:
@@ -108,7 +106,6 @@ def _measure_by_hand(ranked: list[int], relevant: list, k: int) -> dict[str, flo
 
 
 def _relevant(trained: TrainedModel, start: int, stop: int | None) -> dict[int, list]:
-    """Known items once, and each event of an unknown one."""
     known = _ids(trained, "movie_id")
     found = {}
     for user, events in _draw_log(CONFIG).events.items():
@@ -255,7 +252,6 @@ def test_what_has_no_rows_or_groups_is_refused(
 def test_ties_count_against_relevant_items_and_among_themselves_once(
     values: list[list[int]], data: st.DataObject
 ) -> None:
-    """Against a sort of the whole row in which what is relevant comes last of its equals."""
     scores, k = np.array(values, np.float32), 4
     chosen = [data.draw(st.sets(st.integers(0, 8), max_size=5)) for _ in values]
     pairs = [(row, column) for row, own in enumerate(chosen) for column in sorted(own)]
@@ -284,7 +280,6 @@ def test_the_means_are_those_of_single_rows() -> None:
 
 @pytest.fixture(scope="module")
 def lists(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What `predict` writes as of the end of validation."""
     target = tmp_path_factory.mktemp("lists") / "lists.json.gz"
     write_lists(trained, target, 12, Source(as_of="validation"))
     with gzip.open(target, "rt") as lines:
@@ -313,23 +308,9 @@ def test_written_lists_have_the_metrics_of_the_evaluation(
         trained, _write(tmp_path / "plain.jsonl", plain), "test", RankMeasures(KS)
     )
     assert again["metrics"] == pytest.approx(found["metrics"])
-    for kind in (float, str):  # As pandas writes them, and as a request may name them.
-        text = [{"user": kind(e["user"]), "items": list(map(kind, e["items"]))} for e in lists]
-        file = _write(tmp_path / f"{kind}.jsonl", text)
-        named = measure_lists(trained, file, "test", RankMeasures(KS))
-        assert named["metrics"] == pytest.approx(found["metrics"])
-    odd = [{"user": name, "items": [None, "²", "--5", 1.5]} for name in ("²", "--5")]
-    others = measure_lists(
-        trained, _write(tmp_path / "odd.jsonl", [*text, *odd]), "test", RankMeasures(KS)
-    )
-    assert (others["metrics"], others["lists_of_others"]) == (named["metrics"], 2)
-    some = [*plain[:10], {"user": 7, "items": [100]}, {"user": "x", "items": []}]
+    some = [*plain[:10], {"user": 7.0, "items": [100]}, {"user": "²", "items": []}]
     part = measure_lists(trained, _write(tmp_path / "some.jsonl", some), "test", RankMeasures(KS))
     assert (part["without_list"], part["lists_of_others"], part["rows"]) == (20, 2, 30)
-    first = measure_lists(
-        trained, _write(tmp_path / "some.jsonl", some[:10]), "test", RankMeasures(KS)
-    )
-    assert part["metrics"] == first["metrics"]
 
 
 def test_lists_of_rows_are_measured_against_their_items(
@@ -377,7 +358,6 @@ def test_files_that_are_no_lists_are_refused(
 
 
 def test_the_first_record_of_a_user_is_found_by_its_number(tmp_path: Path) -> None:
-    """Where only some events count as seen, records of a user may have as many seen items."""
     version = write_tiny_dataset(tmp_path, config=replace(CONFIG, timed=True))
     manifest = read_manifest(version)
     by_seen = find_first_rows(version, manifest, "test", 16)
