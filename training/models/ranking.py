@@ -161,7 +161,7 @@ class NetworkRankingModel(RankingModel):
         binary = [task for task in self.tasks if task.is_binary]
         rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
         known = {name: rate for name, rate in rates.items() if rate is not None}
-        self.calibrate({name: Calibration.of_keep_rate(rate) for name, rate in known.items()})
+        self.calibrate({n: Calibration((0.0,), (math.log(rate),)) for n, rate in known.items()})
         others = [task.name for task in binary if task.name not in known]
         if balance is None or not others:
             return []
