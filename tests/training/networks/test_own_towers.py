@@ -147,5 +147,5 @@ def test_the_tower_of_the_guide_trains_and_is_served_without_its_module(
     monkeypatch.delitem(sys.modules, "towers")
     assert "user_embedding" in tf.saved_model.load(str(exported)).signatures
     assert "towers" not in sys.modules
-    with pytest.raises(SluiceError, match="user.tower.* cannot be imported"):
+    with pytest.raises(SluiceError, match=r"user.tower.* cannot be imported"):
         load_run(run)
