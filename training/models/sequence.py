@@ -94,7 +94,7 @@ class SequenceModel(TwoTowers):
         self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
-        self._build_sides(builder, *sides)
+        self._build_sides(builder, sides[0], sides[1])
         self.user_inputs = tuple(dict.fromkeys((*self._users.names, *timed)))
         with building_layers(config.name, seed, dtype):
             names = [spec.name for spec in lists]

@@ -151,7 +151,7 @@ class DSSM(TwoTowers):
             weighted[history] = PositionWeights(f"user_tower/{history}", length)
         sides = (users, items)
         planned = [[builder.plan_input(s, pooling.get(s.name)) for s in side] for side in sides]
-        self._build_sides(builder, *planned, weighted)
+        self._build_sides(builder, planned[0], planned[1], weighted)
         with building_layers("dssm", seed, dtype):
             self.user_tower = _build_user_tower(self._users, config, pools_alone)
             first = 0 if self.user_tower is None else self.user_tower.random_layers
