@@ -107,12 +107,10 @@ class SequenceModel(TwoTowers):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says where the rows are not those that such a model is for."""
         return super().notes + self._rows_note
 
     @property
     def networks(self) -> Sequence[Network]:
-        """The sequence's network, and the item tower if it has layers."""
         return [net for net in (self.network, self.item_tower) if net is not None]
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
@@ -302,7 +300,6 @@ class ItemTimes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Features of a batch that are read."""
         return (self.name,) if self.request is None else (self.name, self.request)
 
     @property

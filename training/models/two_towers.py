@@ -96,7 +96,6 @@ class MatrixFactorization(TwoTowers):
 
     @property
     def named_weights(self) -> dict[str, tf.Variable]:
-        """The bias of all pairs, if there is one."""
         return {} if self._bias is None else {"bias": self._bias}
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
@@ -162,7 +161,6 @@ class DSSM(TwoTowers):
 
     @property
     def networks(self) -> Sequence[Network]:
-        """The towers that have layers."""
         return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
 
     def embed_users(self, features: Features, training: TrainingPass | None = None) -> tf.Tensor:
