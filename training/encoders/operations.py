@@ -70,8 +70,6 @@ class RawValues:
 
 @dataclass(frozen=True)
 class Resources:
-    """Results of a fit that operations look up."""
-
     ids: Mapping[str, Callable[[RawValues], tf.Tensor]]  # encoder of raw tokens by vocabulary
     statistics: Mapping[str, tf.Tensor]  # float32 `[vocabulary_size]` by table
 
@@ -133,7 +131,6 @@ def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Te
 
 
 def _cross_field(preparation: Operation | None, raw: RawValues) -> tuple[tf.Tensor, tf.Tensor]:
-    """Text of a field, and where it is missing."""
     if preparation is None:
         return raw.text, raw.is_null
     ids = apply_operation(preparation, [raw], Resources({}, {}))

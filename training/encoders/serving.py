@@ -77,7 +77,6 @@ class RawInput(InputColumn):
         return tf.TensorSpec(shape, TENSOR_DTYPES[self.dtype], name=self.name)
 
     def read(self, values: tf.Tensor) -> RawValues:
-        """Marks what is missing and what pads."""
         nothing = tf.zeros_like(values, tf.bool)
         is_null = nothing if self.null_token is None else tf.equal(values, self.null_token)
         is_pad = None
@@ -237,7 +236,6 @@ class ServingEncoders(tf.Module):
         )
 
     def find_inputs(self, features: Collection[str]) -> list[RawInput]:
-        """Returns the raw inputs of features."""
         return [item for item in self.inputs if item.feature in features]
 
     def encode(

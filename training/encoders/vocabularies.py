@@ -157,7 +157,6 @@ class EncodedVersion:
 
 
 def read_encoded_version(version_dir: ReadablePath, manifest: Manifest) -> EncodedVersion:
-    """Reads the encoders of a version."""
     return EncodedVersion(version_dir, manifest, read_plan(version_dir, manifest))
 
 
@@ -171,7 +170,6 @@ def is_encoded_alike(name: str, new: EncodedVersion, old: EncodedVersion) -> boo
 
 
 def _list_fitted(column: ColumnEncoding, version: EncodedVersion) -> tuple[object, ...]:
-    """What the build has fitted for a column: its vocabulary, its table of statistics."""
     vocabularies, tables = version.plan.vocabularies, version.plan.tables
     table = getattr(column.operation, "table", None)
     return (

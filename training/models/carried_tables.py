@@ -57,7 +57,6 @@ def match_dynamic_table(
 
 
 def _find_feature(model: Model, table: DynamicTable) -> str:
-    """Returns a feature of a table's keys."""
     return next(
         name
         for name, other in model.embedded_features.items()
@@ -119,7 +118,6 @@ def read_table_files(model: Model, paths: Mapping[str, str]) -> dict[str, TableR
 
 
 def _check_ids(name: str, table: EmbeddingTable, path: Path, keys: np.ndarray) -> None:
-    """Refuses what is no id of a static table."""
     if isinstance(table, DynamicTable) or not len(keys):
         return
     stray = keys[(keys < 0) | (keys >= table.vocabulary_size)]

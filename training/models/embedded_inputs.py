@@ -102,7 +102,6 @@ class InputFeature:
 
     @property
     def reads_order(self) -> bool:
-        """Whether what it gives depends on the order of a list."""
         return self.combiner == "last" or (self.keeps_positions and self.has_order)
 
     @property
@@ -111,7 +110,6 @@ class InputFeature:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Features of a batch that are read for it."""
         weights = self.pooling.weights
         return (self.name,) if weights is None else (self.name, weights)
 
@@ -167,7 +165,6 @@ class EmbeddedInputs(tf.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Features of a batch that are read."""
         return tuple(dict.fromkeys(name for f in self.features for name in f.reads))
 
     @property
@@ -304,7 +301,6 @@ class EmbeddedInputs(tf.Module):
 
 
 def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
-    """Returns the inputs of a network over features, by name."""
     tensors: dict[str, keras.KerasTensor] = {}
     for feature in features:
         for name, shape in feature.shapes.items():

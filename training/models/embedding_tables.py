@@ -25,8 +25,6 @@ from training.networks.layers import PositionWeights
 
 @dataclass(frozen=True)
 class _Dynamic:
-    """A table that grows."""
-
     name: str
     config: DynamicTableConfig
 
@@ -124,7 +122,6 @@ class TableBuilder:
     def plan_rows(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
     ) -> InputFeature:
-        """Returns how the rows of a feature's ids enter a network."""
         dim = self._settings(spec).dim or self._config.embedding_dim
         if dim == "auto":  # The fourth root, as a whole number.
             dim = 6 * math.isqrt(math.isqrt(table_size(self._manifest, spec)))
@@ -164,7 +161,6 @@ class TableBuilder:
         features: Sequence[InputFeature],
         position_weights: Mapping[str, PositionWeights] | None = None,
     ) -> EmbeddedInputs:
-        """Returns what looks features up in the tables that were built."""
         tables, embedded = self._tables, [one for one in features if one.dim is not None]
         return EmbeddedInputs(
             features,
@@ -186,7 +182,6 @@ class TableBuilder:
     def _build(
         self, name: str, spec: FeatureSpec, dim: int, initializer: Initializer | None
     ) -> EmbeddingTable:
-        """Builds a table of a feature's ids."""
         table = self._of_feature.get(spec.name)
         if table is None:
             size = table_size(self._manifest, spec)
@@ -245,7 +240,6 @@ def _find_vectors(
 
 
 def _find_features(name: str, table: object, specs: Mapping[str, FeatureSpec]) -> tuple[str, ...]:
-    """Returns the features of an entry of `model.embeddings`."""
     named = table.features if isinstance(table, DynamicTableConfig) else None
     for feature in named or ():
         if feature not in specs:

@@ -53,7 +53,6 @@ class Model(tf.Module):
 
     @property
     def trained_tables(self) -> dict[str, EmbeddingTable]:
-        """Embedding tables that steps update, in the order of their names."""
         return {n: self.tables[n] for n in sorted(self.tables) if self.tables[n].updates.is_trained}
 
     @property
@@ -72,7 +71,6 @@ class Model(tf.Module):
 
     @property
     def dense_variables(self) -> list[tf.Variable]:
-        """All other trainable variables, in a fixed order."""
         return list(self.named_weights.values())
 
     @property
@@ -90,7 +88,6 @@ class Model(tf.Module):
 
     @property
     def constrained_weights(self) -> list[keras.Variable]:
-        """Weights that gradients update and layers constrain."""
         return [weight for network in self.networks for weight in network.constrained_weights]
 
     @property
@@ -122,7 +119,6 @@ class Model(tf.Module):
 
     @property
     def embedded_features(self) -> Mapping[str, EmbeddingTable]:
-        """Table of each feature that the model looks up, scalar or list."""
         found: dict[str, EmbeddingTable] = {}
         for part in self.embedded_inputs:
             found |= {**part.biases, **part.tables}

@@ -139,7 +139,6 @@ class NetworkRankingModel(RankingModel):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says which features the network does not read."""
         names = ", ".join(self.left_out)
         return (f"network {self._name} does not read {names}: left out",) if names else ()
 
@@ -161,7 +160,7 @@ class NetworkRankingModel(RankingModel):
         binary = [task for task in self.tasks if task.is_binary]
         rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
         known = {name: rate for name, rate in rates.items() if rate is not None}
-        self.calibrate({name: undo_keep_rate(rate) for name, rate in known.items()})
+        self.calibrate({n: undo_keep_rate(rate) for n, rate in known.items()})
         others = [task.name for task in binary if task.name not in known]
         if balance is None or not others:
             return []
@@ -181,7 +180,6 @@ class NetworkRankingModel(RankingModel):
         return logits if training is not None else self._apply_calibrations(logits)
 
     def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
-        """As `compute_logits`, before calibration."""
         return self._name_logits(self.network(self._inputs(features)))
 
     def predict_candidates(
@@ -221,7 +219,6 @@ class NetworkRankingModel(RankingModel):
 
 
 def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
-    """Returns the tasks of a model, whose labels are numbers of the dataset."""
     asked = dict(config.tasks)
     if not asked:
         label = manifest.keys.label

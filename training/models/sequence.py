@@ -82,8 +82,7 @@ class SequenceModel(TwoTowers):
         builder = TableBuilder(config, manifest, specs, seed)
         pooling |= {spec.name: PoolingConfig(combiner="none") for spec in lists}
         sides = [
-            [builder.plan_input(spec, pooling.get(spec.name)) for spec in side]
-            for side in (users, items)
+            [builder.plan_input(s, pooling.get(s.name)) for s in side] for side in (users, items)
         ]
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = lists[0].name, trains_everywhere(config)
@@ -95,10 +94,8 @@ class SequenceModel(TwoTowers):
         self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
         if self._every_position:
             _require_items(builder.resolve(lists[0]), builder, manifest)
-        self.tables = builder.build_tables([*sides[0], *sides[1]])
-        self._users, self._items = builder.build_inputs(sides[0]), builder.build_inputs(sides[1])
+        self._build_sides(builder, sides[0], sides[1])
         self.user_inputs = tuple(dict.fromkeys((*self._users.names, *timed)))
-        self.item_inputs = self._items.names
         with building_layers(config.name, seed, dtype):
             names = [spec.name for spec in lists]
             self.network = _build_network(self._users, config, names, self._times)
@@ -110,12 +107,10 @@ class SequenceModel(TwoTowers):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says where the rows are not those that such a model is for."""
         return super().notes + self._rows_note
 
     @property
     def networks(self) -> Sequence[Network]:
-        """The sequence's network, and the item tower if it has layers."""
         return [net for net in (self.network, self.item_tower) if net is not None]
 
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
@@ -208,20 +203,14 @@ def _project(
 
 def find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:
     """Returns the lists of the sequence, that of the items first, with their bounds."""
-    names = config.sequence
-    if names is None:
-        history, several = manifest.find_history(), manifest.histories
-        if history is None:
-            raise ConfigError(
-                "the model reads a sequence, and the dataset has no history, or several",
-                received=", ".join(several) or None,
-                allowed="keys.history, or model.sequence",
-                fix=f"set model.sequence=[{several[0]}]"
-                if several
-                else "build the dataset with a history, or name a list in model.sequence",
-            )
-        names = (history,)
-    found = select_features(manifest, config, names, "user", "model.sequence")
+    history, names = manifest.find_history(), config.sequence
+    if names is None and history is None:
+        raise ConfigError(
+            "the model reads a sequence, and the dataset has no history, or several",
+            received=", ".join(manifest.histories) or None,
+            fix="name a list in model.sequence, or build the dataset with a history",
+        )
+    found = select_features(manifest, config, names or (str(history),), "user", "model.sequence")
     return [bound_list(manifest, spec) for spec in found]
 
 
@@ -240,28 +229,18 @@ def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
 def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
     """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
     build = manifest.source.config
-    makes_histories = build.get("history") or build.get("histories")
-    if not makes_histories:
+    if not (build.get("history") or build.get("histories")):
         return ()
-    if trains_everywhere(config) is has_sequences(build):
-        return _compare_lengths(config, manifest)
-    if not has_sequences(build):
-        return (
-            f"{config.name} learns each item of a history, and each event has a row with those "
-            "before it: an item is a target many times in an epoch; build with train_samples, or "
-            "set model.every_position=false",
-        )
-    return (
-        f"{config.name} learns the item of a row alone, and rows stand for whole sequences "
-        f"(train_samples: {build['train_samples']}): their other items are no targets; build with "
-        "a row for each event (train_samples: all)",
-    )
-
-
-def _compare_lengths(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
-    """Says that pieces of sequences overlap, or leave events between them."""
-    samples = manifest.source.config.get("train_samples")
-    length = list_length(find_lists(config, manifest)[0])
+    samples, length = build.get("train_samples"), list_length(find_lists(config, manifest)[0])
+    learns_all, are_whole = trains_everywhere(config), has_sequences(build)
+    said = f"{config.name} learns "
+    if learns_all and not are_whole:
+        said += "each item of a history, and each event has a row with those before it: an item is "
+        said += "a target many times in an epoch; build with train_samples, or set "
+        return (said + "model.every_position=false",)
+    if are_whole and not learns_all:
+        said += f"the item of a row alone, and rows stand for whole sequences ({samples}): their "
+        return (said + "other items are no targets; build with train_samples: all",)
     if not isinstance(samples, int) or length in (None, samples):
         return ()
     what = "the others are no targets" if samples > length else "events are targets of several rows"
@@ -321,7 +300,6 @@ class ItemTimes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Features of a batch that are read."""
         return (self.name,) if self.request is None else (self.name, self.request)
 
     @property

@@ -21,7 +21,7 @@ from conf.training.models import (
     YouTubeDNNConfig,
 )
 from training.input.batches import Features
-from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs
+from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder, complete_pooling, list_weights
 from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
@@ -42,6 +42,18 @@ class TwoTowers(RetrievalModel):
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
         return self._users, self._items
+
+    def _build_sides(
+        self,
+        builder: TableBuilder,
+        users: Sequence[InputFeature],
+        items: Sequence[InputFeature],
+        weighted: Mapping[str, PositionWeights] | None = None,
+    ) -> None:
+        self.tables = builder.build_tables([*users, *items])
+        self._users = builder.build_inputs(users, weighted)
+        self._items = builder.build_inputs(items)
+        self.user_inputs, self.item_inputs = self._users.names, self._items.names
 
     def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns item vectors `[batch, embedding_dim]`; of length one if normalized."""
@@ -77,17 +89,13 @@ class MatrixFactorization(TwoTowers):
                 received=f"{users.spec.table}: {users.dim}, {items.spec.table}: {items.dim}",
                 fix="give both tables one `dim`, or set model.embedding_dim alone",
             )
-        self.user_inputs, self.item_inputs = (user.name,), (item.name,)
         self.temperature, self._normalize = config.temperature, config.normalize
         # Users who are items too, as where users follow users, may share a table.
-        self.tables = builder.build_tables((users, items))
-        self._users = builder.build_inputs((users,))
-        self._items = builder.build_inputs((items,))
+        self._build_sides(builder, (users,), (items,))
         self._bias = tf.Variable([0.0], name="bias") if config.user_bias else None
 
     @property
     def named_weights(self) -> dict[str, tf.Variable]:
-        """The bias of all pairs, if there is one."""
         return {} if self._bias is None else {"bias": self._bias}
 
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
@@ -140,14 +148,9 @@ class DSSM(TwoTowers):
             users, history = _bound_history(manifest, users, builder)
             length = list_length(next(spec for spec in users if spec.name == history)) or 0
             weighted[history] = PositionWeights(f"user_tower/{history}", length)
-        sides = [
-            [builder.plan_input(spec, pooling.get(spec.name)) for spec in side]
-            for side in (users, items)
-        ]
-        self.tables = builder.build_tables([*sides[0], *sides[1]])
-        self._users = builder.build_inputs(sides[0], weighted)
-        self._items = builder.build_inputs(sides[1])
-        self.user_inputs, self.item_inputs = self._users.names, self._items.names
+        sides = (users, items)
+        planned = [[builder.plan_input(s, pooling.get(s.name)) for s in side] for side in sides]
+        self._build_sides(builder, planned[0], planned[1], weighted)
         with building_layers("dssm", seed, dtype):
             self.user_tower = _build_user_tower(self._users, config, pools_alone)
             first = 0 if self.user_tower is None else self.user_tower.random_layers
@@ -158,7 +161,6 @@ class DSSM(TwoTowers):
 
     @property
     def networks(self) -> Sequence[Network]:
-        """The towers that have layers."""
         return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
 
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:

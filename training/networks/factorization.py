@@ -33,7 +33,6 @@ BaseScores = Mapping[str, float] | None
 
 
 def build_lr(inputs: NetworkInputs, *, base_scores: BaseScores = None) -> keras.KerasTensor:
-    """Builds logistic regression over biases and numbers."""
     terms = [inputs[name] for name in inputs.biases]
     if inputs.numbers:
         numbers = concatenate([inputs[name] for name in inputs.numbers])
@@ -59,7 +58,6 @@ def build_wide_deep(
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> keras.KerasTensor:
-    """Builds Wide & Deep: a linear model beside an MLP."""
     hidden = HiddenLayers(**layers).stack(flatten_inputs(inputs), hidden_units)
     linear = build_lr(inputs, base_scores=base_scores)
     return keras.layers.Add()([linear, keras.layers.Dense(1, use_bias=False)(hidden)])
@@ -72,7 +70,6 @@ def build_deepfm(
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> keras.KerasTensor:
-    """Builds DeepFM: a factorization machine and an MLP over the same vectors."""
     pairs = keras.ops.sum(build_interactions(inputs), axis=1, keepdims=True)
     deep = build_wide_deep(
         inputs,
@@ -268,7 +265,6 @@ def _add(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
 
 
 def flatten_inputs(inputs: NetworkInputs) -> keras.KerasTensor:
-    """Returns vectors and numbers one beside the other, `[batch, width]`."""
     return concatenate(flatten_each(inputs))
 
 

@@ -115,7 +115,6 @@ class StepContext:
 
     @property
     def values(self) -> list[tf.Tensor]:
-        """Values of the variables after the pass."""
         return [self._values[id(variable)] for variable in self._variables]
 
     @contextmanager
@@ -208,12 +207,10 @@ class Network(tf.Module):
 
     @property
     def constrained_weights(self) -> list[keras.Variable]:
-        """Weights that gradients update and layers constrain."""
         return [w for w in self.keras_model.trainable_weights if w.constraint is not None]
 
     @property
     def random_layers(self) -> int:
-        """Number of layers that draw random numbers."""
         model = self.keras_model
         return len(model.non_trainable_variables) - len(model.non_trainable_weights)
 
@@ -277,7 +274,6 @@ def building_layers(name: str, seed: int, dtype: tf.DType = tf.float32) -> Itera
 def build_keras_model(
     name: str, inputs: Mapping[str, keras.KerasTensor], outputs: Any
 ) -> keras.Model:
-    """Builds the model of those inputs that the outputs depend on."""
     read = find_read_inputs(inputs, outputs)
     return keras.Model({key: inputs[key] for key in read}, outputs, name=name)
 

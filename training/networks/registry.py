@@ -55,12 +55,10 @@ class NetworkKind:
     is_grouped: bool = False
 
     def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
-        """Returns parameters, with the dataset's keys in place of features that are not named."""
         found = {param: getattr(keys, key) for param, key in self.key_params.items()}
         return {**{param: key for param, key in found.items() if key is not None}, **params}
 
     def find_position_lists(self, params: Mapping[str, Any]) -> list[str]:
-        """Returns the names of the lists whose positions it reads."""
         named = [params.get(param) or () for param in self.position_params]
         return [name for names in named for name in list_names(names)]
 
@@ -91,7 +89,6 @@ NETWORKS: dict[str, NetworkKind] = {
 
 
 def find_network(name: str) -> NetworkKind:
-    """Returns a built-in network, or the one at `package.module:function`."""
     if ":" in name:
         return NetworkKind(import_function("network", name))
     if name not in NETWORKS:

@@ -76,7 +76,6 @@ def check_positions(inputs: NetworkInputs, name: str) -> None:
 
 
 def check_alike(inputs: NetworkInputs, names: Sequence[str]) -> None:
-    """Refuses lists whose lengths, or those of their vectors, differ."""
     shapes = {name: (inputs.find_length(name), inputs[name].shape[2]) for name in names}
     if len(set(shapes.values())) > 1:
         raise ConfigError(

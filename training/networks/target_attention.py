@@ -124,7 +124,6 @@ def build_bst(
 def _pool_outputs(
     sequence: keras.KerasTensor, mask: keras.KerasTensor, pooling: str, max_len: int
 ) -> keras.KerasTensor:
-    """Returns the outputs of a history and of the target behind it as one vector."""
     if pooling == "target":
         return sequence[:, -1]
     kept = keras.ops.where(keras.ops.expand_dims(mask, 2), sequence, 0.0)

@@ -50,7 +50,6 @@ class HiddenLayers:
     def finish(
         self, hidden: keras.KerasTensor, mask: keras.KerasTensor | None = None
     ) -> keras.KerasTensor:
-        """Builds what follows the map of a layer."""
         if self.batch_normalization:
             hidden = keras.layers.BatchNormalization(synchronized=True)(hidden, mask=mask)
         hidden = activate(hidden, self.activation, mask)
@@ -124,7 +123,6 @@ def first_score(base_scores: Mapping[str, float] | None, task: str | None = None
 
 
 def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-    """Joins tensors along their last axis; one alone stays as it is."""
     return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate()(list(tensors))
 
 
