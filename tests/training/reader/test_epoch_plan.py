@@ -15,7 +15,7 @@ from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.machine import IS_EXHAUSTIVE
 from training.input.batches import build_train_dataset
-from training.reader.epoch_plan import divide_shards, plan_buffers
+from training.reader.epoch_plan import BatchShare, divide_shards, plan_buffers
 from training.reader.shuffle_buffer import ShuffleBuffer
 from training.reader.training_data import InputOptions
 
@@ -76,6 +76,11 @@ def test_files_are_shared_out_evenly():
     assert loads == [50, 50]
     with pytest.raises(ValueError, match="worker 2 of 2"):
         divide_shards(rows, 2, 2)
+
+
+def test_a_batch_with_fewer_rows_than_ranks_is_nobodys():
+    assert [BatchShare(rank, 3).find_rows(3) for rank in range(3)] == [(0, 1), (1, 2), (2, 3)]
+    assert [BatchShare(rank, 3).find_rows(2) for rank in range(3)] == [(0, 0)] * 3
 
 
 BASE = {"batch_size": 32, "shuffle_buffer": 200, "interleave_shards": 3}

@@ -95,8 +95,10 @@ def test_batches_are_of_like_length_and_hold_each_row_once():
         width = 3 if longest <= 3 else 6 if longest <= 6 else 12
         assert batch.dense["lists"].shape == (8, width)
         np.testing.assert_array_equal(batch.dense["lists"].sum(axis=1), batch.dense[LENGTH_COLUMN])
-    narrow = sum(batch.dense["lists"].shape[1] < 12 for batch in batches)
-    assert narrow >= 9
+    lengths = np.concatenate([rows.dense[LENGTH_COLUMN] for rows in buffers])
+    for bound, low in ((3, -1), (6, 3)):
+        narrow = sum(batch.dense["lists"].shape[1] == bound for batch in batches)
+        assert narrow >= ((lengths <= bound) & (lengths > low)).sum() // 8
 
 
 def test_sources_are_mixed_by_weight_and_begin_anew():

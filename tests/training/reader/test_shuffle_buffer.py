@@ -21,7 +21,13 @@ from training.reader.feature_columns import plan_columns, select_features
 from training.reader.filters import RowFilter
 from training.reader.rows import LENGTH_COLUMN
 from training.reader.shards import DamagePolicy, Shard, decode_records, find_shard_damage
-from training.reader.shuffle_buffer import ReadPlan, ShuffleBuffer, _Filling, read_epoch
+from training.reader.shuffle_buffer import (
+    ReadPlan,
+    ShuffleBuffer,
+    _Filling,
+    _output_indices,
+    read_epoch,
+)
 from training.reader.training_data import SplitSource, list_shards
 
 SCHEMA = FeatureSchema((FeatureSpec("f", "int64", "user"),))
@@ -235,3 +241,11 @@ def test_a_label_that_is_not_binary_is_named(tiny_manifest: Manifest) -> None:
     fill = _Filling(plan, np.arange(4))
     with pytest.raises(InputDataError, match=r"'number'[\s\S]*7 in file f"):
         fill.write(batch_of([0, 1, 7, 0]), fill.indices, "file f")
+
+
+def test_each_buffer_of_each_epoch_has_its_own_order() -> None:
+    buffers = [BufferPlan(number, 0, 50, ()) for number in (0, 1)]
+    plan = ReadPlan((), seed=1)
+    orders = [_output_indices(plan, epoch, buffer) for epoch in (0, 1) for buffer in buffers]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+    assert all(sorted(order.tolist()) == list(range(50)) for order in orders)

@@ -10,11 +10,11 @@ import pytest
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.training.input import InputConfig
+from conf.training.input import FilterConfig, InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
 from training.reader import training_data as counting_module
-from training.reader.filters import hash_keys, hash_together
+from training.reader.filters import find_passing, hash_keys, hash_together
 from training.reader.shards import InputCounts
 from training.reader.training_data import InputOptions, SplitSource, count_rows, count_steps
 
@@ -187,3 +187,15 @@ def test_hashes_are_fixed_even_and_know_their_order() -> None:
         assert abs((part / 2**64 < share).mean() - share) < 4 * np.sqrt(share * (1 - share) / rows)
     assert (hash_together([second, first]) != hashed)[first != second].all()
     np.testing.assert_array_equal(hash_together([first]), hash_keys(first))
+
+
+def test_absent_numbers_pass_unequal_and_not_in_alone() -> None:
+    values, is_absent = np.array([1, 2, 0]), np.array([False, False, True])
+    for op, value, passing in (
+        ("!=", 1, [False, True, True]),
+        ("not_in", (1,), [False, True, True]),
+        ("<", 2, [True, False, False]),
+        ("in", (0, 1), [True, False, False]),
+    ):
+        condition = FilterConfig(feature="f", op=op, value=value)
+        assert find_passing(condition, values, is_absent).tolist() == passing
