@@ -77,7 +77,8 @@ def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
         ("array(1)[number + 5] > 1", "index 5"),
         ("regexp_extract(text, '(a', 1) = 'a'", "'(a'"),
         ("assert_true(number > 1) is null", "is not true"),
-        ("text rlike concat('(', text)", "'(abc'"),
+        # Java's words where the expression is compiled, Spark's where it is interpreted.
+        ("text rlike concat('(', text)", "'(abc'|Unclosed group"),
         ("split(text, concat('[', text))[0] = 'a'", "Unclosed character class"),
         ("format_string('%d', text) = 'a'", "d != "),
         ("date_format(timestamp_seconds(number), 'YYYY') = '1970'", "'YYYY'"),
@@ -94,7 +95,7 @@ def test_what_rows_alone_can_show_is_an_input_that_is_refused(spark, condition, 
         rows = rows.select("number").mapInArrow(lambda batches: batches, "number long")
     with pytest.raises(InputDataError) as refused, known_failures():
         rows.collect()
-    assert says in str(refused.value)
+    assert any(words in str(refused.value) for words in says.split("|"))
     assert len(refused.value.render().splitlines()) == 2
     assert "SQLSTATE" not in str(refused.value)
 
