@@ -35,7 +35,7 @@ from training.networks.network import (
     call_in_groups,
     plan_groups,
 )
-from training.networks.registry import NetworkKind, build_logits, find_network
+from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
 
 NO_INPUTS = ("label", "weight", "id")
 """Roles of features that say something of a row that is not known when it is scored."""
@@ -333,6 +333,12 @@ def _plan_inputs(
 ) -> list[InputFeature]:
     """Returns how each feature enters the network; lists whose positions are read have a bound."""
     has_biases = kind.has_biases if config.biases is None else config.biases
+    if has_biases and config.network in NETWORKS and not kind.has_biases:
+        raise ConfigError(
+            f"network {config.network} reads no weights of ids",
+            received="model.biases = true",
+            fix="leave model.biases out, or choose another model.network",
+        )
     planned = []
     for name, pooling in poolings.items():
         spec = manifest.schema[name]
