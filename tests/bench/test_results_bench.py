@@ -214,7 +214,8 @@ class Command:
         data = read_current_data(config)
         status = STATUS_INTERRUPTED if self.is_killed else STATUS_TRAINED
         read = {"path": str(data.version_dir), "manifest_sha256": manifest_sha256(data.manifest)}
-        update_run_card(run, status=status, config_sha256=config_sha256(config), dataset=read)
+        made = {"config": config.resolved(), "config_sha256": config_sha256(config)}
+        update_run_card(run, status=status, dataset=read, **made)
         if self.is_killed:
             sys.exit(2)
         return run

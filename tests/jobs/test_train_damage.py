@@ -173,11 +173,3 @@ def test_what_a_model_is_measured_on_has_to_be_whole(
     next((dataset / split).iterdir()).unlink()
     assert train(dataset, tmp_path / "runs", "skip_shard") == 3
     assert f"{split}/part-" in capsys.readouterr().err
-
-
-def test_warnings_of_the_input_are_objects_too(dataset: Path, tmp_path: Path, capsys) -> None:
-    shutil.copy(dataset / "train" / "part-00000.tfrecord", dataset / "train" / "part-9.tfrecord")
-    assert train(dataset, tmp_path / "runs", "fail") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    [told] = [line for line in lines if line.get("level") == "warning"]
-    assert "train/part-9.tfrecord" in told["message"]
