@@ -50,11 +50,7 @@ class _TFConfig(BaseModel):
 
 
 def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
-    """Reads the cluster of a multi-worker run from `TF_CONFIG`.
-
-    Raises:
-        ConfigError: It is missing, or is not what multi-worker training needs.
-    """
+    """Reads the cluster of a multi-worker run from `TF_CONFIG`."""
     text = (os.environ if environment is None else environment).get(VARIABLE) or ""
     try:
         found = _TFConfig.model_validate_json(text)
@@ -64,8 +60,6 @@ def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
     workers, index = found.cluster.worker, found.task.index
     if index >= len(workers):
         raise _refuse(f"task.index: there are {len(workers)} workers", text)
-    if len(set(workers)) < len(workers):
-        raise _refuse("cluster.worker: a worker is named twice", text)
     return Cluster(tuple(workers), index)
 
 
@@ -84,13 +78,8 @@ def _refuse(why: str, text: str) -> ConfigError:
 def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """Returns the strategy for this machine, or this process's part of one for several.
 
-    One device needs no strategy: TensorFlow's default one does the same steps without the cost
-    of mirroring. With several processes it returns once all of them have come; one worker alone
-    trains as with `auto`, so that a run may go on with fewer.
-
-    Raises:
-        ConfigError: TensorFlow has started with fewer logical devices than are asked for, or
-            `TF_CONFIG` does not name the processes.
+    One device has TensorFlow's default one, which does not mirror. Several processes wait for
+    each other here; one worker alone trains as with `auto`, so that a run may go on with fewer.
     """
     if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
         return _join(cluster, config.worker_timeout_s)
@@ -108,17 +97,13 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
 
 @functools.cache
 def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
-    """One strategy per process and set of devices.
-
-    Each new MirroredStrategy numbers its collectives from the start again, and the runtime
-    confuses them with those of the one before.
-    """
+    """Cached: a second one would number its collectives from the start, as the first one did."""
     return tf.distribute.MirroredStrategy(names)
 
 
 @functools.cache
 def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
-    """One strategy per process: its server cannot be started twice."""
+    """Cached: the server of a process cannot be started twice."""
     for gpu in tf.config.list_physical_devices("GPU"):
         _allow_growth(gpu)
     try:
@@ -180,11 +165,7 @@ def _cpu_devices(replicas: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that a run computes on.
-
-    `strategy` is `none`, `mirrored` or `multi_worker`; `devices` are this process's, `replicas`
-    those of all, and `batch_size` the rows of a step over all of them.
-    """
+    """This process's devices, and the replicas and rows of a step over all processes."""
 
     strategy: str
     workers: int
@@ -222,12 +203,7 @@ def count_workers(strategy: tf.distribute.Strategy) -> int:
 
 
 def check_devices(config: TrainConfig, strategy: tf.distribute.Strategy) -> None:
-    """Refuses a config whose steps the replicas of a strategy cannot share.
-
-    Raises:
-        ConfigError: A batch does not fall into equal parts, batches have lists of several lengths,
-            or workers with several devices share a table's rows.
-    """
+    """Refuses a config whose steps the replicas of a strategy cannot share."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     parts, size = config.optimizer.accumulate_steps or 1, config.input.batch_size
     below = size - size % (parts * replicas)
@@ -259,11 +235,7 @@ def check_devices(config: TrainConfig, strategy: tf.distribute.Strategy) -> None
 def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Splits each global batch over the replicas, in order.
 
-    Every process makes the whole batch and takes its replicas' rows, so that a step trains on the
-    rows, in the order, of one process, whatever the number of processes.
-
-    Raises:
-        InputDataError: A list has no bounded length.
+    Every process makes the whole batch and takes its replicas' rows: those of one process.
     """
     if strategy.num_replicas_in_sync == 1:
         return dataset
@@ -320,12 +292,9 @@ def _cut(value: Any, parts: int, part: int) -> Any:
 
 
 class StepsResult(NamedTuple):
-    """The outcome of some steps.
+    """Losses, float32 `[steps]`, of which the last alone may not be finite; seconds of waiting.
 
-    Attributes:
-        losses: Loss of each step that ran, float32 `[steps]`; all but the last are finite.
-        wait_s: Seconds that they waited for their batches, float64 scalar. An upper bound: waiting
-            overlaps with the end of the step before.
+    The seconds are an upper bound: waiting overlaps with the end of the step before.
     """
 
     losses: tf.Tensor
@@ -337,9 +306,9 @@ RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 
 def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
-    """Returns the function that runs several steps, of a number, of a dataset's iterator.
+    """Returns the compiled function of an iterator and a number of steps.
 
-    It is one compiled call, and stops after the first step whose loss is not finite.
+    It stops after the first step whose loss is not finite.
     """
     if device := find_prefetch_device(strategy):
         return build_prefetching_steps(train_step, device)
@@ -347,10 +316,7 @@ def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) ->
 
 
 def find_prefetch_device(strategy: tf.distribute.Strategy) -> str | None:
-    """Returns the device that batches are fetched to ahead of their steps, None without need.
-
-    A strategy of several devices fetches to each of them by itself; a CPU has the batches already.
-    """
+    """Returns the device that batches are fetched to ahead of their steps, None without need."""
     is_alone = strategy is tf.distribute.get_strategy()
     return "GPU:0" if is_alone and tf.config.list_logical_devices("GPU") else None
 
@@ -388,8 +354,7 @@ def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) 
 def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
     """Returns the function of `compile_steps`, with the next batch under way during each step.
 
-    TensorFlow's own `prefetch_to_device` takes no ragged or sparse tensors. It asks for as many
-    batches as steps; for one more than it has trained on where a loss is not finite.
+    TensorFlow's own `prefetch_to_device` takes no ragged or sparse tensors.
     """
     step = tf.autograph.experimental.do_not_convert(train_step)
     fetch = tf.autograph.experimental.do_not_convert(_fetch_batch)

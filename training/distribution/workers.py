@@ -13,7 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,11 +71,7 @@ class Workers:
         return not self.any(not flag)
 
     def share(self, decide: Callable[[], T]) -> T:
-        """Returns on every process what the chief decides: what JSON holds.
-
-        Raises:
-            SluiceError: The chief raised it; it is raised on all processes.
-        """
+        """Returns, or raises, on every process what the chief decides: what JSON holds."""
         if self.count == 1:
             return decide()
         failure: SluiceError | None = None
@@ -193,11 +189,7 @@ def describe_error(error: Exception) -> str:
 
 @contextmanager
 def disk_errors(what: str, fix: str) -> Iterator[None]:
-    """Turns a write that failed into an InternalError that names what was written.
-
-    TensorFlow raises its own errors, not `OSError`, where a disk is full or a path is not
-    writable.
-    """
+    """Turns a write that failed, by TensorFlow's errors or OSError, into an InternalError."""
     try:
         yield
     except (tf.errors.OpError, OSError) as error:
@@ -242,11 +234,8 @@ def peak_device_memory_bytes() -> dict[str, int]:
     """Returns the most memory, in bytes, that TensorFlow has held on each GPU of this process."""
     devices = tf.config.list_logical_devices("GPU")
     names = [device.name.removeprefix("/device:") for device in devices]
-    return {name.lower().replace(":", " "): _read_peak_bytes(name) for name in names}
-
-
-def _read_peak_bytes(device: str) -> int:
-    try:
-        return int(tf.config.experimental.get_memory_info(device)["peak"])
-    except ValueError:  # Some allocators do not count.
-        return 0
+    peaks = {name.lower().replace(":", " "): 0 for name in names}
+    for name, key in zip(names, peaks, strict=True):
+        with suppress(ValueError):  # Some allocators do not count.
+            peaks[key] = int(tf.config.experimental.get_memory_info(name)["peak"])
+    return peaks

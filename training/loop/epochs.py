@@ -32,7 +32,6 @@ from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input.batches import (
     FINITE_ADVICE,
-    Batch,
     build_train_dataset,
     input_errors,
     is_carried,
@@ -52,18 +51,11 @@ _SECONDS_PER_MINUTE = 60
 
 
 class StopNowError(BaseException):
-    """A signal came where nothing has to be finished first.
-
-    Derives from BaseException, so that user code cannot swallow it.
-    """
+    """A signal came where nothing is to be finished; no Exception, which user code may swallow."""
 
 
 class StopRequest:
-    """Whether a signal has asked training to stop.
-
-    A compiled loop of steps is finished first: its caller looks at `requested` afterwards. The
-    second signal does what it would do without all this.
-    """
+    """Whether a signal has asked training to stop, once the compiled loop of steps has ended."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None
@@ -104,10 +96,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first SIGTERM or SIGINT inside the block into a request.
-
-    Outside the main thread, where Python allows no handlers, signals do what they did.
-    """
+    """Turns the first SIGTERM or SIGINT inside the block, of the main thread, into a request."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -134,11 +123,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
 class StepInputs:
     """The features that a step reads.
 
-    Attributes:
-        features: Names of features.
-        lookups: Those whose distinct ids are found ahead of the step, or None.
-        keyed: Those whose keys are mapped to rows ahead of the step.
-        binary_labels: Those whose values must be 0 or 1.
+    Ahead of it the distinct ids of `lookups` are found, and the keys of `keyed` mapped to rows.
+    The values of `binary_labels` must be 0 or 1.
     """
 
     features: tuple[str, ...]
@@ -149,8 +135,6 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class EpochBatches:
-    """The batches of a zero-based epoch, and what the input has left out of it so far."""
-
     epoch: int
     iterator: Any
     counts: InputCounts
@@ -201,15 +185,8 @@ class EpochInput:
         """Compares shards that were read in part with their checksums, once a run."""
         compare_begun(DamagePolicy(self.config.input.on_corrupt, checks=self._checks))
 
-    def read_batch(self, position: Position) -> Batch:
-        batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))
-        return batch
-
     def count_left_out(self, epoch: int) -> InputCounts:
-        """Returns what the input left out of an epoch whose steps are done.
-
-        Where another process has done them, the epoch is read once more.
-        """
+        """Returns what an epoch left out; one whose steps another process did is read again."""
         if epoch not in self._counts:
             counts = InputCounts()
             dataset = self.build_dataset(Position(epoch, self.steps_per_epoch), counts)
@@ -217,20 +194,9 @@ class EpochInput:
                 self.finish(EpochBatches(epoch, iter(dataset), counts))
         return self._counts[epoch]
 
-    def describe_tables(self) -> dict[str, dict[str, int]]:
-        return {part.space.label: part.space.describe() for part in self.inputs.keyed}
-
-    def render_tables(self) -> list[str]:
-        """Returns `describe_tables` in words, for tables with rules or without room."""
-        return [line for part in self.inputs.keyed for line in part.space.render()]
-
     @contextmanager
     def step_errors(self, position: Position, steps: int) -> Iterator[None]:
-        """Turns errors of some steps from a position on, if data cause them, into InputDataError.
-
-        The split may have fewer rows than were counted, an id be beyond its vocabulary, or a
-        vector have not the length that the model reads.
-        """
+        """Turns errors of some steps from a position on, if data cause them, into ours."""
         try:
             with vector_errors():
                 yield
@@ -271,10 +237,7 @@ class EpochInput:
 
 @dataclass(frozen=True)
 class RunContext:
-    """A run under way: its files, and the processes and signals that it listens to.
-
-    The logs are unwritten by all processes but the chief.
-    """
+    """A run under way: its files, whose logs the chief alone writes, its processes and signals."""
 
     run: Path
     checkpoints: CheckpointManager
@@ -303,8 +266,7 @@ class EpochRunner:
     ) -> ResumeState:
         """Trains from a resume state to the end of its epoch and returns the state there.
 
-        The epoch ends with its batches, with the run's last step, or where validations between
-        steps say so. `metric` is what the progress shows of the last epoch's validation.
+        `metric` is what the progress shows of the last epoch's validation.
         """
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
@@ -315,7 +277,9 @@ class EpochRunner:
                     self.save_and_stop(state)
                 losses, wait_s = self._run_call(batches, state.position)
                 now = time.monotonic()
-                self._require_finite(state.position, losses)
+                if not math.isfinite(losses[-1]):
+                    last = state.position.batch + len(losses) - 1
+                    self._diverge(Position(state.position.epoch, last), f"loss {losses[-1]}")
                 loss = float(np.sum(losses, dtype=np.float64))
                 state = state.after(len(losses), loss, wait_s, now - mark)
                 self._log(state.position, loss / len(losses), len(losses), wait_s, now - mark)
@@ -373,17 +337,9 @@ class EpochRunner:
             self._input.compare_begun()
         return result.losses.numpy(), float(result.wait_s)
 
-    def _require_finite(self, position: Position, losses: np.ndarray) -> None:
-        loss = float(losses[-1])
-        if not math.isfinite(loss):
-            self._diverge(
-                Position(position.epoch, position.batch + len(losses) - 1), f"loss {loss}"
-            )
-
     def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
-        if position.batch >= self._plan.count_steps_of_epoch(position.epoch):
-            return True
-        return validations is not None and validations.should_stop()
+        is_done = position.batch >= self._plan.count_steps_of_epoch(position.epoch)
+        return is_done or (validations is not None and validations.should_stop())
 
     def _validate_where_due(self, state: ResumeState, validations: StepValidations | None) -> bool:
         """Validates, and saves the best weights; returns whether it was due."""
@@ -415,7 +371,7 @@ class EpochRunner:
 
     @contextmanager
     def _divergence_errors(self) -> Iterator[None]:
-        """Names the step and its batch where the state that a checkpoint was to hold diverged."""
+        """Names the step where the state that a checkpoint was to hold diverged."""
         try:
             yield
         except TrainingDivergedError as error:
@@ -425,7 +381,6 @@ class EpochRunner:
             self._diverge_after(saved, str(error.received))
 
     def _diverge_after(self, done: Position, received: str) -> NoReturn:
-        """Ends training whose state, seen at a position, is not finite after the last step."""
         last = divmod(done.step(self._steps) - 1, self._steps)
         self._diverge(Position(*last), received)
 
@@ -433,7 +388,8 @@ class EpochRunner:
         odd = ""
         if self.context.workers.is_chief:
             with suppress(OSError):  # It must not hide what went wrong first.
-                odd = tell_non_finite(self._input.read_batch(position))
+                dataset = self._input.build_dataset(position, InputCounts())
+                odd = tell_non_finite(next(iter(dataset.take(1))))
         raise build_divergence_error(
             received + odd,
             position,

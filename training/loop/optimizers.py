@@ -50,10 +50,8 @@ _NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer", "multioptimizer", "muon", "
 class WarmupSchedule(LearningRateSchedule):
     """Rises in a line over the warm-up, then follows another schedule.
 
-    Step k (zero-based) of a warm-up of W steps has the share (k + 1) / W of the rate that the
-    schedule starts with (Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2): the
-    first update moves the weights, and the W-th has the full rate. Keras' only warm-up, that of
-    `CosineDecay`, starts at 0.
+    Step k (zero-based) of W has the share (k + 1) / W of the rate that the schedule starts with
+    (Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2); Keras' would start at 0.
     """
 
     def __init__(self, after: float | LearningRateSchedule, warmup_steps: int) -> None:
@@ -73,10 +71,7 @@ def build_learning_rate(
 ) -> float | LearningRateSchedule:
     """Returns the learning rate: a number, or a function of the zero-based step.
 
-    Args:
-        config: Rate, schedule and warm-up.
-        total_steps: Steps of the whole run, warm-up included.
-        learning_rate: A rate of its own that the schedule is applied to; None: the config's.
+    `total_steps` are those of the run, warm-up included; `learning_rate` replaces the config's.
     """
     after = rate = config.learning_rate if learning_rate is None else learning_rate
     warmup_steps, schedule = config.warmup_steps or 0, config.schedule
@@ -111,11 +106,7 @@ def widen_slices(
 
 
 def add_parts(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
-    """Sums the gradients of a batch's parts, variable by variable.
-
-    Rows of tables are put one behind the other, repeats included: a sum of whole tables would
-    cost as much as the vocabulary is long.
-    """
+    """Sums the gradients of a batch's parts; rows of tables are joined, repeats included."""
     return [_add([g for g in column if g is not None]) for column in zip(*parts, strict=True)]
 
 
@@ -142,13 +133,7 @@ def clip_global_norm(
     """Scales gradients so that their sum over replicas has at most a given norm.
 
     The norm is that of the reduced gradient, with repeated rows summed: what one replica would
-    see. Each replica's share is scaled by the same factor, so the sum stays right.
-
-    Args:
-        tables: Gradients of tables; ids may repeat.
-        dense: Gradients of dense weights.
-        clip_norm: Above 0.
-        are_unique: Whether one replica runs and its tables' gradients name no id twice.
+    see. `are_unique`: one replica runs, and its tables' gradients name no id twice.
     """
     squares = [
         tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))) for gradient in _sum_replicas(dense)
@@ -193,11 +178,7 @@ def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
 def build_dense_optimizer(
     config: OptimizerConfig, variables: Sequence[tf.Variable], total_steps: int
 ) -> keras.optimizers.Optimizer:
-    """Builds the optimizer of dense weights; call it under the strategy's scope.
-
-    Raises:
-        ConfigError: Keras has no such optimizer, or refuses its arguments.
-    """
+    """Builds the optimizer of dense weights; call it under the strategy's scope."""
     dense, classes = config.dense, dense_optimizer_classes()
     kind = dense.kind.lower()
     if kind not in classes:
@@ -232,15 +213,8 @@ class Optimizers(tf.Module):
     """Applies one step's gradients to dense weights and tables.
 
     Build it under the strategy's scope, call `apply` in a replica context with gradients that
-    sum over replicas to the gradient of the global loss.
-
-    Args:
-        config: Rules, rates and clipping.
-        model: The model whose variables are updated.
-        total_steps: Steps of the whole run, for the schedule.
-
-    Attributes:
-        objective_state: What steps set of the objective; saved and restored with the optimizers.
+    sum over replicas to the gradient of the global loss. `objective_state` is what steps set of
+    the objective; it is saved and restored with the optimizers.
     """
 
     def __init__(self, config: OptimizerConfig, model: Model, total_steps: int) -> None:
@@ -287,10 +261,7 @@ class Optimizers(tf.Module):
             self.sparse.hold_rows(self._names.index(name), table.rows, rows, rate)
 
     def hold_weights(self, numbers: Collection[int]) -> None:
-        """Lets the optimizer keep dense weights, by number, that came from elsewhere without state.
-
-        FTRL alone computes weights of its state.
-        """
+        """Does so for dense weights, by number; FTRL alone computes weights of its state."""
         ftrl = self.dense
         if not isinstance(ftrl, keras.optimizers.Ftrl):
             return
@@ -307,20 +278,10 @@ class Optimizers(tf.Module):
             held = rule.hold(self._dense[number].numpy(), sums, rate)
             ftrl._linears[number].assign(held)
 
-    def widen(
+    def _widen(
         self, gradients: Sequence[Gradient], known: KnownRows
     ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
-        """Lets the gradients of tables that are updated as a whole name all rows, each once.
-
-        What their `l2` adds to the loss is in them then.
-
-        Args:
-            gradients: This replica's shares, in the order of `variables_in_step_order`.
-            known: As for `apply`.
-
-        Returns:
-            The gradients, and what is known of their rows.
-        """
+        """Lets gradients of tables that are updated as a whole name all rows, with their `l2`."""
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         wide, rows = list(gradients), list(known)
         for number, updates in enumerate(self._updates):
@@ -333,16 +294,15 @@ class Optimizers(tf.Module):
     def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
         """Updates all variables once.
 
-        Args:
-            gradients: In the order of `variables_in_step_order`, from `widen`.
-            known: Per table the rows that its gradient names, each once, or None where they are
-                not known; for one replica only.
+        `gradients` are in the order of `variables_in_step_order`; `known` are per table the rows
+        that its gradient names, each once, None where they are not known; for one replica only.
         """
         is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         count = len(self._tables)
-        known = [None] * count if known is None else known
-        tables = self._merge(gradients[:count], known) if is_alone else gradients[:count]
-        tables = [as_slices(gradient) for gradient in tables]
+        gradients, known = self._widen(gradients, [None] * count if known is None else known)
+        tables = [as_slices(gradient) for gradient in gradients[:count]]
+        if is_alone:
+            tables = self._merge(tables, known)
         # As of Keras' optimizers: a weight that the loss does not depend on stays what it is.
         found = zip(self._dense, gradients[count:], strict=True)
         pairs = [(w, tf.convert_to_tensor(g)) for w, g in found if g is not None]
@@ -356,10 +316,9 @@ class Optimizers(tf.Module):
             self._constrain(moved)
 
     def _merge(
-        self, gradients: Sequence[Gradient], known: KnownRows
+        self, slices: Sequence[tf.IndexedSlices | None], known: KnownRows
     ) -> list[tf.IndexedSlices | None]:
         """Sums the rows that one replica's gradients of tables name more than once."""
-        slices = [as_slices(gradient) for gradient in gradients]
         return [
             sum_repeated_rows(s) if s is not None and rows is None and not own.are_dense else s
             for s, rows, own in zip(slices, known, self._updates, strict=True)

@@ -48,17 +48,7 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """Trains one model.
-
-    Args:
-        config: The resolved config.
-        data: The dataset version to train on.
-        strategy: Devices to train on.
-        progress: Shows how it goes.
-        profile: Steps to profile, or None.
-
-    Attributes:
-        parts: What it is made of.
+    """Trains one model of a config on a dataset version; `parts` is what it is made of.
 
     Raises:
         ConfigError: The config does not fit the dataset or the devices, or the run does not have
@@ -123,13 +113,7 @@ class Trainer:
         return self._describe_result(history, metric, best)
 
     def warm_start(self) -> WarmStartReport | None:
-        """Sets the weights of `fit.warm_start`, once, and returns what came; None: unset.
-
-        `fit` does so where it has no checkpoint to go on from.
-
-        Raises:
-            SluiceError: The weights do not fit, are damaged or not there. The model is as it was.
-        """
+        """Sets the weights of `fit.warm_start`, once; refused, the model is as it was."""
         parts, config = self.parts, self.parts.plan.config
         if self._warm_start is None and config.fit.warm_start is not None:
             target = WarmTarget(parts.model, parts.optimizers, parts.plan.data)
@@ -155,7 +139,6 @@ class Trainer:
     def _open_run(
         self, run: Path, stop: StopRequest
     ) -> Iterator[tuple[EpochRunner, ResumeState, list[EpochRecord]]]:
-        """Opens a run's files, and yields where it goes on and its finished epochs."""
         parts, fit, is_chief = self.parts, self.parts.plan.config.fit, self._workers.is_chief
         with ExitStack() as stack:
             with parts.strategy.scope():
@@ -187,14 +170,15 @@ class Trainer:
     def _begin(
         self, run: Path, checkpoints: CheckpointManager
     ) -> tuple[ResumeState, list[EpochRecord]]:
-        """Returns where the run goes on, and the history of its finished epochs.
-
-        The history is as long as the restored weights are old, so the loop may count by it.
-        """
+        """Returns where the run goes on, and the history of its finished epochs."""
         tell, seed = self.parts.progress.message, self.parts.plan.config.seed
         state = checkpoints.restore_last(tell)
         position = Position(0, 0) if state is None else state.position
-        history = self._read_history(run, position.epoch, checkpoints)
+        newest = checkpoints.newest_epoch
+        entries = self._workers.share(
+            lambda: list(map(asdict, read_resumed_history(run, position.epoch, newest)))
+        )
+        history = [EpochRecord(**entry) for entry in entries]
         if state is None:
             report = self.warm_start()
             if report is not None:
@@ -214,15 +198,6 @@ class Trainer:
             where = f"in epoch {position.epoch + 1} after step {position.batch}"
         tell(f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch)
         return state, history
-
-    def _read_history(
-        self, run: Path, finished: int, checkpoints: CheckpointManager
-    ) -> list[EpochRecord]:
-        newest = checkpoints.newest_epoch
-        entries = self._workers.share(
-            lambda: [asdict(record) for record in read_resumed_history(run, finished, newest)]
-        )
-        return [EpochRecord(**entry) for entry in entries]
 
     def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations | None:
         config, validate = self.parts.plan.config.fit.validation, self.parts.validate_steps
@@ -259,11 +234,7 @@ class Trainer:
     def _validate(
         self, runner: EpochRunner, state: ResumeState, validate: Validate | None
     ) -> dict[str, float]:
-        """Returns the validation metrics; a signal ends it at once, as it can be done again.
-
-        The chief validates for all: numbers that differ in the last bit on other machines would
-        have the processes stop at different epochs.
-        """
+        """Returns the chief's validation metrics, so that all processes stop at one epoch."""
         variables = self.parts.model.named_variables | self._served.variables
         runner.require_finite(state.position, variables)
 
@@ -288,7 +259,8 @@ class Trainer:
         sums, steps, source = state.sums, state.position.batch, self.parts.epoch_input
         examples = steps * self.parts.plan.config.input.batch_size
         counts = source.count_left_out(state.position.epoch)
-        lines = [*counts.describe(), *source.render_tables()]
+        spaces = [part.space for part in source.inputs.keyed]
+        lines = [*counts.describe(), *(line for space in spaces for line in space.render())]
         for line in lines:
             if line not in self._shown:  # Most losses are the same in every epoch.
                 self.parts.progress.message(line)
@@ -302,7 +274,7 @@ class Trainer:
             input_wait_share=min(1.0, sums.wait_s / sums.seconds),
             validation=validation,
             left_out=counts.totals(),
-            tables=source.describe_tables(),
+            tables={space.label: space.describe() for space in spaces},
         )
 
     def _end_epoch(
@@ -313,10 +285,7 @@ class Trainer:
         *,
         is_chosen: bool,
     ) -> ResumeState:
-        """Saves the last epoch of a history; returns where the next one begins.
-
-        `is_chosen`: a validation between epochs has chosen the weights to keep.
-        """
+        """Saves the last epoch of a history; `is_chosen`: a step's weights are kept."""
         record = history[-1]
         best = not is_chosen and find_best_epoch(history, metric) == record.epoch
         # The history is at most one epoch ahead of the checkpoints, which come last: they are

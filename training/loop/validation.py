@@ -50,9 +50,7 @@ def build_validate(
     """Returns the function of a model to its validation metrics; None: nothing to validate on.
 
     The metrics are those of `evaluate_full`; or, of held-out rows with labels, `loss` (log loss)
-    and, where both classes occur, `auc`.
-
-    Where `batches` is given, so many are read, the first ones.
+    and, where both classes occur, `auc`. Of the batches, the first `batches` are read.
     """
     if not is_validated(config, data.manifest):
         return None
@@ -83,7 +81,7 @@ def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | N
 def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
     """Refuses an `input.validation` that holds out nothing, and a filter that leaves nothing.
 
-    Returns which rows validation is of, in words, where `evaluation.filter` leaves some out.
+    Returns in words which rows `evaluation.filter` leaves.
     """
     held_out = config.input.validation
     if held_out is not None and not data.held_out_rows(config.input):
@@ -146,6 +144,7 @@ def read_validation(
     data: TrainingData,
     features: Sequence[str],
     evaluation_filter: tuple[FilterConfig, ...] = (),
+    binary_labels: Sequence[str] = (),
 ) -> Iterator[Batch]:
     """Yields the rows to validate on: those of the validation split, or held out of train."""
     where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
@@ -157,8 +156,9 @@ def read_validation(
     else:
         split = TRAIN
         dataset = build_held_out_dataset(
-            *where, config.input, size, features, evaluation_filter=evaluation_filter
-        )
+            *where, config.input, size, features,
+            evaluation_filter=evaluation_filter, binary_labels=binary_labels,
+        )  # fmt: skip
     yield from read_batches(dataset, *where, split)
 
 
@@ -186,12 +186,9 @@ def _build_scoring(
         towers = require_retrieval(model)
         columns = RowColumns().with_label(data.manifest, label)
         scores = LabelScores(towers.temperature)
-        where = (data.version_dir, data.manifest)
-        dataset = build_held_out_dataset(
-            *where, config.input, config.evaluation.batch_size, (*towers.inputs, *columns.inputs),
-            evaluation_filter=config.evaluation.filter, binary_labels=(label,),
-        )  # fmt: skip
-        for batch in islice(read_batches(dataset, *where, "train"), batches):
+        features, asked = (*towers.inputs, *columns.inputs), config.evaluation.filter
+        rows = read_validation(config, data, features, asked, (label,))
+        for batch in islice(rows, batches):
             scores.add(columns.read(batch, score_pairs(towers, batch)).take_counted())
         found = scores.result() or {}
         metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}
@@ -206,11 +203,7 @@ def is_measured(records: Sequence[EpochRecord], metric: str | None) -> bool:
 
 
 def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric: str) -> int:
-    """Returns the position of the first record with the best metric.
-
-    NaN is worst, and so is a user's metric where it is not defined; where no record has more, the
-    last one is as good as any, and training goes on.
-    """
+    """Returns the position of the first record with the best metric; the last if all are NaN."""
     sign = -1.0 if is_minimised(metric) else 1.0
     values = [sign * record.value(metric) for record in records]
     if all(map(math.isnan, values)):
@@ -235,8 +228,7 @@ def should_stop(
 class StepValidations:
     """Validations every some steps: when they are due, and what they have found.
 
-    `records` are those before the run was resumed; `stopping`, its metric set, says how they end
-    training (None: they choose nothing); `measure` gives the metrics of the model at a state.
+    `records` are those before the run was resumed; without `stopping` they choose nothing.
     """
 
     def __init__(
