@@ -306,10 +306,7 @@ RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 
 def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
-    """Returns the compiled function of an iterator and a number of steps.
-
-    It stops after the first step whose loss is not finite.
-    """
+    """Returns the compiled steps, which stop after the first whose loss is not finite."""
     if device := find_prefetch_device(strategy):
         return build_prefetching_steps(train_step, device)
     return build_run_steps(strategy, train_step)

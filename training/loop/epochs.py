@@ -261,13 +261,10 @@ class EpochRunner:
     def run(
         self,
         state: ResumeState,
-        metric: tuple[str, float] | None = None,
-        validations: StepValidations | None = None,
+        metric: tuple[str, float] | None,
+        validations: StepValidations,
     ) -> ResumeState:
-        """Trains from a resume state to the end of its epoch and returns the state there.
-
-        `metric` is what the progress shows of the last epoch's validation.
-        """
+        """Trains to the end of an epoch; `metric` is what is shown of the last validation."""
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
             if self._validate_where_due(state, validations):  # A signal had ended it.
@@ -323,11 +320,7 @@ class EpochRunner:
             self._diverge_after(done, f"{name or 'a row of another worker'} is not finite")
 
     def _run_call(self, batches: EpochBatches, position: Position) -> tuple[np.ndarray, float]:
-        """Runs the steps of one compiled call, and reads the tail after the epoch's last one.
-
-        Returns the loss of each step, float32 `[steps]`, of which the last alone may not be
-        finite, and the seconds that they waited for batches.
-        """
+        """Runs the steps of one compiled call; returns their losses, and seconds of waiting."""
         steps = self._plan.count_steps_of_call(position)
         with user_errors(), self._input.step_errors(position, steps):
             result = self._run_steps(batches.iterator, tf.constant(steps))
@@ -337,14 +330,14 @@ class EpochRunner:
             self._input.compare_begun()
         return result.losses.numpy(), float(result.wait_s)
 
-    def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
+    def _is_over(self, position: Position, validations: StepValidations) -> bool:
         is_done = position.batch >= self._plan.count_steps_of_epoch(position.epoch)
-        return is_done or (validations is not None and validations.should_stop())
+        return is_done or validations.should_stop()
 
-    def _validate_where_due(self, state: ResumeState, validations: StepValidations | None) -> bool:
+    def _validate_where_due(self, state: ResumeState, validations: StepValidations) -> bool:
         """Validates, and saves the best weights; returns whether it was due."""
         step = state.position.step(self._steps)
-        if validations is None or not validations.is_due(step):
+        if not validations.is_due(step):
             return False
         is_best = validations.update(state, step)
         if validations.should_stop():

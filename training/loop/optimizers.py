@@ -31,18 +31,9 @@ from training.models.model import Model
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 KnownRows: TypeAlias = Sequence[tf.Tensor | None]
-_SET_ELSEWHERE = {
-    "clipnorm": "optimizer.clip_norm",
-    "global_clipnorm": "optimizer.clip_norm",
-    "clipvalue": "optimizer.clip_norm",
-    "gradient_accumulation_steps": "optimizer.accumulate_steps",
-    "loss_scale_factor": "nothing",
-    "use_ema": "nothing",
-    "ema_momentum": "nothing",
-    "ema_overwrite_frequency": "nothing",
-    "name": "nothing",
-}
-"""Keras' arguments that work on one replica's dense weights alone, and what is set instead."""
+# Keras' arguments that work on one replica's dense weights alone.
+_SET_ELSEWHERE = {"clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps", "name"}
+_SET_ELSEWHERE |= {"loss_scale_factor", "use_ema", "ema_momentum", "ema_overwrite_frequency"}
 # Bases and wrappers; and two that Keras computes otherwise than published on TensorFlow's weights.
 _NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer", "multioptimizer", "muon", "schedulefreeadamw"}
 
@@ -188,11 +179,11 @@ def build_dense_optimizer(
             allowed=", ".join(sorted(classes)),
             fix=did_you_mean(kind, classes),
         )
-    for name in dense.arguments.keys() & _SET_ELSEWHERE.keys():
+    for name in dense.arguments.keys() & _SET_ELSEWHERE:
         raise ConfigError(
             "this argument of Keras' optimizers would leave tables and other replicas out",
             received=f"optimizer.dense.{name}",
-            fix=f"leave it out; {_SET_ELSEWHERE[name]} stands for it",
+            fix="leave it out; optimizer.clip_norm and optimizer.accumulate_steps reach them all",
         )
     rate = build_learning_rate(config, total_steps, dense.learning_rate)
     arguments = (

@@ -1,7 +1,4 @@
-"""What a run will do, as its config and the manifest of its dataset say it.
-
-`check` needs no TensorFlow and reads no shard; `training.loop.parts.build` goes on from its plan.
-"""
+"""What a run will do, as its config and manifest say it, without TensorFlow or a shard read."""
 
 from __future__ import annotations
 
@@ -219,10 +216,7 @@ def is_scored_by_label(config: TrainConfig) -> bool:
 
 
 def selection_metric(config: TrainConfig) -> str | None:
-    """Returns the metric that chooses the epoch, or None: the last one is kept.
-
-    Held-out rows of a retrieval model's binary objective are not ranked: their loss stands in.
-    """
+    """Returns the metric that chooses the epoch, or None: the last one is kept."""
     stopping = config.fit.early_stopping
     if stopping is None:
         return None

@@ -51,9 +51,7 @@ class Trainer:
     """Trains one model of a config on a dataset version; `parts` is what it is made of.
 
     Raises:
-        ConfigError: The config does not fit the dataset or the devices, or the run does not have
-            the steps to profile. Nothing was written.
-        InputDataError: The train split is smaller than a batch, or damaged.
+        SluiceError: The config does not fit the dataset or the devices; nothing was written.
     """
 
     def __init__(
@@ -84,19 +82,13 @@ class Trainer:
     ) -> TrainingResult:
         """Trains until the last epoch or until the metric no longer improves.
 
-        Goes on at the position of the newest checkpoint where the run directory has one.
-
-        Args:
-            run: Directory of the run; it exists.
-            validate: Returns the validation metrics of the model, or None where there is no
-                validation split.
-            stop: Whether a signal has asked to stop; None where none is listened to.
+        Goes on at the newest checkpoint of the run directory, which exists, where it has one.
+        `validate` returns the validation metrics of the model, None: there are no rows for it.
 
         Raises:
             TrainingDivergedError: The loss or a weight is no finite number.
             TrainingInterruptedError: A signal asked to stop; the state is saved.
-            InputDataError: A record is damaged, or the run's history or checkpoints are.
-            InternalError: The run directory cannot be written.
+            SluiceError: Records, or files of the run, are damaged or cannot be written.
         """
         metric = self._choose_metric(is_validated=validate is not None)
         with self._open_run(run, stop or StopRequest()) as (runner, state, history):
@@ -106,11 +98,10 @@ class Trainer:
                 state = runner.run(state, _latest_metric(history, metric), validations)
                 found = self._validate(runner, state, validate)
                 history.append(self._describe_epoch(state, found))
-                is_chosen = validations is not None and validations.best is not None
+                is_chosen = validations.best is not None
                 state = self._end_epoch(runner, history, metric, is_chosen=is_chosen)
             runner.wait()
-        best = None if validations is None else validations.best
-        return self._describe_result(history, metric, best)
+        return self._describe_result(history, metric, validations.best)
 
     def warm_start(self) -> WarmStartReport | None:
         """Sets the weights of `fit.warm_start`, once; refused, the model is as it was."""
@@ -199,18 +190,15 @@ class Trainer:
         tell(f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch)
         return state, history
 
-    def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations | None:
-        config, validate = self.parts.plan.config.fit.validation, self.parts.validate_steps
-        if config is None:
-            return None
-        context = runner.context
+    def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations:
+        context, config = runner.context, self.parts.plan.config.fit.validation
         earlier = self._workers.share(lambda: list(map(asdict, read_step_validations(context.run))))
         return StepValidations(
-            config.every_steps,
+            config and config.every_steps,
             self._choose_stopping("steps", metric),
             [StepValidation(**record) for record in earlier],
             (context.validation_log, context.epoch_log),
-            lambda state: self._validate(runner, state, validate),
+            lambda state: self._validate(runner, state, self.parts.validate_steps),
         )
 
     def _choose_stopping(self, by: str, metric: str | None) -> EarlyStoppingConfig | None:
@@ -221,10 +209,9 @@ class Trainer:
         return stopping.model_copy(update={"metric": metric})
 
     def _is_over(
-        self, history: list[EpochRecord], metric: str | None, validations: StepValidations | None
+        self, history: list[EpochRecord], metric: str | None, validations: StepValidations
     ) -> bool:
-        is_last = len(history) >= self.parts.steps.epochs
-        if is_last or (validations is not None and validations.should_stop()):
+        if len(history) >= self.parts.steps.epochs or validations.should_stop():
             return True
         return should_stop(history, self._choose_stopping("epochs", metric))
 

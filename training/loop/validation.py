@@ -1,9 +1,7 @@
 """Validation after each epoch and between them, the best of them, and early stopping.
 
-The validation split is ranked. Rows of train that `input.validation` holds out stand in its
-place: ranked too where the objective is a softmax over items, so that each row is a positive;
-scored against their labels where it is binary, as rows of label 0 have no target to rank.
-Of both, `evaluation.filter` leaves the rows alone that it measures.
+The validation split is ranked, and so are the rows of train that `input.validation` holds out,
+unless their labels are learned: those are scored, as rows of label 0 have no target to rank.
 """
 
 from __future__ import annotations
@@ -47,11 +45,7 @@ Validate = Callable[[Model], dict[str, float]]
 def build_validate(
     config: TrainConfig, data: TrainingData, batches: int | None = None
 ) -> Validate | None:
-    """Returns the function of a model to its validation metrics; None: nothing to validate on.
-
-    The metrics are those of `evaluate_full`; or, of held-out rows with labels, `loss` (log loss)
-    and, where both classes occur, `auc`. Of the batches, the first `batches` are read.
-    """
+    """Returns the function of a model to its metrics on the first batches; None: no rows."""
     if not is_validated(config, data.manifest):
         return None
     if isinstance(config.model, RankingConfig):
@@ -79,10 +73,7 @@ def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | N
 
 
 def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
-    """Refuses an `input.validation` that holds out nothing, and a filter that leaves nothing.
-
-    Returns in words which rows `evaluation.filter` leaves.
-    """
+    """Refuses validation of no rows; returns which rows `evaluation.filter` leaves, in words."""
     held_out = config.input.validation
     if held_out is not None and not data.held_out_rows(config.input):
         raise TooFewRowsError(
@@ -226,14 +217,11 @@ def should_stop(
 
 
 class StepValidations:
-    """Validations every some steps: when they are due, and what they have found.
-
-    `records` are those before the run was resumed; without `stopping` they choose nothing.
-    """
+    """Validations every some steps, if any; without `stopping` they choose nothing."""
 
     def __init__(
         self,
-        every_steps: int,
+        every_steps: int | None,
         stopping: EarlyStoppingConfig | None,
         records: Sequence[StepValidation],
         logs: tuple[StepValidationLog | NullWriter, EpochLog | NullWriter],
@@ -252,7 +240,7 @@ class StepValidations:
 
     def is_due(self, step: int) -> bool:
         done = self.records[-1].step if self.records else 0
-        return step > done and step % self._every_steps == 0
+        return self._every_steps is not None and step > done and step % self._every_steps == 0
 
     def update(self, state: ResumeState, step: int) -> bool:
         record = StepValidation(step, state.position.epoch + 1, dict(self._measure(state)))

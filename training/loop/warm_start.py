@@ -1,7 +1,4 @@
-"""Warm start: weights of an earlier run as the first ones of a new run, embeddings by token.
-
-Rows of tables may come from files instead.
-"""
+"""Warm start: first weights of an earlier run, embeddings by token, or rows of files."""
 
 from __future__ import annotations
 
