@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -49,9 +49,9 @@ class _TFConfig(BaseModel):
     task: _Task
 
 
-def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
+def read_cluster() -> Cluster:
     """Reads the cluster of a multi-worker run from `TF_CONFIG`."""
-    text = (os.environ if environment is None else environment).get(VARIABLE) or ""
+    text = os.environ.get(VARIABLE, "")
     try:
         found = _TFConfig.model_validate_json(text)
     except ValidationError as error:

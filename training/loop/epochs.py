@@ -32,6 +32,7 @@ from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input.batches import (
     FINITE_ADVICE,
+    Batch,
     build_train_dataset,
     input_errors,
     is_carried,
@@ -184,6 +185,10 @@ class EpochInput:
     def compare_begun(self) -> None:
         """Compares shards that were read in part with their checksums, once a run."""
         compare_begun(DamagePolicy(self.config.input.on_corrupt, checks=self._checks))
+
+    def read_batch(self, position: Position) -> Batch:
+        batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))
+        return batch
 
     def count_left_out(self, epoch: int) -> InputCounts:
         """Returns what an epoch left out; one whose steps another process did is read again."""
@@ -381,8 +386,7 @@ class EpochRunner:
         odd = ""
         if self.context.workers.is_chief:
             with suppress(OSError):  # It must not hide what went wrong first.
-                dataset = self._input.build_dataset(position, InputCounts())
-                odd = tell_non_finite(next(iter(dataset.take(1))))
+                odd = tell_non_finite(self._input.read_batch(position))
         raise build_divergence_error(
             received + odd,
             position,

@@ -14,7 +14,6 @@ import pytest
 from tests.training.worker_cluster import (
     KEYED,
     Ended,
-    build_config,
     expect_end,
     find_run,
     losses,
@@ -202,24 +201,3 @@ def test_a_checkpoint_without_a_workers_rows_is_refused(
     resumed = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert_same(where, two)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "devices.strategy=multi_worker"),
-        ({"devices": {"strategy": "multi_worker"}, "root": "s3://b/runs"}, "is a store"),
-        (
-            {
-                "devices": {"strategy": "multi_worker"},
-                "fit": {"warm_start": {"tables": {"items": "i.txt"}}},
-            },
-            "no rows from files",
-        ),
-    ],
-)
-def test_what_workers_cannot_share_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_config(tmp_path / "d", tmp_path / "r", {**SHARDED, **changes})

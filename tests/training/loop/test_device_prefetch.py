@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig
-from tests.training import killed_run
 from tests.training.fake_clock import FakeClock
-from tests.training.killed_run import Recorded
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.strategy import (
     RunSteps,
@@ -24,7 +21,6 @@ from training.distribution.strategy import (
 )
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
-from training.monitoring.run_logs import read_steps
 
 CPU = "CPU:0"
 
@@ -108,23 +104,6 @@ def test_the_next_batch_is_made_while_a_step_runs(monkeypatch: pytest.MonkeyPatc
     assert plain == ({False}, count * making_s)
     ahead = run(lambda step: build_prefetching_steps(step, CPU), 60.0)
     assert ahead == ({True}, making_s)  # Of the first batch alone.
-
-
-def test_a_run_has_the_same_losses_and_rows(
-    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, ahead = Recorded(), Recorded()
-    killed_run.train(tiny_version, tmp_path / "plain", plain)
-    monkeypatch.setattr(
-        killed_run.strategies,
-        "build_run_steps",
-        lambda strategy, step: build_prefetching_steps(step, CPU),
-    )
-    killed_run.train(tiny_version, tmp_path / "ahead", ahead)
-    assert ahead.rows == plain.rows
-    losses = [[r.loss for r in read_steps(tmp_path / name)] for name in ("plain", "ahead")]
-    assert losses[0] == losses[1]
-    assert len(plain.rows) > len(losses[0]) > 1
 
 
 def test_only_a_single_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,6 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"embeddings": {"movie": "dynamic"}}, "did you mean 'movie_id'"),
-        ({"embeddings": {"items": {"features": ["hystory"]}}}, "did you mean 'history'"),
-        ({"embeddings": {"a": {"features": ["history"]}, "history": "dynamic"}}, "two tables"),
         ({"embeddings": {"a": {"features": ["history", "genres"]}}}, "different ways"),
         ({"embeddings": {"user_id": "dynamic"}}, "cannot read feature 'history'"),
         ({"objective": {"logq_correction": True}}, "logq_correction=0"),

@@ -317,18 +317,6 @@ def test_steps_and_epochs_end_training(fit: dict[str, int], total: int, epochs: 
     assert StepPlan.of(again.fit, STEPS) == plan
 
 
-@pytest.mark.parametrize(
-    ("fit", "message"),
-    [
-        ({"epochs": None}, "nothing ends training"),
-        ({"early_stopping": {"by": "steps"}}, "needs validations between steps"),
-    ],
-)
-def test_lengths_that_cannot_be_are_refused(fit: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        configure(fit=fit)
-
-
 def test_validation_without_rows_is_refused(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
     with pytest.raises(ConfigError, match="no rows to validate on"):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.manifest import Manifest
 from conf.training.optimizer import OptimizerConfig
-from conf.training.train import TrainConfig
 from tests.machine import some_of
-from tests.training.loop.test_trainer import Messages
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.strategy import build_run_steps
 from training.input.batches import Batch
@@ -27,9 +22,7 @@ from training.loop.step import (
     TrainStep,
     split_batch,
 )
-from training.loop.trainer import Trainer
 from training.networks.network import StepContext
-from training.reader.training_data import TrainingData
 
 
 class Sum:
@@ -185,49 +178,3 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32() -> None:
     assert int(optimizers.step) == 4
     for a, b in zip(weights(plain), weights(mixed), strict=True):
         np.testing.assert_allclose(a, b, atol=0.02)
-
-
-CONFIGS = {
-    "parts in half precision": {
-        "optimizer": {"accumulate_steps": 2, "clip_norm": 0.5},
-        "compute": {"mixed_precision": True},
-    },
-    "FTRL and AdamW": {
-        "optimizer": {
-            "sparse": {"kind": "ftrl", "learning_rate": 0.1},
-            "dense": {"kind": "adamw"},
-            "schedule": "cosine",
-            "warmup_steps": 5,
-        }
-    },
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_learns(
-    name: str, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    changes = CONFIGS[name]
-    config = TrainConfig.model_validate(
-        {
-            "dataset": "tiny",
-            "name": "t",
-            "model": {
-                "embedding_dim": 8,
-                "user_hidden_units": [16],
-                "dropout": 0.1,
-                "embedding_l2": 1e-4,
-                "objective": {"negatives": {"source": "mixed", "count": 8}},
-            },
-            "input": {"batch_size": 64, "shuffle_buffer": 1000},
-            "fit": {"epochs": 3, "steps_per_loop": 6, "early_stopping": None},
-            **changes,
-            "optimizer": {"learning_rate": 0.01, **changes.get("optimizer", {})},
-        }
-    )
-    data = TrainingData(tiny_version, tiny_manifest)
-    trainer = Trainer(config, data, tf.distribute.get_strategy(), Messages())
-    assert trainer.fit(tmp_path, None).steps == 36
-    assert int(trainer.parts.optimizers.step.numpy()) == 36
-    losses = [entry["loss"] for entry in json.loads((tmp_path / "history.json").read_text())]
-    assert losses[2] < losses[0] * 0.97

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.artefacts.dataset import read_manifest
-from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
@@ -118,10 +115,6 @@ def weights(trainer: Trainer) -> list[np.ndarray]:
     return [variable.numpy() for variable in trainer.parts.model.trainable_variables]
 
 
-def losses(run: Path) -> list[float]:
-    return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
-
-
 def hit_rate_at_10(scores: np.ndarray, targets: np.ndarray) -> float:
     own = scores[np.arange(len(targets)), targets][:, None]
     return float(((scores > own).sum(axis=1) < 10).mean())
@@ -186,18 +179,3 @@ def test_history_and_tensorboard(fit) -> None:
     }
     assert {"train/loss", "validation/ndcg@10"} <= tags
     assert result.steps == 24
-
-
-def test_a_damaged_shard_stops_training_and_is_named(tmp_path: Path, tiny_version: Path) -> None:
-    version = tmp_path / "damaged"
-    shutil.copytree(tiny_version, version)
-    shard = version / "train" / "part-00001.tfrecord"
-    content = bytearray(shard.read_bytes())
-    content[-10] ^= 1
-    shard.write_bytes(content)
-    data = TrainingData(version, read_manifest(version))
-    # Without the correction: it would count the shards first, as the version has no counts.
-    model = MFConfig(objective=SampledSoftmaxConfig(logq_correction=0))
-    trainer = Trainer(configure(model), data, tf.distribute.get_strategy(), Messages())
-    with pytest.raises(InputDataError, match="part-00001"):
-        trainer.fit(tmp_path, None)
