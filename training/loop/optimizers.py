@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Sequence
 from types import MappingProxyType
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -14,7 +14,6 @@ from keras.optimizers.schedules import CosineDecay, LearningRateSchedule
 
 from conf.errors import ConfigError, did_you_mean
 from conf.training.optimizer import (
-    ConstantSchedule,
     CosineSchedule,
     OptimizerConfig,
     SparseOptimizerConfig,
@@ -66,14 +65,9 @@ def build_learning_rate(
     """
     after = rate = config.learning_rate if learning_rate is None else learning_rate
     warmup_steps, schedule = config.warmup_steps or 0, config.schedule
-    match schedule:
-        case ConstantSchedule():
-            pass
-        case CosineSchedule():
-            steps = max(1, (schedule.steps or total_steps) - warmup_steps)
-            after = CosineDecay(rate, steps, schedule.final_share)
-        case _:
-            assert_never(schedule)
+    if isinstance(schedule, CosineSchedule):
+        steps = max(1, (schedule.steps or total_steps) - warmup_steps)
+        after = CosineDecay(rate, steps, schedule.final_share)
     return WarmupSchedule(after, warmup_steps) if warmup_steps else after
 
 
@@ -126,11 +120,17 @@ def clip_global_norm(
     The norm is that of the reduced gradient, with repeated rows summed: what one replica would
     see. `are_unique`: one replica runs, and its tables' gradients name no id twice.
     """
-    squares = [
-        tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))) for gradient in _sum_replicas(dense)
-    ]
+    context = tf.distribute.get_replica_context()
+    is_alone = context.num_replicas_in_sync == 1
+    sums = dense if is_alone or not dense else context.all_reduce("SUM", list(dense))
+    squares = [tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))) for gradient in sums]
     for slices in (s for s in tables if s is not None):
-        merged = slices if are_unique else sum_repeated_rows(_gather_slices(slices))
+        merged = slices
+        if not is_alone:
+            values, indices = context.all_gather([slices.values, slices.indices], axis=0)
+            merged = tf.IndexedSlices(values, indices, slices.dense_shape)
+        if not are_unique:
+            merged = sum_repeated_rows(merged)
         squares.append(tf.reduce_sum(tf.square(merged.values)))
     factor = clip_norm / tf.maximum(tf.sqrt(tf.add_n(squares)), clip_norm)
     scaled = [
@@ -138,21 +138,6 @@ def clip_global_norm(
         for s in tables
     ]
     return scaled, [keras.ops.multiply(gradient, factor) for gradient in dense]
-
-
-def _sum_replicas(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    context = tf.distribute.get_replica_context()
-    if not gradients or context.num_replicas_in_sync == 1:
-        return gradients
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
-
-
-def _gather_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return slices
-    values, indices = context.all_gather([slices.values, slices.indices], axis=0)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:

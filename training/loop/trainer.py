@@ -184,17 +184,15 @@ class Trainer:
                 allowed=f"seed {seed}",
                 fix="train again without --resume",
             )
-        where = f"after epoch {position.epoch}"
-        if position.batch or not position.epoch:
-            where = f"in epoch {position.epoch + 1} after step {position.batch}"
-        tell(f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch)
+        done = {"finished_epochs": position.epoch, "finished_batches": position.batch}
+        tell(f"resuming in epoch {position.epoch + 1} after step {position.batch}", **done)
         return state, history
 
     def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations:
         context, config = runner.context, self.parts.plan.config.fit.validation
         earlier = self._workers.share(lambda: list(map(asdict, read_step_validations(context.run))))
         return StepValidations(
-            config and config.every_steps,
+            None if config is None else config.every_steps,
             self._choose_stopping("steps", metric),
             [StepValidation(**record) for record in earlier],
             (context.validation_log, context.epoch_log),

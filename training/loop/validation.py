@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from conf.errors import ConfigError, TooFewRowsError
 from conf.metrics import LOSS_METRIC, is_minimised
@@ -33,7 +34,6 @@ from training.input.batches import (
 )
 from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
-from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
 from training.monitoring.run_logs import EpochLog, EpochRecord, StepValidation, StepValidationLog
 from training.reader.filters import EVALUATION_FILTER
@@ -135,7 +135,7 @@ def read_validation(
     data: TrainingData,
     features: Sequence[str],
     evaluation_filter: tuple[FilterConfig, ...] = (),
-    binary_labels: Sequence[str] = (),
+    binary_labels: tuple[str, ...] = (),
 ) -> Iterator[Batch]:
     """Yields the rows to validate on: those of the validation split, or held out of train."""
     where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
@@ -158,9 +158,7 @@ def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | 
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
     columns = RowColumns(build_user_groups(data.version_dir, data.manifest))
 
-    def validate(model: Model) -> dict[str, float]:
-        if not isinstance(model, RankingModel):
-            raise TypeError(f"a {type(model).__name__} has no tasks")
+    def validate(model: Any) -> dict[str, float]:
         scores = TaskScores(model, data.manifest, compiled(model), columns)
         scores.measure_own(own)
         for batch in islice(read_validation(config, data, scores.inputs, asked), batches):

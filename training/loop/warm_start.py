@@ -136,9 +136,6 @@ class WarmTarget:
     data: TrainingData
     encoded: EncodedVersion | None = None
 
-    def read_version(self) -> EncodedVersion:
-        return self.encoded or read_encoded_version(self.data.version_dir, self.data.manifest)
-
 
 @dataclass(frozen=True)
 class WarmStartReport:
@@ -261,7 +258,8 @@ def _transfer_run(
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
     wanted = [name for name in layout.tables if name not in warm.tables]
-    version = target.read_version()
+    where = (target.data.version_dir, target.data.manifest)
+    version = target.encoded or read_encoded_version(*where)
     rows, keys = _match_tables(target.model, version, wanted, source, fresh)
     kept = [state.name_of(variable) for variable in target.model.state_variables]
     dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
@@ -307,8 +305,7 @@ def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
     if warm.moments == "transfer" and changes:
         raise ConfigError(
             "a schedule of the learning rate would begin at the earlier run's end",
-            received=f"fit.warm_start.moments = transfer, "
-            f"optimizer.schedule = {optimizer.schedule.kind}, "
+            received=f"optimizer.schedule = {optimizer.schedule.kind}, "
             f"optimizer.warmup_steps = {optimizer.warmup_steps}",
             fix="set fit.warm_start.moments=reset",
         )
