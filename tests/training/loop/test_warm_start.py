@@ -23,6 +23,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.tables import DynamicTableConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
 from jobs.inspection.variables import summarize_key
+from tests.training.dynamic_runs import build_trainer, read_state
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
@@ -51,7 +52,6 @@ from training.models.carried_tables import (
     set_table_files,
 )
 from training.monitoring.progress import NoProgress
-from training.reader.training_data import TrainingData
 
 STEPS = "optimizers/sparse/iterations"
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
@@ -209,17 +209,11 @@ def grown(tmp_path_factory) -> Path:
 
 
 def warm_start_build(config: TrainConfig) -> Trainer:
-    version = Path(config.dataset)
-    data = TrainingData(version, read_manifest(version))
-    return Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+    return build_trainer(config, Path(config.dataset))
 
 
 def all_values(trainer: Trainer) -> list[np.ndarray]:
-    optimizers = trainer.parts.optimizers
-    variables = [*trainer.parts.model.trainable_variables, *optimizers.sparse.variables]
-    if optimizers.dense is not None:
-        variables += optimizers.dense.variables
-    return [np.asarray(variable.numpy()) for variable in variables]
+    return list(read_state(trainer).values())
 
 
 @pytest.mark.parametrize("moments", ["reset", "transfer"])
@@ -229,20 +223,15 @@ def test_rows_and_moments_follow_their_tokens(
     warm = {"path": str(old_run), "moments": moments}
     trainer = warm_start_build(configure(grown, tmp_path, model, warm, seed=9))
     fresh = warm_start_build(configure(grown, tmp_path, model, seed=9))
-    before = warm_start_build(configure(read_dataset(old_run), tmp_path, model))
     last = list_checkpoints(old_run / "checkpoints" / "last")[-1].path
     reader = tf.train.load_checkpoint(str(last / "state"))
     report = trainer.warm_start()
     assert report is not None
-    old_version = before.parts.plan.data
-    versions = [
-        read_encoded_version(data.version_dir, data.manifest)
-        for data in (trainer.parts.plan.data, old_version)
-    ]
-    old_model = load_run(old_run, "last").model
-    order = sorted(trainer.parts.model.tables)
-    for name, table in trainer.parts.model.tables.items():
-        rows = match_rows(trainer.parts.model.id_spaces[name], *versions)
+    versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, read_dataset(old_run))]
+    old_model, model = load_run(old_run, "last").model, trainer.parts.model
+    order = sorted(model.tables)
+    for name, table in model.tables.items():
+        rows = match_rows(model.id_spaces[name], *versions)
         assert rows is not None
         known = rows >= 0
         assert report.rows[name] == {"rows": len(rows), "transferred": known.sum()}
@@ -260,7 +249,7 @@ def test_rows_and_moments_follow_their_tokens(
             assert np.abs(expected).max() > 0
         np.testing.assert_array_equal(moment, expected)
     assert 0 < report.rows["user_id"]["transferred"] < report.rows["user_id"]["rows"]
-    for a, b in zip(trainer.parts.model.dense_variables, old_model.dense_variables, strict=True):
+    for a, b in zip(model.dense_variables, old_model.dense_variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     steps = reader.get_tensor("optimizers/sparse/iterations")
     assert int(trainer.parts.optimizers.step.numpy()) == (steps if moments == "transfer" else 0)
@@ -352,10 +341,8 @@ def test_keys_under_rules_keep_their_counts_and_ages(
         states.add(row > 1)
     assert states == {False, True}
     assert new.batch_count == 0
-    table, before = (
-        trainer.parts.model.tables["user_id"],
-        load_run(run, "last").model.tables["user_id"],
-    )
+    table = trainer.parts.model.tables["user_id"]
+    before = load_run(run, "last").model.tables["user_id"]
     kept = np.flatnonzero(old.read_keys())
     np.testing.assert_array_equal(table.rows.numpy()[2:], before.rows.numpy()[2:][kept])
     old.set_keys(np.array([5, 6]))  # keys of a table without rules have qualified
