@@ -143,7 +143,8 @@ def _begin(run: Path, parts: TrainingParts, start: RunStart, workers: Workers) -
         kept.steps_per_epoch(parts.plan.config.input)
         check_validation(parts.plan.config, kept)
     parts.progress.message(
-        f"training {start.config.model.name} on {devices.render()}: "
+        f"training {start.config.model.name} on {devices['replicas']} device(s) in "
+        f"{devices['workers']} process(es), batches of {devices['batch_size']:,} rows: "
         f"{start.data.manifest.split('train').rows:,} rows in train, "
         f"{parts.steps.steps_per_epoch:,} steps per epoch, "
         f"{parts.model.parameter_count:,} parameters; run {describe_run(run)}",

@@ -47,7 +47,6 @@ from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
 from conf.training.train import TrainConfig
 from training.checkpoint.restore import RunReference, manifest_sha256, read_run_manifest
-from training.distribution.strategy import Devices
 from training.distribution.workers import Workers, peak_device_memory_bytes, peak_memory_bytes
 from training.models.model import Model
 from training.monitoring.progress import TrainingProgress
@@ -192,7 +191,9 @@ def counted_seconds(run: Path) -> Iterator[None]:
             update_run_card(run, timing=total)
 
 
-def describe_start(run: Path, start: RunStart, model: Model, devices: Devices) -> dict[str, Any]:
+def describe_start(
+    run: Path, start: RunStart, model: Model, devices: dict[str, Any]
+) -> dict[str, Any]:
     """Returns what the card of a run says from its start on."""
     config, data = start.config, start.data
     return {
@@ -209,7 +210,7 @@ def describe_start(run: Path, start: RunStart, model: Model, devices: Devices) -
             "sluice": read_code_version(),
             **{module.__name__: module.__version__ for module in (tf, keras, np, pa)},
         },
-        "devices": devices.to_json(),
+        "devices": devices,
         "model": {
             "name": config.model.name,
             "parameters": model.parameter_count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import tensorflow as tf
@@ -163,37 +163,22 @@ def _cpu_devices(replicas: int) -> list[str]:
     return [device.name for device in tf.config.list_logical_devices("CPU")[:replicas]]
 
 
-@dataclass(frozen=True)
-class Devices:
-    """This process's devices, and the replicas and rows of a step over all processes."""
-
-    strategy: str
-    workers: int
-    replicas: int
-    devices: tuple[str, ...]
-    batch_size: int
-
-    def render(self) -> str:
-        processes = f" in {self.workers} processes" if self.workers > 1 else ""
-        share = self.batch_size // self.replicas
-        return (
-            f"{self.replicas} device(s){processes} (strategy {self.strategy}), "
-            f"global batch of {self.batch_size:,} rows, {share:,} per replica"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "rows_per_replica": self.batch_size // self.replicas}
-
-
-def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> Devices:
-    """Returns what a strategy computes on, given the rows of a step over all replicas."""
+def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> dict[str, Any]:
+    """Returns this process's devices, and the replicas and rows of a step over all processes."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     kind, names = "none", [f"/device:{device}:0"]
     if workers > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
         kind = "multi_worker" if workers > 1 else "mirrored"
         names = [str(device) for device in strategy.extended.worker_devices]
-    return Devices(kind, workers, replicas, tuple(names), batch_size)
+    return {
+        "strategy": kind,
+        "workers": workers,
+        "replicas": replicas,
+        "devices": names,
+        "batch_size": batch_size,
+        "rows_per_replica": batch_size // replicas,
+    }
 
 
 def count_workers(strategy: tf.distribute.Strategy) -> int:

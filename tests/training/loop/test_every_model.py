@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from tests.training.every_model import (
     RETRIEVAL_MODELS,
     list_retrieval_names,
 )
+from tests.training.killed_run import ActsAfter, KilledError, break_off
 from training.checkpoint.restore import load_run
 from training.fit import fit_run
 from training.monitoring.progress import NoProgress
@@ -42,18 +42,6 @@ def test_no_model_and_no_network_is_left_out() -> None:
     assert list_retrieval_names() == sorted({str(m["name"]) for m in RETRIEVAL_MODELS.values()})
 
 
-class BrokenOffError(Exception):
-    """Stands for the process being killed between two calls."""
-
-
-class BreaksOff(NoProgress):
-    """Ends the run after a number of steps."""
-
-    def step(self, status: Any) -> None:
-        if (status.epoch - 1) * status.steps + status.step >= BROKEN_AFTER:
-            raise BrokenOffError
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [*sorted(MODELS), "sasrec in groups of like length"])
@@ -67,8 +55,8 @@ def test_a_run_that_was_broken_off_has_the_losses_of_one_that_was_not(
         TrainConfig.model_validate({**settings, "name": which, "root": str(tmp_path)})
         for which in ("quiet", "broken")
     )
-    with pytest.raises(BrokenOffError):
-        fit_run(broken, BreaksOff())
+    with pytest.raises(KilledError):
+        fit_run(broken, ActsAfter(BROKEN_AFTER, break_off))
     runs = [fit_run(quiet, NoProgress()), fit_run(broken, NoProgress(), resume=True)]
     losses = [[(r.step, r.epoch, r.loss) for r in read_steps(run)] for run in runs]
     assert losses[0] == losses[1]

@@ -10,7 +10,7 @@ import pytest
 from conf.artefacts.run import read_json, resolve_run
 from conf.errors import TrainingCancelledError, TrainingInterruptedError
 from conf.training.train import TrainConfig
-from tests.training.killed_run import CONFIG
+from tests.training.killed_run import CONFIG, ActsAfter
 from training import fit as fit_module
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.checkpoint.restore import load_run
@@ -57,18 +57,6 @@ def test_work_that_changes_nothing_ends_at_once() -> None:
     stop.request(signal.SIGTERM)  # elsewhere it is taken note of
 
 
-class Signalling(NoProgress):
-    """Sends a signal after a step."""
-
-    def __init__(self, number: int, after: int) -> None:
-        self._number, self._after = number, after
-
-    def step(self, status) -> None:
-        if (status.epoch - 1) * status.steps + status.step >= self._after:
-            self._after = 10**9
-            os.kill(os.getpid(), self._number)
-
-
 def configure(version: Path, root: Path) -> TrainConfig:
     return CONFIG.model_copy(update={"dataset": str(version), "root": str(root)})
 
@@ -93,7 +81,7 @@ def test_a_signal_saves_and_ends_the_run(
     config = configure(tiny_version, tmp_path)
     kind, code = KINDS[signal.Signals(number)]
     with pytest.raises(kind) as caught:
-        fit_run(config, Signalling(number, after))
+        fit_run(config, ActsAfter(after, lambda: os.kill(os.getpid(), number)))
     assert caught.value.exit_code == code
     (run,) = (tmp_path / "t" / "runs").iterdir()
     assert list_checkpoints(run / "checkpoints" / "last")[-1].position == saved

@@ -22,7 +22,16 @@ from conf.training.models import SASRecConfig
 from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
 from tests.machine import fill, mount_small_disk
 from tests.training import killed_run
-from tests.training.killed_run import CONFIG, KEYS, Recorded, row_keys, train
+from tests.training.killed_run import (
+    CONFIG,
+    KEYS,
+    ActsAfter,
+    KilledError,
+    Recorded,
+    break_off,
+    row_keys,
+    train,
+)  # fmt: skip
 from tests.training.processes import start_forked
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.distribution import strategy as strategies
@@ -38,28 +47,11 @@ EVERY_STEP = range(1, STEPS * EPOCHS + 1)
 SOME_STEPS = (1, 12, 17)
 
 
-class KilledError(Exception):
-    """Stands for the process being killed between two calls."""
-
-
-class KilledAt(NoProgress):
-    """Kills training after a given number of steps; None: never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.after: int | None = None
-
-    def step(self, status) -> None:
-        done = (status.epoch - 1) * status.steps + status.step
-        if self.after is not None and done >= self.after:
-            raise KilledError
-
-
 class Twins:
     """Two compiled trainers of one config, so that no kill point has to compile its own."""
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
-        self.progress = KilledAt()
+        self.progress = ActsAfter(None, break_off)
         build = strategies.build_run_steps
         strategies.build_run_steps = recorded.wrap(build)
         try:
