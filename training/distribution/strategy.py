@@ -191,14 +191,12 @@ def check_devices(config: TrainConfig, strategy: tf.distribute.Strategy) -> None
     """Refuses a config whose steps the replicas of a strategy cannot share."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     parts, size = config.optimizer.accumulate_steps or 1, config.input.batch_size
-    below = size - size % (parts * replicas)
-    if size != below:
-        sizes = (below, below + parts * replicas)
+    if size % (parts * replicas):
         raise ConfigError(
             "input.batch_size must be a multiple of optimizer.accumulate_steps times the number "
             "of replicas",
             received=f"{size} rows in {parts} parts on {replicas} replicas",
-            allowed=" or ".join(str(size) for size in sizes if size),
+            allowed=f"multiples of {parts * replicas}",
         )
     if config.input.bucket_boundaries and replicas > 1:
         raise ConfigError(
@@ -292,15 +290,10 @@ RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
     """Returns the compiled steps, which stop after the first whose loss is not finite."""
-    if device := find_prefetch_device(strategy):
-        return build_prefetching_steps(train_step, device)
+    # A strategy of several devices fetches to each of them; a CPU has the batches already.
+    if strategy is tf.distribute.get_strategy() and tf.config.list_logical_devices("GPU"):
+        return build_prefetching_steps(train_step, "GPU:0")
     return build_run_steps(strategy, train_step)
-
-
-def find_prefetch_device(strategy: tf.distribute.Strategy) -> str | None:
-    """Returns the device that batches are fetched to ahead of their steps, None without need."""
-    is_alone = strategy is tf.distribute.get_strategy()
-    return "GPU:0" if is_alone and tf.config.list_logical_devices("GPU") else None
 
 
 def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:

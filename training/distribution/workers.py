@@ -207,10 +207,9 @@ def memory_errors() -> Iterator[None]:
         raise InternalError(
             "there is too little memory for this model and its batches",
             received=describe_error(error),
-            fix="lower input.batch_size, or raise optimizer.accumulate_steps (a batch in parts); "
-            "for tables, lower model.embedding_dim or the capacity of dynamic ones, set their "
-            "device_rows, or share them between workers by shard=workers; with more memory, "
-            "--resume goes on",
+            fix="lower input.batch_size, or raise optimizer.accumulate_steps; for tables, lower "
+            "model.embedding_dim, or the capacity or device_rows of dynamic ones; with more "
+            "memory, --resume goes on",
         ) from error
 
 

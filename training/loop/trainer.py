@@ -75,6 +75,7 @@ class Trainer:
         self._workers = Workers(parts.strategy)
         self._served = ServedRows(self._workers, parts.model.tables)
         self._warm_start: WarmStartReport | None = None
+        self._metric: str | None = None  # What chooses the epoch; None: the last one is kept.
         self._shown: list[str] = []
 
     def fit(
@@ -90,18 +91,19 @@ class Trainer:
             TrainingInterruptedError: A signal asked to stop; the state is saved.
             SluiceError: Records, or files of the run, are damaged or cannot be written.
         """
-        metric = self._choose_metric(is_validated=validate is not None)
+        self._metric = self._choose_metric(is_validated=validate is not None)
         with self._open_run(run, stop or StopRequest()) as (runner, state, history):
-            validations = self._build_validations(runner, metric)
+            validations = self._build_validations(runner)
             # An epoch that was begun is brought to its end, even if none of it is left to train.
-            while state.position.batch or not self._is_over(history, metric, validations):
-                state = runner.run(state, _latest_metric(history, metric), validations)
+            while state.position.batch or not self._is_over(history, validations):
+                metric, latest = self._metric, history[-1].validation if history else {}
+                shown = (metric, latest[metric]) if metric in latest else None
+                state = runner.run(state, shown, validations)
                 found = self._validate(runner, state, validate)
                 history.append(self._describe_epoch(state, found))
-                is_chosen = validations.best is not None
-                state = self._end_epoch(runner, history, metric, is_chosen=is_chosen)
+                state = self._end_epoch(runner, history, is_chosen=validations.best is not None)
             runner.wait()
-        return self._describe_result(history, metric, validations.best)
+        return self._describe_result(history, validations.best)
 
     def warm_start(self) -> WarmStartReport | None:
         """Sets the weights of `fit.warm_start`, once; refused, the model is as it was."""
@@ -188,30 +190,28 @@ class Trainer:
         tell(f"resuming in epoch {position.epoch + 1} after step {position.batch}", **done)
         return state, history
 
-    def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations:
+    def _build_validations(self, runner: EpochRunner) -> StepValidations:
         context, config = runner.context, self.parts.plan.config.fit.validation
         earlier = self._workers.share(lambda: list(map(asdict, read_step_validations(context.run))))
         return StepValidations(
             None if config is None else config.every_steps,
-            self._choose_stopping("steps", metric),
+            self._choose_stopping("steps"),
             [StepValidation(**record) for record in earlier],
             (context.validation_log, context.epoch_log),
             lambda state: self._validate(runner, state, self.parts.validate_steps),
         )
 
-    def _choose_stopping(self, by: str, metric: str | None) -> EarlyStoppingConfig | None:
+    def _choose_stopping(self, by: str) -> EarlyStoppingConfig | None:
         """Returns early stopping with its metric, None where something else decides."""
         stopping = self.parts.plan.config.fit.early_stopping
-        if metric is None or stopping is None or stopping.by != by:
+        if self._metric is None or stopping is None or stopping.by != by:
             return None
-        return stopping.model_copy(update={"metric": metric})
+        return stopping.model_copy(update={"metric": self._metric})
 
-    def _is_over(
-        self, history: list[EpochRecord], metric: str | None, validations: StepValidations
-    ) -> bool:
+    def _is_over(self, history: list[EpochRecord], validations: StepValidations) -> bool:
         if len(history) >= self.parts.steps.epochs or validations.should_stop():
             return True
-        return should_stop(history, self._choose_stopping("epochs", metric))
+        return should_stop(history, self._choose_stopping("epochs"))
 
     def _count_trained(self, history: list[EpochRecord]) -> int:
         return sum(record.examples for record in history) // self.parts.plan.config.input.batch_size
@@ -263,15 +263,10 @@ class Trainer:
         )
 
     def _end_epoch(
-        self,
-        runner: EpochRunner,
-        history: list[EpochRecord],
-        metric: str | None,
-        *,
-        is_chosen: bool,
+        self, runner: EpochRunner, history: list[EpochRecord], *, is_chosen: bool
     ) -> ResumeState:
         """Saves the last epoch of a history; `is_chosen`: a step's weights are kept."""
-        record = history[-1]
+        record, metric = history[-1], self._metric
         best = not is_chosen and find_best_epoch(history, metric) == record.epoch
         # The history is at most one epoch ahead of the checkpoints, which come last: they are
         # what says that the epoch is done.
@@ -289,8 +284,9 @@ class Trainer:
         return state
 
     def _describe_result(
-        self, history: list[EpochRecord], metric: str | None, best: StepValidation | None
+        self, history: list[EpochRecord], best: StepValidation | None
     ) -> TrainingResult:
+        metric = self._metric
         steps, is_chosen = self._count_trained(history), is_measured(history, metric)
         if metric is not None and not is_chosen:
             self.parts.progress.message(
@@ -309,10 +305,3 @@ class Trainer:
 
 def _open(is_written: bool, make: Callable[[], T]) -> T | NullWriter:
     return make() if is_written else NullWriter()
-
-
-def _latest_metric(history: list[EpochRecord], metric: str | None) -> tuple[str, float] | None:
-    """Returns the name and the last value of a validation metric; None where there is none yet."""
-    if not history or metric is None or metric not in history[-1].validation:
-        return None
-    return metric, history[-1].validation[metric]

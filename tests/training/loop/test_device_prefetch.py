@@ -12,12 +12,12 @@ import tensorflow as tf
 from conf.training.optimizer import OptimizerConfig
 from tests.training.fake_clock import FakeClock
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution import strategy as strategies
 from training.distribution.strategy import (
     RunSteps,
     StepFunction,
     build_prefetching_steps,
     build_run_steps,
-    find_prefetch_device,
 )
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
@@ -107,9 +107,11 @@ def test_the_next_batch_is_made_while_a_step_runs(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_a_single_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = tf.distribute.get_strategy()
-    assert find_prefetch_device(tf.distribute.MirroredStrategy(["/cpu:0"])) is None
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
-    assert find_prefetch_device(alone) is None
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a device"])
-    assert find_prefetch_device(alone) == "GPU:0"
+    monkeypatch.setattr(strategies, "build_run_steps", lambda *_: "plain")
+    monkeypatch.setattr(strategies, "build_prefetching_steps", lambda step, device: device)
+    alone, mirrored = tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["/cpu:0"])
+    for strategy, gpus, found in (
+        (mirrored, ["a device"], "plain"), (alone, [], "plain"), (alone, ["a device"], "GPU:0"),
+    ):  # fmt: skip
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind, gpus=gpus: gpus)
+        assert strategies.compile_steps(strategy, first) == found
