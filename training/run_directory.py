@@ -1,7 +1,4 @@
-"""Run directories: creating, locking and finding them; the run card, written and read.
-
-A new directory per run, or the newest unfinished one of the same config.
-"""
+"""Run directories: creating, locking and finding them; the run card, written and read."""
 
 from __future__ import annotations
 
@@ -194,7 +191,6 @@ def counted_seconds(run: Path) -> Iterator[None]:
 def describe_start(
     run: Path, start: RunStart, model: Model, devices: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns what the card of a run says from its start on."""
     config, data = start.config, start.data
     return {
         "status": STATUS_TRAINING,
@@ -279,10 +275,7 @@ def only_one(config: TrainConfig) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run starts: the directory to go on in, or of one that leaves nothing to train.
-
-    `mixed` are the versions of the datasets of `input.mix`.
-    """
+    """Where a run starts; `mixed` are the versions of the datasets of `input.mix`."""
 
     config: TrainConfig
     data: TrainingData
@@ -312,7 +305,10 @@ def choose_start(
         start = _find_start(config, progress, resume, once)
         runs = {"unfinished": start.unfinished, "finished": start.finished}
         return {
-            "versions": [_name_version(data) for data in (start.data, *start.mixed)],
+            "versions": [
+                [str(data.version_dir.absolute()), manifest_sha256(data.manifest)]
+                for data in (start.data, *start.mixed)
+            ],
             **{name: None if run is None else str(run) for name, run in runs.items()},
         }
 
@@ -323,10 +319,6 @@ def choose_start(
     counts_file = unfinished / INPUT_COUNTS_FILE if unfinished and workers.is_chief else None
     data = replace(data, counts_file=counts_file)
     return RunStart(config, data, unfinished, finished, tuple(mixed))
-
-
-def _name_version(data: TrainingData) -> list[str]:
-    return [str(data.version_dir.absolute()), manifest_sha256(data.manifest)]
 
 
 def _read_version(config: TrainConfig, place: str, sha256: str) -> TrainingData:
@@ -366,8 +358,7 @@ def _find_start(
         return new or _start_anew(config)
     # On with the versions that the run began with, even if newer ones are current by now.
     reference = RunReference.read(run)
-    versions = [(reference.version_dir, None), *reference.mixed]
-    for version_dir in (place for place, _ in versions):
+    for version_dir in (reference.version_dir, *(place for place, _ in reference.mixed)):
         if not (version_dir / MANIFEST_FILE).is_file():
             progress.message(
                 f"the dataset version of the unfinished run {run.name} is gone "

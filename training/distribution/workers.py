@@ -1,7 +1,6 @@
 """Processes of a run: what they agree on, their memory, and failures of their runtime as ours.
 
-With one process agreement does nothing. With several, each call is a collective: all processes
-make the same calls in the same order. Nothing needs a disk that they share, but the dataset.
+With several processes each agreement is a collective: all make the same calls in one order.
 """
 
 from __future__ import annotations

@@ -134,13 +134,6 @@ class StepInputs:
     binary_labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class EpochBatches:
-    epoch: int
-    iterator: Any
-    counts: InputCounts
-
-
 class EpochInput:
     """Opens the batches of a run's epochs, in the form that the steps read."""
 
@@ -154,13 +147,14 @@ class EpochInput:
         self.config, self.data, self.inputs = config, data, inputs
         self.steps_per_epoch = data.steps_per_epoch(config.input)
         self._strategy = strategy
-        self._counts: dict[int, InputCounts] = {}
+        self.left_out = InputCounts()
         self._checks = ShardChecks()
 
     @contextmanager
-    def open(self, position: Position) -> Iterator[EpochBatches]:
-        counts = InputCounts()
-        dataset = self.build_dataset(position, counts)
+    def open(self, position: Position) -> Iterator[Any]:
+        """Yields the iterator over the rest of an epoch; `left_out` counts what it leaves out."""
+        self.left_out = InputCounts()
+        dataset = self.build_dataset(position, self.left_out)
         if self.inputs.keyed:
             batches = self.steps_per_epoch - position.batch
             is_new = position.batch == 0
@@ -168,19 +162,13 @@ class EpochInput:
         if self.inputs.lookups is not None:
             dataset = add_distinct_ids(dataset, self.inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):
-            iterator = iter(distribute_batches(dataset, self._strategy))
-            yield EpochBatches(position.epoch, iterator, counts)
+            yield iter(distribute_batches(dataset, self._strategy))
 
-    def finish(self, batches: EpochBatches) -> None:
-        """Reads the tail of an epoch whose steps are done, and keeps its counts."""
+    def finish(self, batches: Any) -> None:
+        """Reads the tail of an epoch whose steps are done, for what it leaves out."""
         if not self.config.input.is_exact:
-            for _ in batches.iterator:
+            for _ in batches:
                 pass
-        self.keep_counts(batches)
-
-    def keep_counts(self, batches: EpochBatches) -> None:
-        """Keeps the counts of an epoch, whether or not it ends before its batches do."""
-        self._counts = {batches.epoch: batches.counts}
 
     def compare_begun(self) -> None:
         """Compares shards that were read in part with their checksums, once a run."""
@@ -189,15 +177,6 @@ class EpochInput:
     def read_batch(self, position: Position) -> Batch:
         batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))
         return batch
-
-    def count_left_out(self, epoch: int) -> InputCounts:
-        """Returns what an epoch left out; one whose steps another process did is read again."""
-        if epoch not in self._counts:
-            counts = InputCounts()
-            dataset = self.build_dataset(Position(epoch, self.steps_per_epoch), counts)
-            with input_errors(self.data.version_dir, self.data.manifest, "train"):
-                self.finish(EpochBatches(epoch, iter(dataset), counts))
-        return self._counts[epoch]
 
     @contextmanager
     def step_errors(self, position: Position, steps: int) -> Iterator[None]:
@@ -272,6 +251,8 @@ class EpochRunner:
         """Trains to the end of an epoch; `metric` is what is shown of the last validation."""
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
+            if state.position.batch == self._steps:  # Another process has done its steps.
+                self._input.finish(batches)
             if self._validate_where_due(state, validations):  # A signal had ended it.
                 mark = time.monotonic()
             while not self._is_over(state.position, validations):
@@ -289,8 +270,6 @@ class EpochRunner:
                 validated = self._validate_where_due(state, validations)
                 self._save_where_due(state)
                 mark = time.monotonic() if validated else now
-            if state.position.batch < self._steps:
-                self._input.keep_counts(batches)
         return state
 
     def save(self, state: ResumeState, *, best: bool = False) -> None:
@@ -324,11 +303,11 @@ class EpochRunner:
         if self.context.workers.any(name is not None):
             self._diverge_after(done, f"{name or 'a row of another worker'} is not finite")
 
-    def _run_call(self, batches: EpochBatches, position: Position) -> tuple[np.ndarray, float]:
+    def _run_call(self, batches: Any, position: Position) -> tuple[np.ndarray, float]:
         """Runs the steps of one compiled call; returns their losses, and seconds of waiting."""
         steps = self._plan.count_steps_of_call(position)
         with user_errors(), self._input.step_errors(position, steps):
-            result = self._run_steps(batches.iterator, tf.constant(steps))
+            result = self._run_steps(batches, tf.constant(steps))
         if position.batch + steps == self._steps:
             self._input.finish(batches)
         if position.batch + steps == self._plan.count_steps_of_epoch(position.epoch):

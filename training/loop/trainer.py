@@ -243,9 +243,11 @@ class Trainer:
     def _describe_epoch(self, state: ResumeState, validation: dict[str, float]) -> EpochRecord:
         sums, steps, source = state.sums, state.position.batch, self.parts.epoch_input
         examples = steps * self.parts.plan.config.input.batch_size
-        counts = source.count_left_out(state.position.epoch)
         spaces = [part.space for part in source.inputs.keyed]
-        lines = [*counts.describe(), *(line for space in spaces for line in space.render())]
+        lines = [
+            *source.left_out.describe(),
+            *(line for space in spaces for line in space.render()),
+        ]
         for line in lines:
             if line not in self._shown:  # Most losses are the same in every epoch.
                 self.parts.progress.message(line)
@@ -258,7 +260,7 @@ class Trainer:
             examples_per_s=examples / sums.seconds,
             input_wait_share=min(1.0, sums.wait_s / sums.seconds),
             validation=validation,
-            left_out=counts.totals(),
+            left_out=source.left_out.totals(),
             tables={space.label: space.describe() for space in spaces},
         )
 

@@ -71,10 +71,7 @@ def map_slots(
     old: tuple[Mapping[str, Sequence[int]], CheckpointLayout],
     fresh: dict[str, str],
 ) -> list[SlotMap]:
-    """Pairs the tensors of two optimizers; `fresh` gets those without an earlier one, and why.
-
-    Slots are in lists, by table or dense weight; whole numbers of shape `[]` are counters.
-    """
+    """Pairs the tensors of two optimizers; `fresh` gets those without an earlier one, and why."""
     (state, layout), (old_shapes, old_layout) = new, old
     slots = {name: v for name, v in state.variables.items() if name.startswith(f"{OPTIMIZERS}/")}
     shapes = {name: variable.shape.as_list() for name, variable in slots.items()}

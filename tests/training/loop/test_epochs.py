@@ -202,11 +202,10 @@ def test_what_an_epoch_left_out_is_the_same_wherever_it_is_resumed(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     totals = []
-    for start in (0, 2, None):
+    for start in (0, 2, 12):
         epochs = build_input(tiny_version, tiny_manifest, input={**FILTER, "shuffle_buffer": 100})
-        if start is not None:
-            run_epoch(epochs, Position(1, start))
-        totals.append(epochs.count_left_out(1).totals())
+        run_epoch(epochs, Position(1, min(start, epochs.steps_per_epoch)))
+        totals.append(epochs.left_out.totals())
     short = sum(
         int(length <= 3)
         for batch in build_eval_dataset(tiny_version, tiny_manifest, "train", 1000, ["history"])
