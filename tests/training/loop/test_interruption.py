@@ -65,9 +65,10 @@ def test_signals_save_the_state_and_end_validation_at_once(
         return {}
 
     config = CONFIG.model_copy(update={"dataset": str(tiny_version), "root": str(tmp_path)})
-    with monkeypatch.context() as patch, pytest.raises(TrainingInterruptedError):
-        patch.setattr(fit_module, "build_validate", lambda config, data: validate)
+    monkeypatch.setattr(fit_module, "build_validate", lambda config, data: validate)
+    with pytest.raises(TrainingInterruptedError):
         fit_run(config, NoProgress())
+    monkeypatch.undo()
     (run,) = (tmp_path / "t" / "runs").iterdir()
     assert reached == []
     assert list_checkpoints(run / "checkpoints" / "last")[-1].position == Position(0, 12)
