@@ -96,7 +96,7 @@ class Trainer:
             validations = self._build_validations(runner)
             # An epoch that was begun is brought to its end, even if none of it is left to train.
             while state.position.batch or not self._is_over(history, validations):
-                metric, latest = self._metric, history[-1].validation if history else {}
+                metric, latest = self._metric or "", history[-1].validation if history else {}
                 shown = (metric, latest[metric]) if metric in latest else None
                 state = runner.run(state, shown, validations)
                 found = self._validate(runner, state, validate)

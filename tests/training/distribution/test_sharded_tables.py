@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.training.tiny_dataset import write_tiny_dataset
 from tests.training.worker_cluster import (
     KEYED,
     Ended,
@@ -156,15 +157,15 @@ def test_a_run_goes_on_with_another_number_of_workers(
 def test_a_day_goes_on_from_the_day_before(
     tiny_version: Path, tmp_path: Path, one: Path, two: Path
 ) -> None:
-    """A warm start with moments, bfloat16 in parts, a full table."""
+    """A warm start with moments, bfloat16 in parts, mixed datasets, a full table."""
+    other = write_tiny_dataset(tmp_path, "other")
 
     def plan(earlier: Path, shard: str | None) -> dict[str, Any]:
         rules = {"max_rows": 45, "eviction": {"when_full": "least_recent"}}
         return {
             **change(SHARDED, shard=shard, **rules),
-            "compute": {
-                "mixed_precision": True,
-            },
+            "compute": {"mixed_precision": True},
+            "input": {"mix": [{"dataset": str(other), "weight": 0.25}]},
             "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
             "fit": {
                 "epochs": 1,
@@ -176,6 +177,7 @@ def test_a_day_goes_on_from_the_day_before(
     ended = run_sharded(tiny_version, tmp_path / "two", changes=plan(two, "workers"))
     assert [worker.code for worker in ended] == [0, 0], ended
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=5e-3)
+    assert len(losses(tmp_path / "two")) == 16  # of twelve steps of one dataset alone
     mine, theirs = read_model(tmp_path / "two"), read_model(tmp_path / "alone")
     for name, value in theirs.items():
         np.testing.assert_allclose(mine[name], value, atol=2e-3, err_msg=name)

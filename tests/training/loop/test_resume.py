@@ -22,6 +22,7 @@ from conf.training.models import SASRecConfig
 from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
 from tests.machine import fill, mount_small_disk
 from tests.training import killed_run
+from tests.training.dynamic_runs import build_trainer
 from tests.training.killed_run import (
     CONFIG,
     KEYS,
@@ -177,16 +178,16 @@ def test_checkpoints_by_the_clock(data: TrainingData, tmp_path: Path) -> None:
         steps_per_loop=5,
         checkpoint=CheckpointConfig(every_minutes=1e-9, keep_last=9),
     )
-    Trainer(config, data, tf.distribute.get_strategy(), NoProgress()).fit(tmp_path, None)
+    build_trainer(config, data.version_dir).fit(tmp_path, None)
     found = [entry.position for entry in list_checkpoints(tmp_path / "checkpoints" / "last")]
     assert [(p.epoch, p.batch) for p in found] == [(0, 5), (0, 10), (0, 12), (1, 0)]
 
 
 def test_another_seed_is_refused(data: TrainingData, tmp_path: Path) -> None:
     config = with_fit(epochs=1)
-    Trainer(config, data, tf.distribute.get_strategy(), NoProgress()).fit(tmp_path, None)
+    build_trainer(config, data.version_dir).fit(tmp_path, None)
     other = config.model_copy(update={"seed": 8})
-    trainer = Trainer(other, data, tf.distribute.get_strategy(), NoProgress())
+    trainer = build_trainer(other, data.version_dir)
     with pytest.raises(InputDataError, match="another seed"):
         trainer.fit(tmp_path, None)
 
