@@ -320,34 +320,6 @@ def test_a_plan_writes_nothing_and_refuses_a_split_smaller_than_a_batch(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_input_left_out_is_told_and_kept(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=40))
-    shard = version / "train" / "part-00001.tfrecord"
-    content = bytearray(shard.read_bytes())
-    content[-10] ^= 1
-    shard.write_bytes(content)
-    lossy = InputConfig.model_validate(
-        {
-            "batch_size": 64,
-            "on_corrupt": "skip_record",
-            "validation": {"hash_of": "user_id", "share": 0.2},
-        }
-    )
-    stream, config = io.StringIO(), configure(version, tmp_path / "runs", input=lossy)
-    run = fit_run(config, build_progress("text", 3600, stream))
-    told = stream.getvalue()
-    assert told.count("1 bad record(s) skipped: 1 x checksum") == 1  # not in each epoch anew
-    assert "reading the train split through once" in told
-    card = read_json(run / "run_card.json")
-    history = json.loads((run / "history.json").read_text())
-    assert history[0]["left_out"] == history[1]["left_out"] == card["training"]["left_out"]
-    assert history[0]["left_out"]["bad_records"] == 1
-    held_out = history[0]["left_out"]["filtered_rows"]
-    rows = json.loads((run / "input_counts.json").read_text()).values()
-    assert sorted(rows) == sorted([held_out, 519 - held_out])  # 520 rows, one of them bad
-    assert history[0]["examples"] == (519 - held_out) // 64 * 64
-
-
 def test_a_resumed_run_keeps_the_number_of_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_version: Path
 ) -> None:
