@@ -54,17 +54,13 @@ def fit_run(
     Args:
         config: The resolved config.
         progress: Shows how it goes.
-        resume: Whether to go on with the newest run of the same config, if it is unfinished,
-            at the position of its newest checkpoint.
-        once: Whether to do so, and to train nothing where that run has finished on the same
-            dataset version.
+        resume: Whether to go on with the newest run of the same config, if it is unfinished.
+        once: The same, and to train nothing where it has finished on the same dataset version.
         profile: Steps to profile, or None.
 
     Raises:
         TrainingInterruptedError: SIGTERM or SIGINT came, to any process; the state is saved.
-        UpstreamNotReadyError: Another process trains this config once, or the unfinished run.
-        SluiceError: The config, the dataset or the devices do not fit, or training failed. The
-            earlier runs and the current one are untouched.
+        SluiceError: Training was refused or failed; earlier runs are untouched.
     """
     if config.fit.refit is not None:
         raise ConfigError(
@@ -103,7 +99,6 @@ def _choose_start(
 
 
 def _find_series(config: TrainConfig, workers: Workers) -> StoredSeries | None:
-    """The runs' place in a store, on the process that writes them; None for a local one."""
     return StoredSeries(config) if workers.is_chief and is_stored(config) else None
 
 
@@ -140,7 +135,6 @@ def train(parts: TrainingParts, start: RunStart | None = None) -> Path:
 
 
 def _begin(run: Path, parts: TrainingParts, start: RunStart, workers: Workers) -> None:
-    """Writes the card, keeps what was counted beside the run, and says what is trained."""
     devices = describe_devices(parts.strategy, start.config.input.batch_size)
     if workers.is_chief:
         update_run_card(run, **describe_start(run, start, parts.model, devices))
@@ -149,7 +143,8 @@ def _begin(run: Path, parts: TrainingParts, start: RunStart, workers: Workers) -
         kept.steps_per_epoch(parts.plan.config.input)
         check_validation(parts.plan.config, kept)
     parts.progress.message(
-        f"training {start.config.model.name} on {devices.render()}: "
+        f"training {start.config.model.name} on {devices['replicas']} device(s) in "
+        f"{devices['workers']} process(es), batches of {devices['batch_size']:,} rows: "
         f"{start.data.manifest.split('train').rows:,} rows in train, "
         f"{parts.steps.steps_per_epoch:,} steps per epoch, "
         f"{parts.model.parameter_count:,} parameters; run {describe_run(run)}",

@@ -1,11 +1,7 @@
-"""Run directories: creating, locking and finding them; the run card, written and read.
-
-A new directory per run, or the newest unfinished one of the same config.
-"""
+"""Run directories: creating, locking and finding them; the run card, written and read."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import platform
 import time
@@ -15,6 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
 
 from conf.artefacts.run import (
     INPUT_COUNTS_FILE,
@@ -43,7 +44,6 @@ from conf.storage.locations import find_path
 from conf.storage.locks import hold_file_lock
 from conf.training.train import TrainConfig
 from training.checkpoint.restore import RunReference, manifest_sha256, read_run_manifest
-from training.distribution.strategy import Devices
 from training.distribution.workers import Workers, peak_device_memory_bytes, peak_memory_bytes
 from training.models.model import Model
 from training.monitoring.progress import TrainingProgress
@@ -59,7 +59,6 @@ LOCK_FILE = ".lock"
 ONCE_LOCK_FILE = ".once.lock"
 # What says where a process writes, and not what it computes.
 _OF_PROCESS = {"root", "mlflow"}
-_REPORTED_PACKAGES = ("tensorflow", "keras", "numpy", "pyarrow")
 
 _log = logging.getLogger("sluice.training.run_directory")
 
@@ -79,11 +78,7 @@ def create_run(config: TrainConfig, now: datetime | None = None) -> Path:
 
 
 def make_entry(parent: Path, sha256: str, now: datetime | None = None) -> Path:
-    """Makes a new directory `<UTC time>-<first digits of a hash>`.
-
-    Raises:
-        InternalError: The directory cannot be made.
-    """
+    """Makes a new directory `<UTC time>-<first digits of a hash>`."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     entry = parent / f"{stamp}-{sha256[:8]}"
     with _root_errors():
@@ -115,11 +110,7 @@ def publish_run(config: TrainConfig, run: Path) -> None:
 
 
 def find_unfinished_run(config: TrainConfig) -> Path | None:
-    """Returns the newest run of the same resolved config if it has not finished, else None.
-
-    An unfinished run that is older than a finished one is left alone: going on with it would put
-    an old result in the place of a newer one.
-    """
+    """Returns the newest run of the same resolved config if it has not finished, else None."""
     newest = _find_newest_run(config)
     return None if newest is None or newest[1].get("status") == STATUS_TRAINED else newest[0]
 
@@ -159,11 +150,7 @@ def _find_newest_run(config: TrainConfig) -> tuple[Path, dict[str, Any]] | None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Holds a run for this process; the lock ends with the process, however it ends.
-
-    Raises:
-        UpstreamNotReadyError: Another process is training in this directory.
-    """
+    """Holds a run for this process; the lock ends with the process, however it ends."""
     refusal = UpstreamNotReadyError(
         "another process is training in this run's directory",
         received=str(run),
@@ -188,10 +175,7 @@ def recorded_status(run: Path) -> Iterator[None]:
 
 @contextmanager
 def counted_seconds(run: Path) -> Iterator[None]:
-    """Adds the time of the block to the card: a resumed run counts the time of all its parts.
-
-    Wall time, and CPU time of this process: only the second can be compared on a busy machine.
-    """
+    """Adds the time of the block, of the wall and of this process's CPUs, to the card's."""
     clocks = {"train_seconds": time.monotonic, "train_cpu_seconds": time.process_time}
     started = {name: clock() for name, clock in clocks.items()}
     try:
@@ -204,17 +188,9 @@ def counted_seconds(run: Path) -> Iterator[None]:
             update_run_card(run, timing=total)
 
 
-def describe_versions() -> dict[str, Any]:
-    versions: dict[str, Any] = {"python": platform.python_version(), "sluice": read_code_version()}
-    for package in _REPORTED_PACKAGES:
-        versions[package] = None
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
-
-
-def describe_start(run: Path, start: RunStart, model: Model, devices: Devices) -> dict[str, Any]:
-    """Returns what the card of a run says from its start on."""
+def describe_start(
+    run: Path, start: RunStart, model: Model, devices: dict[str, Any]
+) -> dict[str, Any]:
     config, data = start.config, start.data
     return {
         "status": STATUS_TRAINING,
@@ -225,8 +201,12 @@ def describe_start(run: Path, start: RunStart, model: Model, devices: Devices) -
         "config_sha256": config_sha256(config),
         "dataset": _describe_dataset(data),
         "mixed": [_describe_dataset(part) for part in start.mixed],
-        "versions": describe_versions(),
-        "devices": devices.to_json(),
+        "versions": {
+            "python": platform.python_version(),
+            "sluice": read_code_version(),
+            **{module.__name__: module.__version__ for module in (tf, keras, np, pa)},
+        },
+        "devices": devices,
         "model": {
             "name": config.model.name,
             "parameters": model.parameter_count,
@@ -280,11 +260,7 @@ def _now() -> str:
 
 @contextmanager
 def only_one(config: TrainConfig) -> Iterator[None]:
-    """Lets one process at a time train a config once.
-
-    Raises:
-        UpstreamNotReadyError: Another one is at it.
-    """
+    """Lets one process at a time train a config once."""
     base = run_paths(config).base
     with _root_errors():
         base.mkdir(parents=True, exist_ok=True)
@@ -299,15 +275,7 @@ def only_one(config: TrainConfig) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run starts.
-
-    Attributes:
-        config: The resolved config, as it was given.
-        data: The dataset version to train on.
-        unfinished: Directory of the run to go on with; None: a new one.
-        finished: Directory of a run that leaves nothing to train; None: there is none.
-        mixed: The versions of the datasets of `input.mix`.
-    """
+    """Where a run starts; `mixed` are the versions of the datasets of `input.mix`."""
 
     config: TrainConfig
     data: TrainingData
@@ -328,15 +296,7 @@ def choose_start(
     resume: bool = False,
     once: bool = False,
 ) -> RunStart:
-    """Chooses dataset version and run; every process takes those of the chief.
-
-    `resume` goes on with the newest run of the config, if it is unfinished; `once` does too, and
-    trains nothing where that run has finished on the same dataset version.
-
-    Raises:
-        SluiceError: There is no such dataset, the unfinished run's is damaged, or the processes
-            have different configs.
-    """
+    """Chooses dataset version and run, as `fit_run` says; every process takes the chief's."""
     if workers.count == 1:
         return _find_start(config, progress, resume, once)
     require_same_config(config, workers)
@@ -345,7 +305,10 @@ def choose_start(
         start = _find_start(config, progress, resume, once)
         runs = {"unfinished": start.unfinished, "finished": start.finished}
         return {
-            "versions": [_name_version(data) for data in (start.data, *start.mixed)],
+            "versions": [
+                [str(data.version_dir.absolute()), manifest_sha256(data.manifest)]
+                for data in (start.data, *start.mixed)
+            ],
             **{name: None if run is None else str(run) for name, run in runs.items()},
         }
 
@@ -358,10 +321,6 @@ def choose_start(
     return RunStart(config, data, unfinished, finished, tuple(mixed))
 
 
-def _name_version(data: TrainingData) -> list[str]:
-    return [str(data.version_dir.absolute()), manifest_sha256(data.manifest)]
-
-
 def _read_version(config: TrainConfig, place: str, sha256: str) -> TrainingData:
     version_dir = find_path(place)
     tolerates = config.input.tolerates
@@ -369,11 +328,7 @@ def _read_version(config: TrainConfig, place: str, sha256: str) -> TrainingData:
 
 
 def require_same_config(config: TrainConfig, workers: Workers) -> None:
-    """Refuses processes that would not take the same steps; each may have a root of its own.
-
-    Raises:
-        ConfigError: The config of this process, or of another one, is not that of the chief.
-    """
+    """Refuses processes that would not take the same steps; each may have a root of its own."""
     own = {key: value for key, value in config.resolved().items() if key not in _OF_PROCESS}
     chief = workers.share(lambda: own)
     differing = [key for key in sorted({*own, *chief}) if own.get(key) != chief.get(key)]
@@ -403,8 +358,7 @@ def _find_start(
         return new or _start_anew(config)
     # On with the versions that the run began with, even if newer ones are current by now.
     reference = RunReference.read(run)
-    versions = [(reference.version_dir, None), *reference.mixed]
-    for version_dir in (place for place, _ in versions):
+    for version_dir in (reference.version_dir, *(place for place, _ in reference.mixed)):
         if not (version_dir / MANIFEST_FILE).is_file():
             progress.message(
                 f"the dataset version of the unfinished run {run.name} is gone "

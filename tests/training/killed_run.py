@@ -121,6 +121,27 @@ def train(version: Path, run: Path, recorded: Recorded, config: TrainConfig = CO
         strategies.build_run_steps = build
 
 
+class ActsAfter(NoProgress):
+    """Does something once, when a number of steps of the run is done; None: never."""
+
+    def __init__(self, after: int | None, act: Callable[[], None]) -> None:
+        self.after, self._act = after, act
+
+    def step(self, status: Any) -> None:
+        done = (status.epoch - 1) * status.steps + status.step
+        if self.after is not None and done >= self.after:
+            self.after = None
+            self._act()
+
+
+class KilledError(Exception):
+    """Stands for the process being killed between two calls."""
+
+
+def break_off() -> None:
+    raise KilledError
+
+
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -40,6 +40,7 @@ from training.run_directory import (
     locked,
     recorded_status,
     require_same_config,
+    run_paths,
 )
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -56,23 +57,29 @@ def begin(config: TrainConfig, status: str, now: datetime = NOW) -> Path:
     return run
 
 
-def test_a_run_is_named_by_time_and_config(config: TrainConfig) -> None:
-    run = create_run(config, NOW)
-    assert run.is_dir()
+def test_runs_are_named_by_time_and_config_and_held_by_one_process(config: TrainConfig) -> None:
+    run, *others = (create_run(config, NOW) for _ in range(3))
+    assert run.parent == run_paths(config).runs
     assert run.name == f"20260304T050607Z-{config_sha256(config)[:8]}"
-    assert run.parent.name == "runs"
+    assert len({run, *others}) == 3
+    with locked(run), pytest.raises(UpstreamNotReadyError, match="another process"), locked(run):
+        pass
+    with locked(run):
+        pass
 
 
 class OneOfTwo(Workers):
-    """Stands for a worker whose chief has a config."""
+    """Stands for a worker whose chief has a config, or for the chief."""
 
-    def __init__(self, chief: TrainConfig, *, others_differ: bool = False) -> None:
+    def __init__(self, chief: TrainConfig | None, *, others_differ: bool = False) -> None:
         super().__init__(tf.distribute.get_strategy())
-        self.index, self.count = 1, 2
-        self._chief, self._others_differ = chief.resolved(), others_differ
+        self.index, self.count = 0 if chief is None else 1, 2
+        self._chief, self._others_differ = chief and chief.resolved(), others_differ
 
     def share(self, decide: Callable[[], Any]) -> Any:
         """What the chief decides where this one decides on keys of its config."""
+        if self._chief is None:
+            return json.loads(json.dumps(decide()))
         return {key: self._chief[key] for key in decide()}
 
     def any(self, flag: bool) -> bool:
@@ -83,25 +90,12 @@ class OneOfTwo(Workers):
 def test_workers_with_different_configs_are_refused(config: TrainConfig) -> None:
     elsewhere = config.model_copy(update={"root": "/elsewhere"})
     require_same_config(elsewhere, OneOfTwo(config))
-    sharded = TrainConfig.model_validate(
-        {
-            "dataset": "d",
-            "name": "n",
-            "devices": {"strategy": "multi_worker"},
-            "model": {"embeddings": {"a": {"kind": "dynamic", "shard": "workers"}}},
-        }
-    )
-    whole = sharded.model_copy(deep=True)
-    whole.model.embeddings["a"] = whole.model.embeddings["a"].model_copy(update={"shard": None})
+    other = config.model_copy(update={"seed": 7})
     with pytest.raises(ConfigError, match="different configs") as refused:
-        require_same_config(sharded, OneOfTwo(whole))
-    assert "worker 1: model: " in refused.value.received
+        require_same_config(other, OneOfTwo(config))
+    assert "worker 1: seed: 7" in refused.value.received
     with pytest.raises(ConfigError, match="another one differs"):
         require_same_config(config, OneOfTwo(config, others_differ=True))
-
-
-def test_two_runs_of_one_second_are_two_directories(config: TrainConfig) -> None:
-    assert len({create_run(config, NOW) for _ in range(3)}) == 3
 
 
 def test_the_newest_run_of_the_same_config_is_resumed_if_it_is_unfinished(
@@ -114,11 +108,11 @@ def test_the_newest_run_of_the_same_config_is_resumed_if_it_is_unfinished(
     begin(config.model_copy(update={"seed": 1}), "trained", NOW.replace(hour=8))
     create_run(config, NOW.replace(hour=9))  # killed before its card was written
     assert find_unfinished_run(config) == newer
-
-
-def test_an_unfinished_run_older_than_a_finished_one_is_left_alone(config: TrainConfig) -> None:
-    begin(config, "training")
-    begin(config, "trained", NOW.replace(hour=7))
+    with pytest.raises(TrainingInterruptedError), recorded_status(newer):
+        raise TrainingInterruptedError("asked to stop")
+    assert read_json(newer / "run_card.json")["status"] == "interrupted"
+    assert find_unfinished_run(config) == newer
+    begin(config, "trained", NOW.replace(hour=10))  # What is older than that is left alone.
     assert find_unfinished_run(config) is None
 
 
@@ -128,22 +122,6 @@ def test_a_damaged_card_of_another_run_is_passed_over(config: TrainConfig, conte
     damaged = begin(config, "trained", NOW.replace(hour=7))
     (damaged / "run_card.json").write_bytes(content)
     assert find_unfinished_run(config) == unfinished
-
-
-def test_a_run_is_held_by_one_process(config: TrainConfig) -> None:
-    run = create_run(config, NOW)
-    with locked(run), pytest.raises(UpstreamNotReadyError, match="another process"), locked(run):
-        pass
-    with locked(run):
-        pass
-
-
-def test_an_interruption_is_no_failure_and_is_resumed(config: TrainConfig) -> None:
-    run = begin(config, "training")
-    with pytest.raises(TrainingInterruptedError), recorded_status(run):
-        raise TrainingInterruptedError("asked to stop")
-    assert read_json(run / "run_card.json")["status"] == "interrupted"
-    assert find_unfinished_run(config) == run
 
 
 def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
@@ -296,25 +274,11 @@ def test_a_run_goes_on_with_the_versions_that_it_mixed_in(tmp_path: Path) -> Non
     assert "is gone" in stream.getvalue()
 
 
-class ChiefOfTwo(Workers):
-    """Stands for the chief of two workers that agree with it."""
-
-    def __init__(self) -> None:
-        super().__init__(tf.distribute.get_strategy())
-        self.index, self.count = 0, 2
-
-    def share(self, decide: Callable[[], Any]) -> Any:
-        return json.loads(json.dumps(decide()))
-
-    def any(self, flag: bool) -> bool:
-        return flag
-
-
 def test_workers_take_the_versions_of_the_chief(tmp_path: Path, tiny_version: Path) -> None:
     mix = [{"dataset": str(tiny_version.parent.parent), "weight": 0.25}]
     settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
     config = configure(tiny_version.parent.parent, tmp_path / "runs", input=settings)
-    start = choose_start(config, build_progress("text", 3600), ChiefOfTwo())
+    start = choose_start(config, build_progress("text", 3600), OneOfTwo(None))
     assert start.data.version_dir == tiny_version
     assert [data.version_dir for data in start.mixed] == [tiny_version]
     pinned = start.pin()
@@ -339,18 +303,9 @@ def test_a_run_is_current_before_it_counts_as_trained(
     assert resolve_run(str(tmp_path / "t")) == run
 
 
-def test_a_plan_refuses_a_train_split_smaller_than_a_batch(
+def test_a_plan_writes_nothing_and_refuses_a_split_smaller_than_a_batch(
     tmp_path: Path, tiny_version: Path
 ) -> None:
-    config = configure(tiny_version, tmp_path / "runs", input=InputConfig(batch_size=781))
-    with pytest.raises(InputDataError, match="smaller than one batch"):
-        read_plan(config)
-    with pytest.raises(InputDataError, match="smaller than one batch"):
-        fit(config)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_plan_writes_nothing(tmp_path: Path, tiny_version: Path) -> None:
     plan = read_plan(configure(tiny_version, tmp_path / "runs")).to_json()
     assert plan["rows"]["train"] == 780
     assert plan["steps_per_epoch"] == 12
@@ -358,35 +313,11 @@ def test_a_plan_writes_nothing(tmp_path: Path, tiny_version: Path) -> None:
     assert plan["tables"]["movie_id"] == [42, 8]
     assert plan["selected_by"] == "ndcg@10"
     json.dumps(plan)
+    config = configure(tiny_version, tmp_path / "runs", input=InputConfig(batch_size=781))
+    for run in (read_plan, fit):
+        with pytest.raises(InputDataError, match="smaller than one batch"):
+            run(config)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_the_input_left_out_is_told_and_kept(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=40))
-    shard = version / "train" / "part-00001.tfrecord"
-    content = bytearray(shard.read_bytes())
-    content[-10] ^= 1
-    shard.write_bytes(content)
-    lossy = InputConfig.model_validate(
-        {
-            "batch_size": 64,
-            "on_corrupt": "skip_record",
-            "validation": {"hash_of": "user_id", "share": 0.2},
-        }
-    )
-    stream, config = io.StringIO(), configure(version, tmp_path / "runs", input=lossy)
-    run = fit_run(config, build_progress("text", 3600, stream))
-    told = stream.getvalue()
-    assert told.count("1 bad record(s) skipped: 1 x checksum") == 1  # not in each epoch anew
-    assert "reading the train split through once" in told
-    card = read_json(run / "run_card.json")
-    history = json.loads((run / "history.json").read_text())
-    assert history[0]["left_out"] == history[1]["left_out"] == card["training"]["left_out"]
-    assert history[0]["left_out"]["bad_records"] == 1
-    held_out = history[0]["left_out"]["filtered_rows"]
-    rows = json.loads((run / "input_counts.json").read_text()).values()
-    assert sorted(rows) == sorted([held_out, 519 - held_out])  # 520 rows, one of them bad
-    assert history[0]["examples"] == (519 - held_out) // 64 * 64
 
 
 def test_a_resumed_run_keeps_the_number_of_its_steps(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import tensorflow as tf
@@ -49,13 +49,9 @@ class _TFConfig(BaseModel):
     task: _Task
 
 
-def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
-    """Reads the cluster of a multi-worker run from `TF_CONFIG`.
-
-    Raises:
-        ConfigError: It is missing, or is not what multi-worker training needs.
-    """
-    text = (os.environ if environment is None else environment).get(VARIABLE) or ""
+def read_cluster() -> Cluster:
+    """Reads the cluster of a multi-worker run from `TF_CONFIG`."""
+    text = os.environ.get(VARIABLE, "")
     try:
         found = _TFConfig.model_validate_json(text)
     except ValidationError as error:
@@ -64,8 +60,6 @@ def read_cluster(environment: Mapping[str, str] | None = None) -> Cluster:
     workers, index = found.cluster.worker, found.task.index
     if index >= len(workers):
         raise _refuse(f"task.index: there are {len(workers)} workers", text)
-    if len(set(workers)) < len(workers):
-        raise _refuse("cluster.worker: a worker is named twice", text)
     return Cluster(tuple(workers), index)
 
 
@@ -84,13 +78,8 @@ def _refuse(why: str, text: str) -> ConfigError:
 def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """Returns the strategy for this machine, or this process's part of one for several.
 
-    One device needs no strategy: TensorFlow's default one does the same steps without the cost
-    of mirroring. With several processes it returns once all of them have come; one worker alone
-    trains as with `auto`, so that a run may go on with fewer.
-
-    Raises:
-        ConfigError: TensorFlow has started with fewer logical devices than are asked for, or
-            `TF_CONFIG` does not name the processes.
+    One device has TensorFlow's default one, which does not mirror. Several processes wait for
+    each other here; one worker alone trains as with `auto`, so that a run may go on with fewer.
     """
     if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
         return _join(cluster, config.worker_timeout_s)
@@ -108,17 +97,13 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
 
 @functools.cache
 def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
-    """One strategy per process and set of devices.
-
-    Each new MirroredStrategy numbers its collectives from the start again, and the runtime
-    confuses them with those of the one before.
-    """
+    """Cached: a second one would number its collectives from the start, as the first one did."""
     return tf.distribute.MirroredStrategy(names)
 
 
 @functools.cache
 def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
-    """One strategy per process: its server cannot be started twice."""
+    """Cached: the server of a process cannot be started twice."""
     for gpu in tf.config.list_physical_devices("GPU"):
         _allow_growth(gpu)
     try:
@@ -178,41 +163,22 @@ def _cpu_devices(replicas: int) -> list[str]:
     return [device.name for device in tf.config.list_logical_devices("CPU")[:replicas]]
 
 
-@dataclass(frozen=True)
-class Devices:
-    """The devices that a run computes on.
-
-    `strategy` is `none`, `mirrored` or `multi_worker`; `devices` are this process's, `replicas`
-    those of all, and `batch_size` the rows of a step over all of them.
-    """
-
-    strategy: str
-    workers: int
-    replicas: int
-    devices: tuple[str, ...]
-    batch_size: int
-
-    def render(self) -> str:
-        processes = f" in {self.workers} processes" if self.workers > 1 else ""
-        share = self.batch_size // self.replicas
-        return (
-            f"{self.replicas} device(s){processes} (strategy {self.strategy}), "
-            f"global batch of {self.batch_size:,} rows, {share:,} per replica"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "rows_per_replica": self.batch_size // self.replicas}
-
-
-def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> Devices:
-    """Returns what a strategy computes on, given the rows of a step over all replicas."""
+def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> dict[str, Any]:
+    """Returns this process's devices, and the replicas and rows of a step over all processes."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     kind, names = "none", [f"/device:{device}:0"]
     if workers > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
         kind = "multi_worker" if workers > 1 else "mirrored"
         names = [str(device) for device in strategy.extended.worker_devices]
-    return Devices(kind, workers, replicas, tuple(names), batch_size)
+    return {
+        "strategy": kind,
+        "workers": workers,
+        "replicas": replicas,
+        "devices": names,
+        "batch_size": batch_size,
+        "rows_per_replica": batch_size // replicas,
+    }
 
 
 def count_workers(strategy: tf.distribute.Strategy) -> int:
@@ -222,22 +188,15 @@ def count_workers(strategy: tf.distribute.Strategy) -> int:
 
 
 def check_devices(config: TrainConfig, strategy: tf.distribute.Strategy) -> None:
-    """Refuses a config whose steps the replicas of a strategy cannot share.
-
-    Raises:
-        ConfigError: A batch does not fall into equal parts, batches have lists of several lengths,
-            or workers with several devices share a table's rows.
-    """
+    """Refuses a config whose steps the replicas of a strategy cannot share."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
     parts, size = config.optimizer.accumulate_steps or 1, config.input.batch_size
-    below = size - size % (parts * replicas)
-    if size != below:
-        sizes = (below, below + parts * replicas)
+    if size % (parts * replicas):
         raise ConfigError(
             "input.batch_size must be a multiple of optimizer.accumulate_steps times the number "
             "of replicas",
             received=f"{size} rows in {parts} parts on {replicas} replicas",
-            allowed=" or ".join(str(size) for size in sizes if size),
+            allowed=f"multiples of {parts * replicas}",
         )
     if config.input.bucket_boundaries and replicas > 1:
         raise ConfigError(
@@ -259,11 +218,7 @@ def check_devices(config: TrainConfig, strategy: tf.distribute.Strategy) -> None
 def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Splits each global batch over the replicas, in order.
 
-    Every process makes the whole batch and takes its replicas' rows, so that a step trains on the
-    rows, in the order, of one process, whatever the number of processes.
-
-    Raises:
-        InputDataError: A list has no bounded length.
+    Every process makes the whole batch and takes its replicas' rows: those of one process.
     """
     if strategy.num_replicas_in_sync == 1:
         return dataset
@@ -320,12 +275,9 @@ def _cut(value: Any, parts: int, part: int) -> Any:
 
 
 class StepsResult(NamedTuple):
-    """The outcome of some steps.
+    """Losses, float32 `[steps]`, of which the last alone may not be finite; seconds of waiting.
 
-    Attributes:
-        losses: Loss of each step that ran, float32 `[steps]`; all but the last are finite.
-        wait_s: Seconds that they waited for their batches, float64 scalar. An upper bound: waiting
-            overlaps with the end of the step before.
+    The seconds are an upper bound: waiting overlaps with the end of the step before.
     """
 
     losses: tf.Tensor
@@ -337,22 +289,11 @@ RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 
 def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
-    """Returns the function that runs several steps, of a number, of a dataset's iterator.
-
-    It is one compiled call, and stops after the first step whose loss is not finite.
-    """
-    if device := find_prefetch_device(strategy):
-        return build_prefetching_steps(train_step, device)
+    """Returns the compiled steps, which stop after the first whose loss is not finite."""
+    # A strategy of several devices fetches to each of them; a CPU has the batches already.
+    if strategy is tf.distribute.get_strategy() and tf.config.list_logical_devices("GPU"):
+        return build_prefetching_steps(train_step, "GPU:0")
     return build_run_steps(strategy, train_step)
-
-
-def find_prefetch_device(strategy: tf.distribute.Strategy) -> str | None:
-    """Returns the device that batches are fetched to ahead of their steps, None without need.
-
-    A strategy of several devices fetches to each of them by itself; a CPU has the batches already.
-    """
-    is_alone = strategy is tf.distribute.get_strategy()
-    return "GPU:0" if is_alone and tf.config.list_logical_devices("GPU") else None
 
 
 def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
@@ -388,8 +329,7 @@ def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) 
 def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
     """Returns the function of `compile_steps`, with the next batch under way during each step.
 
-    TensorFlow's own `prefetch_to_device` takes no ragged or sparse tensors. It asks for as many
-    batches as steps; for one more than it has trained on where a loss is not finite.
+    TensorFlow's own `prefetch_to_device` takes no ragged or sparse tensors.
     """
     step = tf.autograph.experimental.do_not_convert(train_step)
     fetch = tf.autograph.experimental.do_not_convert(_fetch_batch)

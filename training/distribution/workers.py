@@ -1,7 +1,6 @@
 """Processes of a run: what they agree on, their memory, and failures of their runtime as ours.
 
-With one process agreement does nothing. With several, each call is a collective: all processes
-make the same calls in the same order. Nothing needs a disk that they share, but the dataset.
+With several processes each agreement is a collective: all make the same calls in one order.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,11 +70,7 @@ class Workers:
         return not self.any(not flag)
 
     def share(self, decide: Callable[[], T]) -> T:
-        """Returns on every process what the chief decides: what JSON holds.
-
-        Raises:
-            SluiceError: The chief raised it; it is raised on all processes.
-        """
+        """Returns, or raises, on every process what the chief decides: what JSON holds."""
         if self.count == 1:
             return decide()
         failure: SluiceError | None = None
@@ -193,11 +188,7 @@ def describe_error(error: Exception) -> str:
 
 @contextmanager
 def disk_errors(what: str, fix: str) -> Iterator[None]:
-    """Turns a write that failed into an InternalError that names what was written.
-
-    TensorFlow raises its own errors, not `OSError`, where a disk is full or a path is not
-    writable.
-    """
+    """Turns a write that failed, by TensorFlow's errors or OSError, into an InternalError."""
     try:
         yield
     except (tf.errors.OpError, OSError) as error:
@@ -215,10 +206,9 @@ def memory_errors() -> Iterator[None]:
         raise InternalError(
             "there is too little memory for this model and its batches",
             received=describe_error(error),
-            fix="lower input.batch_size, or raise optimizer.accumulate_steps (a batch in parts); "
-            "for tables, lower model.embedding_dim or the capacity of dynamic ones, set their "
-            "device_rows, or share them between workers by shard=workers; with more memory, "
-            "--resume goes on",
+            fix="lower input.batch_size, or raise optimizer.accumulate_steps; for tables, lower "
+            "model.embedding_dim, or the capacity or device_rows of dynamic ones; with more "
+            "memory, --resume goes on",
         ) from error
 
 
@@ -242,11 +232,8 @@ def peak_device_memory_bytes() -> dict[str, int]:
     """Returns the most memory, in bytes, that TensorFlow has held on each GPU of this process."""
     devices = tf.config.list_logical_devices("GPU")
     names = [device.name.removeprefix("/device:") for device in devices]
-    return {name.lower().replace(":", " "): _read_peak_bytes(name) for name in names}
-
-
-def _read_peak_bytes(device: str) -> int:
-    try:
-        return int(tf.config.experimental.get_memory_info(device)["peak"])
-    except ValueError:  # Some allocators do not count.
-        return 0
+    peaks = {name.lower().replace(":", " "): 0 for name in names}
+    for name, key in zip(names, peaks, strict=True):
+        with suppress(ValueError):  # Some allocators do not count.
+            peaks[key] = int(tf.config.experimental.get_memory_info(name)["peak"])
+    return peaks

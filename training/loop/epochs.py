@@ -52,18 +52,11 @@ _SECONDS_PER_MINUTE = 60
 
 
 class StopNowError(BaseException):
-    """A signal came where nothing has to be finished first.
-
-    Derives from BaseException, so that user code cannot swallow it.
-    """
+    """A signal came where nothing is to be finished; no Exception, which user code may swallow."""
 
 
 class StopRequest:
-    """Whether a signal has asked training to stop.
-
-    A compiled loop of steps is finished first: its caller looks at `requested` afterwards. The
-    second signal does what it would do without all this.
-    """
+    """Whether a signal has asked training to stop, once the compiled loop of steps has ended."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None
@@ -104,10 +97,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first SIGTERM or SIGINT inside the block into a request.
-
-    Outside the main thread, where Python allows no handlers, signals do what they did.
-    """
+    """Turns the first SIGTERM or SIGINT inside the block, of the main thread, into a request."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -134,26 +124,14 @@ def stop_on_signals() -> Iterator[StopRequest]:
 class StepInputs:
     """The features that a step reads.
 
-    Attributes:
-        features: Names of features.
-        lookups: Those whose distinct ids are found ahead of the step, or None.
-        keyed: Those whose keys are mapped to rows ahead of the step.
-        binary_labels: Those whose values must be 0 or 1.
+    Ahead of it the distinct ids of `lookups` are found, and the keys of `keyed` mapped to rows.
+    The values of `binary_labels` must be 0 or 1.
     """
 
     features: tuple[str, ...]
     lookups: tuple[Lookups, ...] | None = None
     keyed: tuple[KeyedFeatures, ...] = ()
     binary_labels: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class EpochBatches:
-    """The batches of a zero-based epoch, and what the input has left out of it so far."""
-
-    epoch: int
-    iterator: Any
-    counts: InputCounts
 
 
 class EpochInput:
@@ -169,13 +147,14 @@ class EpochInput:
         self.config, self.data, self.inputs = config, data, inputs
         self.steps_per_epoch = data.steps_per_epoch(config.input)
         self._strategy = strategy
-        self._counts: dict[int, InputCounts] = {}
+        self.left_out = InputCounts()
         self._checks = ShardChecks()
 
     @contextmanager
-    def open(self, position: Position) -> Iterator[EpochBatches]:
-        counts = InputCounts()
-        dataset = self.build_dataset(position, counts)
+    def open(self, position: Position) -> Iterator[Any]:
+        """Yields the iterator over the rest of an epoch; `left_out` counts what it leaves out."""
+        self.left_out = InputCounts()
+        dataset = self.build_dataset(position, self.left_out)
         if self.inputs.keyed:
             batches = self.steps_per_epoch - position.batch
             is_new = position.batch == 0
@@ -183,19 +162,13 @@ class EpochInput:
         if self.inputs.lookups is not None:
             dataset = add_distinct_ids(dataset, self.inputs.lookups)
         with input_errors(self.data.version_dir, self.data.manifest, "train"):
-            iterator = iter(distribute_batches(dataset, self._strategy))
-            yield EpochBatches(position.epoch, iterator, counts)
+            yield iter(distribute_batches(dataset, self._strategy))
 
-    def finish(self, batches: EpochBatches) -> None:
-        """Reads the tail of an epoch whose steps are done, and keeps its counts."""
+    def finish(self, batches: Any) -> None:
+        """Reads the tail of an epoch whose steps are done, for what it leaves out."""
         if not self.config.input.is_exact:
-            for _ in batches.iterator:
+            for _ in batches:
                 pass
-        self.keep_counts(batches)
-
-    def keep_counts(self, batches: EpochBatches) -> None:
-        """Keeps the counts of an epoch, whether or not it ends before its batches do."""
-        self._counts = {batches.epoch: batches.counts}
 
     def compare_begun(self) -> None:
         """Compares shards that were read in part with their checksums, once a run."""
@@ -205,32 +178,9 @@ class EpochInput:
         batch: Batch = next(iter(self.build_dataset(position, InputCounts()).take(1)))
         return batch
 
-    def count_left_out(self, epoch: int) -> InputCounts:
-        """Returns what the input left out of an epoch whose steps are done.
-
-        Where another process has done them, the epoch is read once more.
-        """
-        if epoch not in self._counts:
-            counts = InputCounts()
-            dataset = self.build_dataset(Position(epoch, self.steps_per_epoch), counts)
-            with input_errors(self.data.version_dir, self.data.manifest, "train"):
-                self.finish(EpochBatches(epoch, iter(dataset), counts))
-        return self._counts[epoch]
-
-    def describe_tables(self) -> dict[str, dict[str, int]]:
-        return {part.space.label: part.space.describe() for part in self.inputs.keyed}
-
-    def render_tables(self) -> list[str]:
-        """Returns `describe_tables` in words, for tables with rules or without room."""
-        return [line for part in self.inputs.keyed for line in part.space.render()]
-
     @contextmanager
     def step_errors(self, position: Position, steps: int) -> Iterator[None]:
-        """Turns errors of some steps from a position on, if data cause them, into InputDataError.
-
-        The split may have fewer rows than were counted, an id be beyond its vocabulary, or a
-        vector have not the length that the model reads.
-        """
+        """Turns errors of some steps from a position on, if data cause them, into ours."""
         try:
             with vector_errors():
                 yield
@@ -272,10 +222,7 @@ class EpochInput:
 
 @dataclass(frozen=True)
 class RunContext:
-    """A run under way: its files, and the processes and signals that it listens to.
-
-    The logs are unwritten by all processes but the chief.
-    """
+    """A run under way: its files, whose logs the chief alone writes, its processes and signals."""
 
     run: Path
     checkpoints: CheckpointManager
@@ -299,16 +246,14 @@ class EpochRunner:
     def run(
         self,
         state: ResumeState,
-        metric: tuple[str, float] | None = None,
-        validations: StepValidations | None = None,
+        metric: tuple[str, float] | None,
+        validations: StepValidations,
     ) -> ResumeState:
-        """Trains from a resume state to the end of its epoch and returns the state there.
-
-        The epoch ends with its batches, with the run's last step, or where validations between
-        steps say so. `metric` is what the progress shows of the last epoch's validation.
-        """
+        """Trains to the end of an epoch; `metric` is what is shown of the last validation."""
         mark = time.monotonic()
         with self._input.open(state.position) as batches:
+            if state.position.batch == self._steps:  # Another process has done its steps.
+                self._input.finish(batches)
             if self._validate_where_due(state, validations):  # A signal had ended it.
                 mark = time.monotonic()
             while not self._is_over(state.position, validations):
@@ -316,7 +261,9 @@ class EpochRunner:
                     self.save_and_stop(state)
                 losses, wait_s = self._run_call(batches, state.position)
                 now = time.monotonic()
-                self._require_finite(state.position, losses)
+                if not math.isfinite(losses[-1]):
+                    last = state.position.batch + len(losses) - 1
+                    self._diverge(Position(state.position.epoch, last), f"loss {losses[-1]}")
                 loss = float(np.sum(losses, dtype=np.float64))
                 state = state.after(len(losses), loss, wait_s, now - mark)
                 self._log(state.position, loss / len(losses), len(losses), wait_s, now - mark)
@@ -324,8 +271,6 @@ class EpochRunner:
                 validated = self._validate_where_due(state, validations)
                 self._save_where_due(state)
                 mark = time.monotonic() if validated else now
-            if state.position.batch < self._steps:
-                self._input.keep_counts(batches)
         return state
 
     def save(self, state: ResumeState, *, best: bool = False) -> None:
@@ -359,37 +304,25 @@ class EpochRunner:
         if self.context.workers.any(name is not None):
             self._diverge_after(done, f"{name or 'a row of another worker'} is not finite")
 
-    def _run_call(self, batches: EpochBatches, position: Position) -> tuple[np.ndarray, float]:
-        """Runs the steps of one compiled call, and reads the tail after the epoch's last one.
-
-        Returns the loss of each step, float32 `[steps]`, of which the last alone may not be
-        finite, and the seconds that they waited for batches.
-        """
+    def _run_call(self, batches: Any, position: Position) -> tuple[np.ndarray, float]:
+        """Runs the steps of one compiled call; returns their losses, and seconds of waiting."""
         steps = self._plan.count_steps_of_call(position)
         with user_errors(), self._input.step_errors(position, steps):
-            result = self._run_steps(batches.iterator, tf.constant(steps))
+            result = self._run_steps(batches, tf.constant(steps))
         if position.batch + steps == self._steps:
             self._input.finish(batches)
         if position.batch + steps == self._plan.count_steps_of_epoch(position.epoch):
             self._input.compare_begun()
         return result.losses.numpy(), float(result.wait_s)
 
-    def _require_finite(self, position: Position, losses: np.ndarray) -> None:
-        loss = float(losses[-1])
-        if not math.isfinite(loss):
-            self._diverge(
-                Position(position.epoch, position.batch + len(losses) - 1), f"loss {loss}"
-            )
+    def _is_over(self, position: Position, validations: StepValidations) -> bool:
+        is_done = position.batch >= self._plan.count_steps_of_epoch(position.epoch)
+        return is_done or validations.should_stop()
 
-    def _is_over(self, position: Position, validations: StepValidations | None) -> bool:
-        if position.batch >= self._plan.count_steps_of_epoch(position.epoch):
-            return True
-        return validations is not None and validations.should_stop()
-
-    def _validate_where_due(self, state: ResumeState, validations: StepValidations | None) -> bool:
+    def _validate_where_due(self, state: ResumeState, validations: StepValidations) -> bool:
         """Validates, and saves the best weights; returns whether it was due."""
         step = state.position.step(self._steps)
-        if validations is None or not validations.is_due(step):
+        if not validations.is_due(step):
             return False
         is_best = validations.update(state, step)
         if validations.should_stop():
@@ -416,7 +349,7 @@ class EpochRunner:
 
     @contextmanager
     def _divergence_errors(self) -> Iterator[None]:
-        """Names the step and its batch where the state that a checkpoint was to hold diverged."""
+        """Names the step where the state that a checkpoint was to hold diverged."""
         try:
             yield
         except TrainingDivergedError as error:
@@ -426,7 +359,6 @@ class EpochRunner:
             self._diverge_after(saved, str(error.received))
 
     def _diverge_after(self, done: Position, received: str) -> NoReturn:
-        """Ends training whose state, seen at a position, is not finite after the last step."""
         last = divmod(done.step(self._steps) - 1, self._steps)
         self._diverge(Position(*last), received)
 

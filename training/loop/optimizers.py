@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Sequence
 from types import MappingProxyType
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -14,7 +14,6 @@ from keras.optimizers.schedules import CosineDecay, LearningRateSchedule
 
 from conf.errors import ConfigError, did_you_mean
 from conf.training.optimizer import (
-    ConstantSchedule,
     CosineSchedule,
     OptimizerConfig,
     SparseOptimizerConfig,
@@ -31,18 +30,9 @@ from training.models.model import Model
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 KnownRows: TypeAlias = Sequence[tf.Tensor | None]
-_SET_ELSEWHERE = {
-    "clipnorm": "optimizer.clip_norm",
-    "global_clipnorm": "optimizer.clip_norm",
-    "clipvalue": "optimizer.clip_norm",
-    "gradient_accumulation_steps": "optimizer.accumulate_steps",
-    "loss_scale_factor": "nothing",
-    "use_ema": "nothing",
-    "ema_momentum": "nothing",
-    "ema_overwrite_frequency": "nothing",
-    "name": "nothing",
-}
-"""Keras' arguments that work on one replica's dense weights alone, and what is set instead."""
+# Keras' arguments that work on one replica's dense weights alone.
+_SET_ELSEWHERE = {"clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps", "name"}
+_SET_ELSEWHERE |= {"loss_scale_factor", "use_ema", "ema_momentum", "ema_overwrite_frequency"}
 # Bases and wrappers; and two that Keras computes otherwise than published on TensorFlow's weights.
 _NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer", "multioptimizer", "muon", "schedulefreeadamw"}
 
@@ -50,10 +40,8 @@ _NO_OPTIMIZERS = {"optimizer", "lossscaleoptimizer", "multioptimizer", "muon", "
 class WarmupSchedule(LearningRateSchedule):
     """Rises in a line over the warm-up, then follows another schedule.
 
-    Step k (zero-based) of a warm-up of W steps has the share (k + 1) / W of the rate that the
-    schedule starts with (Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2): the
-    first update moves the weights, and the W-th has the full rate. Keras' only warm-up, that of
-    `CosineDecay`, starts at 0.
+    Step k (zero-based) of W has the share (k + 1) / W of the rate that the schedule starts with
+    (Goyal et al. 2017, "Accurate, large minibatch SGD", section 2.2); Keras' would start at 0.
     """
 
     def __init__(self, after: float | LearningRateSchedule, warmup_steps: int) -> None:
@@ -73,21 +61,13 @@ def build_learning_rate(
 ) -> float | LearningRateSchedule:
     """Returns the learning rate: a number, or a function of the zero-based step.
 
-    Args:
-        config: Rate, schedule and warm-up.
-        total_steps: Steps of the whole run, warm-up included.
-        learning_rate: A rate of its own that the schedule is applied to; None: the config's.
+    `total_steps` are those of the run, warm-up included; `learning_rate` replaces the config's.
     """
     after = rate = config.learning_rate if learning_rate is None else learning_rate
     warmup_steps, schedule = config.warmup_steps or 0, config.schedule
-    match schedule:
-        case ConstantSchedule():
-            pass
-        case CosineSchedule():
-            steps = max(1, (schedule.steps or total_steps) - warmup_steps)
-            after = CosineDecay(rate, steps, schedule.final_share)
-        case _:
-            assert_never(schedule)
+    if isinstance(schedule, CosineSchedule):
+        steps = max(1, (schedule.steps or total_steps) - warmup_steps)
+        after = CosineDecay(rate, steps, schedule.final_share)
     return WarmupSchedule(after, warmup_steps) if warmup_steps else after
 
 
@@ -111,11 +91,7 @@ def widen_slices(
 
 
 def add_parts(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
-    """Sums the gradients of a batch's parts, variable by variable.
-
-    Rows of tables are put one behind the other, repeats included: a sum of whole tables would
-    cost as much as the vocabulary is long.
-    """
+    """Sums the gradients of a batch's parts; rows of tables are joined, repeats included."""
     return [_add([g for g in column if g is not None]) for column in zip(*parts, strict=True)]
 
 
@@ -142,19 +118,19 @@ def clip_global_norm(
     """Scales gradients so that their sum over replicas has at most a given norm.
 
     The norm is that of the reduced gradient, with repeated rows summed: what one replica would
-    see. Each replica's share is scaled by the same factor, so the sum stays right.
-
-    Args:
-        tables: Gradients of tables; ids may repeat.
-        dense: Gradients of dense weights.
-        clip_norm: Above 0.
-        are_unique: Whether one replica runs and its tables' gradients name no id twice.
+    see. `are_unique`: one replica runs, and its tables' gradients name no id twice.
     """
-    squares = [
-        tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))) for gradient in _sum_replicas(dense)
-    ]
+    context = tf.distribute.get_replica_context()
+    is_alone = context.num_replicas_in_sync == 1
+    sums = dense if is_alone or not dense else context.all_reduce("SUM", list(dense))
+    squares = [tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))) for gradient in sums]
     for slices in (s for s in tables if s is not None):
-        merged = slices if are_unique else sum_repeated_rows(_gather_slices(slices))
+        merged = slices
+        if not is_alone:
+            values, indices = context.all_gather([slices.values, slices.indices], axis=0)
+            merged = tf.IndexedSlices(values, indices, slices.dense_shape)
+        if not are_unique:
+            merged = sum_repeated_rows(merged)
         squares.append(tf.reduce_sum(tf.square(merged.values)))
     factor = clip_norm / tf.maximum(tf.sqrt(tf.add_n(squares)), clip_norm)
     scaled = [
@@ -162,21 +138,6 @@ def clip_global_norm(
         for s in tables
     ]
     return scaled, [keras.ops.multiply(gradient, factor) for gradient in dense]
-
-
-def _sum_replicas(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-    context = tf.distribute.get_replica_context()
-    if not gradients or context.num_replicas_in_sync == 1:
-        return gradients
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients))
-
-
-def _gather_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
-        return slices
-    values, indices = context.all_gather([slices.values, slices.indices], axis=0)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
@@ -193,11 +154,7 @@ def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
 def build_dense_optimizer(
     config: OptimizerConfig, variables: Sequence[tf.Variable], total_steps: int
 ) -> keras.optimizers.Optimizer:
-    """Builds the optimizer of dense weights; call it under the strategy's scope.
-
-    Raises:
-        ConfigError: Keras has no such optimizer, or refuses its arguments.
-    """
+    """Builds the optimizer of dense weights; call it under the strategy's scope."""
     dense, classes = config.dense, dense_optimizer_classes()
     kind = dense.kind.lower()
     if kind not in classes:
@@ -207,11 +164,11 @@ def build_dense_optimizer(
             allowed=", ".join(sorted(classes)),
             fix=did_you_mean(kind, classes),
         )
-    for name in dense.arguments.keys() & _SET_ELSEWHERE.keys():
+    for name in dense.arguments.keys() & _SET_ELSEWHERE:
         raise ConfigError(
             "this argument of Keras' optimizers would leave tables and other replicas out",
             received=f"optimizer.dense.{name}",
-            fix=f"leave it out; {_SET_ELSEWHERE[name]} stands for it",
+            fix="leave it out; optimizer.clip_norm and optimizer.accumulate_steps reach them all",
         )
     rate = build_learning_rate(config, total_steps, dense.learning_rate)
     arguments = (
@@ -232,15 +189,8 @@ class Optimizers(tf.Module):
     """Applies one step's gradients to dense weights and tables.
 
     Build it under the strategy's scope, call `apply` in a replica context with gradients that
-    sum over replicas to the gradient of the global loss.
-
-    Args:
-        config: Rules, rates and clipping.
-        model: The model whose variables are updated.
-        total_steps: Steps of the whole run, for the schedule.
-
-    Attributes:
-        objective_state: What steps set of the objective; saved and restored with the optimizers.
+    sum over replicas to the gradient of the global loss. `objective_state` is what steps set of
+    the objective; it is saved and restored with the optimizers.
     """
 
     def __init__(self, config: OptimizerConfig, model: Model, total_steps: int) -> None:
@@ -287,10 +237,7 @@ class Optimizers(tf.Module):
             self.sparse.hold_rows(self._names.index(name), table.rows, rows, rate)
 
     def hold_weights(self, numbers: Collection[int]) -> None:
-        """Lets the optimizer keep dense weights, by number, that came from elsewhere without state.
-
-        FTRL alone computes weights of its state.
-        """
+        """Does so for dense weights, by number; FTRL alone computes weights of its state."""
         ftrl = self.dense
         if not isinstance(ftrl, keras.optimizers.Ftrl):
             return
@@ -307,20 +254,10 @@ class Optimizers(tf.Module):
             held = rule.hold(self._dense[number].numpy(), sums, rate)
             ftrl._linears[number].assign(held)
 
-    def widen(
+    def _widen(
         self, gradients: Sequence[Gradient], known: KnownRows
     ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
-        """Lets the gradients of tables that are updated as a whole name all rows, each once.
-
-        What their `l2` adds to the loss is in them then.
-
-        Args:
-            gradients: This replica's shares, in the order of `variables_in_step_order`.
-            known: As for `apply`.
-
-        Returns:
-            The gradients, and what is known of their rows.
-        """
+        """Lets gradients of tables that are updated as a whole name all rows, with their `l2`."""
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         wide, rows = list(gradients), list(known)
         for number, updates in enumerate(self._updates):
@@ -333,16 +270,15 @@ class Optimizers(tf.Module):
     def apply(self, gradients: Sequence[Gradient], known: KnownRows | None = None) -> None:
         """Updates all variables once.
 
-        Args:
-            gradients: In the order of `variables_in_step_order`, from `widen`.
-            known: Per table the rows that its gradient names, each once, or None where they are
-                not known; for one replica only.
+        `gradients` are in the order of `variables_in_step_order`; `known` are per table the rows
+        that its gradient names, each once, None where they are not known; for one replica only.
         """
         is_alone = tf.distribute.get_replica_context().num_replicas_in_sync == 1
         count = len(self._tables)
-        known = [None] * count if known is None else known
-        tables = self._merge(gradients[:count], known) if is_alone else gradients[:count]
-        tables = [as_slices(gradient) for gradient in tables]
+        gradients, known = self._widen(gradients, [None] * count if known is None else known)
+        tables = [as_slices(gradient) for gradient in gradients[:count]]
+        if is_alone:
+            tables = self._merge(tables, known)
         # As of Keras' optimizers: a weight that the loss does not depend on stays what it is.
         found = zip(self._dense, gradients[count:], strict=True)
         pairs = [(w, tf.convert_to_tensor(g)) for w, g in found if g is not None]
@@ -356,10 +292,9 @@ class Optimizers(tf.Module):
             self._constrain(moved)
 
     def _merge(
-        self, gradients: Sequence[Gradient], known: KnownRows
+        self, slices: Sequence[tf.IndexedSlices | None], known: KnownRows
     ) -> list[tf.IndexedSlices | None]:
         """Sums the rows that one replica's gradients of tables name more than once."""
-        slices = [as_slices(gradient) for gradient in gradients]
         return [
             sum_repeated_rows(s) if s is not None and rows is None and not own.are_dense else s
             for s, rows, own in zip(slices, known, self._updates, strict=True)

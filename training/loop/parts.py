@@ -40,11 +40,7 @@ from training.reader.batch_plan import check_mixed_ids, find_mixed, find_sparse_
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What a run is made of.
-
-    `validate_steps` validates between epochs, `profile` are the steps to profile; None: not asked
-    for.
-    """
+    """What a run is made of; `validate_steps` validates between epochs."""
 
     plan: TrainPlan
     strategy: tf.distribute.Strategy
@@ -64,13 +60,7 @@ def build(
     progress: TrainingProgress | None = None,
     profile: StepRange | None = None,
 ) -> TrainingParts:
-    """Builds what a run is made of, and tries it on the devices and the data; nothing is written.
-
-    The devices are those of the config where no strategy is given.
-
-    Raises:
-        SluiceError: The plan does not fit the devices, the shards or the user's code.
-    """
+    """Builds what a run is made of, by default on the config's devices; nothing is written."""
     config, data = plan.config, plan.data
     strategy, progress = strategy or build_strategy(config.devices), progress or NoProgress()
     check_devices(config, strategy)
@@ -147,11 +137,7 @@ def _plan_inputs(
 
 
 def refuse_lost_order(plan: TrainPlan, model: Model, features: Sequence[str]) -> None:
-    """Refuses sparse tensors, whose ids are sorted, for lists whose order is read.
-
-    Raises:
-        ConfigError: One of the features is such a list.
-    """
+    """Refuses sparse tensors, whose ids are sorted, for lists whose order is read."""
     if not plan.config.input.sparse:
         return
     pairs = find_sparse_pairs(plan.data.version_dir, plan.data.manifest)
@@ -175,8 +161,7 @@ def _plan_shared_rows(
 ) -> tuple[Lookups, ...] | None:
     """Returns which rows a step gathers once for all; None where each lookup gathers its own.
 
-    One CPU device gains by it. The number of distinct rows changes from step to step, which
-    collectives between replicas and parts of a batch do not take.
+    One CPU device gains by it; collectives and parts of a batch take no changing number of rows.
     """
     is_alone = strategy is tf.distribute.get_strategy() and strategy.num_replicas_in_sync == 1
     in_parts = (config.optimizer.accumulate_steps or 1) > 1

@@ -1,7 +1,4 @@
-"""What a run will do, as its config and the manifest of its dataset say it.
-
-`check` needs no TensorFlow and reads no shard; `training.loop.parts.build` goes on from its plan.
-"""
+"""What a run will do, as its config and manifest say it, without TensorFlow or a shard read."""
 
 from __future__ import annotations
 
@@ -50,11 +47,8 @@ _FLOAT_BYTES = 4
 class StepPlan:
     """How many steps a run has, and where its compiled calls end.
 
-    Attributes:
-        steps_per_epoch: Whole batches of an epoch.
-        total: Steps of the run if nothing stops it early; its last epoch may have fewer.
-        steps_per_loop: Most steps of a call.
-        stops: Calls end at the multiples of these numbers, counted over the run.
+    A call has at most `steps_per_loop` steps, and ends at multiples of `stops`, counted over the
+    run.
     """
 
     steps_per_epoch: int
@@ -77,11 +71,7 @@ class StepPlan:
         return min(self.steps_per_epoch, self.total - epoch * self.steps_per_epoch)
 
     def count_steps_of_call(self, position: Position) -> int:
-        """Returns how many steps to run in one call.
-
-        Calls end at fixed positions, whichever position a run is resumed at: at multiples of
-        `steps_per_loop` inside the epoch, at the stops, and with the epoch.
-        """
+        """Returns how many steps to run in one call, which ends where it would unresumed."""
         batch, done = position.batch, position.step(self.steps_per_epoch)
         loop = self.steps_per_loop - batch % self.steps_per_loop
         left = self.count_steps_of_epoch(position.epoch) - batch
@@ -93,11 +83,8 @@ class TrainPlan:
     """A run whose config fits its dataset, as far as the manifest says it.
 
     Attributes:
-        config: The resolved config, the datasets of `input.mix` pinned to versions.
-        data: The dataset version.
-        features: Features that the model reads, by side.
-        tables: Rows and row length of each table, without biases; of one that grows, the rows
-            that memory is reserved for.
+        features: Names by the side of the model that reads them.
+        tables: Rows and row length, without biases; of a table that grows, the reserved rows.
         steps_per_epoch: Whole batches of an epoch; None: known at the start.
         metric: What chooses the epoch where there are rows to measure it on; None: the last one.
         softmax_bytes: What a softmax over the catalogue takes; None: there is no such.
@@ -139,11 +126,7 @@ class TrainPlan:
 
 
 def check(config: TrainConfig, data: TrainingData) -> TrainPlan:
-    """Checks a config against a dataset version's manifest; no shard is read.
-
-    Raises:
-        SluiceError: The config does not fit, or the train split is smaller than a batch.
-    """
+    """Checks a config against a dataset version's manifest; no shard is read."""
     metric = selection_metric(config)
     features = list_features(config.model, data.manifest)
     steps = data.steps_per_epoch(config.input) if config.input.is_exact else None
@@ -160,11 +143,7 @@ def read_plan(config: TrainConfig) -> TrainPlan:
 
 
 def list_features(config: ModelConfig, manifest: Manifest) -> dict[str, list[FeatureSpec]]:
-    """Returns the features that a model reads, by the side that reads them.
-
-    Raises:
-        ConfigError: The dataset has no such feature.
-    """
+    """Returns the features that a model reads, by the side that reads them."""
     features = manifest.schema.features
     if isinstance(config, RankingConfig):
         inputs = [spec.name for spec in features if spec.role not in NO_INPUTS]
@@ -237,14 +216,7 @@ def is_scored_by_label(config: TrainConfig) -> bool:
 
 
 def selection_metric(config: TrainConfig) -> str | None:
-    """Returns the metric that chooses the epoch, or None: the last one is kept.
-
-    Held-out rows of a retrieval model's binary objective are not ranked: the held-out loss stands
-    in for a metric of ranking.
-
-    Raises:
-        ConfigError: Validation does not measure the metric.
-    """
+    """Returns the metric that chooses the epoch, or None: the last one is kept."""
     stopping = config.fit.early_stopping
     if stopping is None:
         return None
@@ -279,11 +251,7 @@ def default_metric(config: TrainConfig) -> str:
 
 
 def check_evaluated(config: TrainConfig, metric: str, key: str) -> None:
-    """Refuses a metric of a config's key that validation does not measure.
-
-    Raises:
-        ConfigError: It is not measured.
-    """
+    """Refuses a metric of a config's key that validation does not measure."""
     known = _list_metrics(config)
     if metric not in known:
         raise ConfigError(

@@ -18,12 +18,7 @@ from training.objectives.objective import Objective, list_state
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How a step is computed.
-
-    Attributes:
-        seed: The run's seed; with the step it fixes dropout and drawn negatives.
-        dtype: Type that products of matrices are computed in.
-    """
+    """The run's seed, which fixes dropout and negatives with the step; the type of products."""
 
     seed: int
     dtype: tf.DType = tf.float32
@@ -77,17 +72,14 @@ class TrainStep:
         tables = self._model.table_variables
         known = [shared.rows_of(table) for table in tables]
         total = gradients[0] if parts == 1 else add_parts(gradients)
-        self._optimizers.apply(*self._optimizers.widen(total, known))
+        self._optimizers.apply(total, known)
         assign_state(self._state_variables, state)
         return tf.add_n(losses)
 
     def _differentiate(
         self, batch: Batch, context: StepContext
     ) -> tuple[tf.Tensor, list[Gradient]]:
-        """Returns the share of some rows in the batch's mean loss, and its gradients.
-
-        The loss has no penalties; the gradients are those of both.
-        """
+        """Returns the share of some rows in the batch's loss; penalties are in gradients alone."""
         variables = self._optimizers.variables_in_step_order
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         # Shares of the global mean: summed over replicas and parts they are the batch's.
@@ -134,20 +126,13 @@ def _average(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _set_assigned(weights: Sequence[tf.Variable], values: Sequence[tf.Tensor | None]) -> None:
-    """Sets weights to what layers have assigned to them in a pass; None: nothing.
-
-    The update of the step starts from there, as that of Keras' `fit` does.
-    """
+    """Sets weights to what layers have assigned to them in a pass; None: nothing."""
     pairs = [(w, v) for w, v in zip(weights, values, strict=True) if v is not None]
     assign_state([weight for weight, _ in pairs], [value for _, value in pairs])
 
 
 def split_batch(batch: Batch, parts: int) -> Iterator[Batch]:
-    """Cuts a batch into parts of as many rows: every `parts`-th row, from another one on.
-
-    A replica has consecutive rows of the global batch, as many as a multiple of `parts`: so the
-    rows of a part, over all replicas, are the same for any number of them.
-    """
+    """Cuts a batch into parts of every `parts`-th row: the same rows for any number of replicas."""
     for part in range(parts):
         yield batch if parts == 1 else {n: _pick_rows(v, part, parts) for n, v in batch.items()}
 

@@ -48,22 +48,10 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """Trains one model.
-
-    Args:
-        config: The resolved config.
-        data: The dataset version to train on.
-        strategy: Devices to train on.
-        progress: Shows how it goes.
-        profile: Steps to profile, or None.
-
-    Attributes:
-        parts: What it is made of.
+    """Trains one model of a config on a dataset version; `parts` is what it is made of.
 
     Raises:
-        ConfigError: The config does not fit the dataset or the devices, or the run does not have
-            the steps to profile. Nothing was written.
-        InputDataError: The train split is smaller than a batch, or damaged.
+        SluiceError: The config does not fit the dataset or the devices; nothing was written.
     """
 
     def __init__(
@@ -87,6 +75,7 @@ class Trainer:
         self._workers = Workers(parts.strategy)
         self._served = ServedRows(self._workers, parts.model.tables)
         self._warm_start: WarmStartReport | None = None
+        self._metric: str | None = None  # What chooses the epoch; None: the last one is kept.
         self._shown: list[str] = []
 
     def fit(
@@ -94,42 +83,30 @@ class Trainer:
     ) -> TrainingResult:
         """Trains until the last epoch or until the metric no longer improves.
 
-        Goes on at the position of the newest checkpoint where the run directory has one.
-
-        Args:
-            run: Directory of the run; it exists.
-            validate: Returns the validation metrics of the model, or None where there is no
-                validation split.
-            stop: Whether a signal has asked to stop; None where none is listened to.
+        Goes on at the newest checkpoint of the run directory, which exists, where it has one.
+        `validate` returns the validation metrics of the model, None: there are no rows for it.
 
         Raises:
             TrainingDivergedError: The loss or a weight is no finite number.
             TrainingInterruptedError: A signal asked to stop; the state is saved.
-            InputDataError: A record is damaged, or the run's history or checkpoints are.
-            InternalError: The run directory cannot be written.
+            SluiceError: Records, or files of the run, are damaged or cannot be written.
         """
-        metric = self._choose_metric(is_validated=validate is not None)
+        self._metric = self._choose_metric(is_validated=validate is not None)
         with self._open_run(run, stop or StopRequest()) as (runner, state, history):
-            validations = self._build_validations(runner, metric)
+            validations = self._build_validations(runner)
             # An epoch that was begun is brought to its end, even if none of it is left to train.
-            while state.position.batch or not self._is_over(history, metric, validations):
-                state = runner.run(state, _latest_metric(history, metric), validations)
+            while state.position.batch or not self._is_over(history, validations):
+                metric, latest = self._metric or "", history[-1].validation if history else {}
+                shown = (metric, latest[metric]) if metric in latest else None
+                state = runner.run(state, shown, validations)
                 found = self._validate(runner, state, validate)
                 history.append(self._describe_epoch(state, found))
-                is_chosen = validations is not None and validations.best is not None
-                state = self._end_epoch(runner, history, metric, is_chosen=is_chosen)
+                state = self._end_epoch(runner, history, is_chosen=validations.best is not None)
             runner.wait()
-        best = None if validations is None else validations.best
-        return self._describe_result(history, metric, best)
+        return self._describe_result(history, validations.best)
 
     def warm_start(self) -> WarmStartReport | None:
-        """Sets the weights of `fit.warm_start`, once, and returns what came; None: unset.
-
-        `fit` does so where it has no checkpoint to go on from.
-
-        Raises:
-            SluiceError: The weights do not fit, are damaged or not there. The model is as it was.
-        """
+        """Sets the weights of `fit.warm_start`, once; refused, the model is as it was."""
         parts, config = self.parts, self.parts.plan.config
         if self._warm_start is None and config.fit.warm_start is not None:
             target = WarmTarget(parts.model, parts.optimizers, parts.plan.data)
@@ -155,7 +132,6 @@ class Trainer:
     def _open_run(
         self, run: Path, stop: StopRequest
     ) -> Iterator[tuple[EpochRunner, ResumeState, list[EpochRecord]]]:
-        """Opens a run's files, and yields where it goes on and its finished epochs."""
         parts, fit, is_chief = self.parts, self.parts.plan.config.fit, self._workers.is_chief
         with ExitStack() as stack:
             with parts.strategy.scope():
@@ -187,14 +163,15 @@ class Trainer:
     def _begin(
         self, run: Path, checkpoints: CheckpointManager
     ) -> tuple[ResumeState, list[EpochRecord]]:
-        """Returns where the run goes on, and the history of its finished epochs.
-
-        The history is as long as the restored weights are old, so the loop may count by it.
-        """
+        """Returns where the run goes on, and the history of its finished epochs."""
         tell, seed = self.parts.progress.message, self.parts.plan.config.seed
         state = checkpoints.restore_last(tell)
         position = Position(0, 0) if state is None else state.position
-        history = self._read_history(run, position.epoch, checkpoints)
+        newest = checkpoints.newest_epoch
+        entries = self._workers.share(
+            lambda: list(map(asdict, read_resumed_history(run, position.epoch, newest)))
+        )
+        history = [EpochRecord(**entry) for entry in entries]
         if state is None:
             report = self.warm_start()
             if report is not None:
@@ -209,49 +186,32 @@ class Trainer:
                 allowed=f"seed {seed}",
                 fix="train again without --resume",
             )
-        where = f"after epoch {position.epoch}"
-        if position.batch or not position.epoch:
-            where = f"in epoch {position.epoch + 1} after step {position.batch}"
-        tell(f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch)
+        done = {"finished_epochs": position.epoch, "finished_batches": position.batch}
+        tell(f"resuming in epoch {position.epoch + 1} after step {position.batch}", **done)
         return state, history
 
-    def _read_history(
-        self, run: Path, finished: int, checkpoints: CheckpointManager
-    ) -> list[EpochRecord]:
-        newest = checkpoints.newest_epoch
-        entries = self._workers.share(
-            lambda: [asdict(record) for record in read_resumed_history(run, finished, newest)]
-        )
-        return [EpochRecord(**entry) for entry in entries]
-
-    def _build_validations(self, runner: EpochRunner, metric: str | None) -> StepValidations | None:
-        config, validate = self.parts.plan.config.fit.validation, self.parts.validate_steps
-        if config is None:
-            return None
-        context = runner.context
+    def _build_validations(self, runner: EpochRunner) -> StepValidations:
+        context, config = runner.context, self.parts.plan.config.fit.validation
         earlier = self._workers.share(lambda: list(map(asdict, read_step_validations(context.run))))
         return StepValidations(
-            config.every_steps,
-            self._choose_stopping("steps", metric),
+            None if config is None else config.every_steps,
+            self._choose_stopping("steps"),
             [StepValidation(**record) for record in earlier],
             (context.validation_log, context.epoch_log),
-            lambda state: self._validate(runner, state, validate),
+            lambda state: self._validate(runner, state, self.parts.validate_steps),
         )
 
-    def _choose_stopping(self, by: str, metric: str | None) -> EarlyStoppingConfig | None:
+    def _choose_stopping(self, by: str) -> EarlyStoppingConfig | None:
         """Returns early stopping with its metric, None where something else decides."""
         stopping = self.parts.plan.config.fit.early_stopping
-        if metric is None or stopping is None or stopping.by != by:
+        if self._metric is None or stopping is None or stopping.by != by:
             return None
-        return stopping.model_copy(update={"metric": metric})
+        return stopping.model_copy(update={"metric": self._metric})
 
-    def _is_over(
-        self, history: list[EpochRecord], metric: str | None, validations: StepValidations | None
-    ) -> bool:
-        is_last = len(history) >= self.parts.steps.epochs
-        if is_last or (validations is not None and validations.should_stop()):
+    def _is_over(self, history: list[EpochRecord], validations: StepValidations) -> bool:
+        if len(history) >= self.parts.steps.epochs or validations.should_stop():
             return True
-        return should_stop(history, self._choose_stopping("epochs", metric))
+        return should_stop(history, self._choose_stopping("epochs"))
 
     def _count_trained(self, history: list[EpochRecord]) -> int:
         return sum(record.examples for record in history) // self.parts.plan.config.input.batch_size
@@ -259,11 +219,7 @@ class Trainer:
     def _validate(
         self, runner: EpochRunner, state: ResumeState, validate: Validate | None
     ) -> dict[str, float]:
-        """Returns the validation metrics; a signal ends it at once, as it can be done again.
-
-        The chief validates for all: numbers that differ in the last bit on other machines would
-        have the processes stop at different epochs.
-        """
+        """Returns the chief's validation metrics, so that all processes stop at one epoch."""
         variables = self.parts.model.named_variables | self._served.variables
         runner.require_finite(state.position, variables)
 
@@ -287,8 +243,11 @@ class Trainer:
     def _describe_epoch(self, state: ResumeState, validation: dict[str, float]) -> EpochRecord:
         sums, steps, source = state.sums, state.position.batch, self.parts.epoch_input
         examples = steps * self.parts.plan.config.input.batch_size
-        counts = source.count_left_out(state.position.epoch)
-        lines = [*counts.describe(), *source.render_tables()]
+        spaces = [part.space for part in source.inputs.keyed]
+        lines = [
+            *source.left_out.describe(),
+            *(line for space in spaces for line in space.render()),
+        ]
         for line in lines:
             if line not in self._shown:  # Most losses are the same in every epoch.
                 self.parts.progress.message(line)
@@ -301,23 +260,15 @@ class Trainer:
             examples_per_s=examples / sums.seconds,
             input_wait_share=min(1.0, sums.wait_s / sums.seconds),
             validation=validation,
-            left_out=counts.totals(),
-            tables=source.describe_tables(),
+            left_out=source.left_out.totals(),
+            tables={space.label: space.describe() for space in spaces},
         )
 
     def _end_epoch(
-        self,
-        runner: EpochRunner,
-        history: list[EpochRecord],
-        metric: str | None,
-        *,
-        is_chosen: bool,
+        self, runner: EpochRunner, history: list[EpochRecord], *, is_chosen: bool
     ) -> ResumeState:
-        """Saves the last epoch of a history; returns where the next one begins.
-
-        `is_chosen`: a validation between epochs has chosen the weights to keep.
-        """
-        record = history[-1]
+        """Saves the last epoch of a history; `is_chosen`: a step's weights are kept."""
+        record, metric = history[-1], self._metric
         best = not is_chosen and find_best_epoch(history, metric) == record.epoch
         # The history is at most one epoch ahead of the checkpoints, which come last: they are
         # what says that the epoch is done.
@@ -335,8 +286,9 @@ class Trainer:
         return state
 
     def _describe_result(
-        self, history: list[EpochRecord], metric: str | None, best: StepValidation | None
+        self, history: list[EpochRecord], best: StepValidation | None
     ) -> TrainingResult:
+        metric = self._metric
         steps, is_chosen = self._count_trained(history), is_measured(history, metric)
         if metric is not None and not is_chosen:
             self.parts.progress.message(
@@ -355,10 +307,3 @@ class Trainer:
 
 def _open(is_written: bool, make: Callable[[], T]) -> T | NullWriter:
     return make() if is_written else NullWriter()
-
-
-def _latest_metric(history: list[EpochRecord], metric: str | None) -> tuple[str, float] | None:
-    """Returns the name and the last value of a validation metric; None where there is none yet."""
-    if not history or metric is None or metric not in history[-1].validation:
-        return None
-    return metric, history[-1].validation[metric]

@@ -1,9 +1,7 @@
 """Validation after each epoch and between them, the best of them, and early stopping.
 
-The validation split is ranked. Rows of train that `input.validation` holds out stand in its
-place: ranked too where the objective is a softmax over items, so that each row is a positive;
-scored against their labels where it is binary, as rows of label 0 have no target to rank.
-Of both, `evaluation.filter` leaves the rows alone that it measures.
+The validation split is ranked, and so are the rows of train that `input.validation` holds out,
+unless their labels are learned: those are scored, as rows of label 0 have no target to rank.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from conf.errors import ConfigError, TooFewRowsError
 from conf.metrics import LOSS_METRIC, is_minimised
@@ -35,7 +34,6 @@ from training.input.batches import (
 )
 from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
-from training.models.ranking import RankingModel
 from training.models.retrieval import require_retrieval
 from training.monitoring.run_logs import EpochLog, EpochRecord, StepValidation, StepValidationLog
 from training.reader.filters import EVALUATION_FILTER
@@ -47,13 +45,7 @@ Validate = Callable[[Model], dict[str, float]]
 def build_validate(
     config: TrainConfig, data: TrainingData, batches: int | None = None
 ) -> Validate | None:
-    """Returns the function of a model to its validation metrics; None: nothing to validate on.
-
-    The metrics are those of `evaluate_full`; or, of held-out rows with labels, `loss` (log loss)
-    and, where both classes occur, `auc`.
-
-    Where `batches` is given, so many are read, the first ones.
-    """
+    """Returns the function of a model to its metrics on the first batches; None: no rows."""
     if not is_validated(config, data.manifest):
         return None
     if isinstance(config.model, RankingConfig):
@@ -81,10 +73,7 @@ def build_step_validate(config: TrainConfig, data: TrainingData) -> Validate | N
 
 
 def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
-    """Refuses an `input.validation` that holds out nothing, and a filter that leaves nothing.
-
-    Returns which rows validation is of, in words, where `evaluation.filter` leaves some out.
-    """
+    """Refuses validation of no rows; returns which rows `evaluation.filter` leaves, in words."""
     held_out = config.input.validation
     if held_out is not None and not data.held_out_rows(config.input):
         raise TooFewRowsError(
@@ -146,6 +135,7 @@ def read_validation(
     data: TrainingData,
     features: Sequence[str],
     evaluation_filter: tuple[FilterConfig, ...] = (),
+    binary_labels: tuple[str, ...] = (),
 ) -> Iterator[Batch]:
     """Yields the rows to validate on: those of the validation split, or held out of train."""
     where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
@@ -157,8 +147,9 @@ def read_validation(
     else:
         split = TRAIN
         dataset = build_held_out_dataset(
-            *where, config.input, size, features, evaluation_filter=evaluation_filter
-        )
+            *where, config.input, size, features,
+            evaluation_filter=evaluation_filter, binary_labels=binary_labels,
+        )  # fmt: skip
     yield from read_batches(dataset, *where, split)
 
 
@@ -167,9 +158,7 @@ def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | 
     compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
     columns = RowColumns(build_user_groups(data.version_dir, data.manifest))
 
-    def validate(model: Model) -> dict[str, float]:
-        if not isinstance(model, RankingModel):
-            raise TypeError(f"a {type(model).__name__} has no tasks")
+    def validate(model: Any) -> dict[str, float]:
         scores = TaskScores(model, data.manifest, compiled(model), columns)
         scores.measure_own(own)
         for batch in islice(read_validation(config, data, scores.inputs, asked), batches):
@@ -186,12 +175,9 @@ def _build_scoring(
         towers = require_retrieval(model)
         columns = RowColumns().with_label(data.manifest, label)
         scores = LabelScores(towers.temperature)
-        where = (data.version_dir, data.manifest)
-        dataset = build_held_out_dataset(
-            *where, config.input, config.evaluation.batch_size, (*towers.inputs, *columns.inputs),
-            evaluation_filter=config.evaluation.filter, binary_labels=(label,),
-        )  # fmt: skip
-        for batch in islice(read_batches(dataset, *where, "train"), batches):
+        features, asked = (*towers.inputs, *columns.inputs), config.evaluation.filter
+        rows = read_validation(config, data, features, asked, (label,))
+        for batch in islice(rows, batches):
             scores.add(columns.read(batch, score_pairs(towers, batch)).take_counted())
         found = scores.result() or {}
         metrics = {LOSS_METRIC: found.get("log_loss"), "auc": found.get("auc")}
@@ -206,11 +192,7 @@ def is_measured(records: Sequence[EpochRecord], metric: str | None) -> bool:
 
 
 def find_best(records: Sequence[EpochRecord] | Sequence[StepValidation], metric: str) -> int:
-    """Returns the position of the first record with the best metric.
-
-    NaN is worst, and so is a user's metric where it is not defined; where no record has more, the
-    last one is as good as any, and training goes on.
-    """
+    """Returns the position of the first record with the best metric; the last if all are NaN."""
     sign = -1.0 if is_minimised(metric) else 1.0
     values = [sign * record.value(metric) for record in records]
     if all(map(math.isnan, values)):
@@ -233,15 +215,11 @@ def should_stop(
 
 
 class StepValidations:
-    """Validations every some steps: when they are due, and what they have found.
-
-    `records` are those before the run was resumed; `stopping`, its metric set, says how they end
-    training (None: they choose nothing); `measure` gives the metrics of the model at a state.
-    """
+    """Validations every some steps, if any; without `stopping` they choose nothing."""
 
     def __init__(
         self,
-        every_steps: int,
+        every_steps: int | None,
         stopping: EarlyStoppingConfig | None,
         records: Sequence[StepValidation],
         logs: tuple[StepValidationLog | NullWriter, EpochLog | NullWriter],
@@ -260,7 +238,7 @@ class StepValidations:
 
     def is_due(self, step: int) -> bool:
         done = self.records[-1].step if self.records else 0
-        return step > done and step % self._every_steps == 0
+        return self._every_steps is not None and step > done and step % self._every_steps == 0
 
     def update(self, state: ResumeState, step: int) -> bool:
         record = StepValidation(step, state.position.epoch + 1, dict(self._measure(state)))

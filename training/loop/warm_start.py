@@ -1,7 +1,4 @@
-"""Warm start: weights of an earlier run as the first ones of a new run, embeddings by token.
-
-Rows of tables may come from files instead.
-"""
+"""Warm start: first weights of an earlier run, embeddings by token, or rows of files."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -62,13 +59,7 @@ _ROW_STATE = f"{OPTIMIZERS}/sparse/"
 
 @dataclass(frozen=True)
 class SlotMap:
-    """A tensor of the new optimizers, and the earlier one that it continues.
-
-    Attributes:
-        name: Its name.
-        source: Name of the earlier tensor.
-        table: The table whose rows it follows, or None: it is of a dense weight, or a counter.
-    """
+    """A tensor of the new optimizers, and the earlier one; `table`: whose rows it follows."""
 
     name: str
     source: str
@@ -80,11 +71,7 @@ def map_slots(
     old: tuple[Mapping[str, Sequence[int]], CheckpointLayout],
     fresh: dict[str, str],
 ) -> list[SlotMap]:
-    """Pairs the tensors of two optimizers; `fresh` gets those without an earlier one, and why.
-
-    Optimizers hold their slots in lists: one tensor per table or per dense weight, in the order
-    of the layout. Whole numbers of shape `[]` are counters of steps.
-    """
+    """Pairs the tensors of two optimizers; `fresh` gets those without an earlier one, and why."""
     (state, layout), (old_shapes, old_layout) = new, old
     slots = {name: v for name, v in state.variables.items() if name.startswith(f"{OPTIMIZERS}/")}
     shapes = {name: variable.shape.as_list() for name, variable in slots.items()}
@@ -124,7 +111,6 @@ def _pair_slots(
     *,
     is_of_rows: bool = False,
 ) -> Iterator[SlotMap]:
-    """Pairs the items of one list with those of the same weights in the earlier list."""
     weights, earlier = lists
     for name in names:
         prefix, _, number = name.rpartition("/")
@@ -140,38 +126,20 @@ def _pair_slots(
 
 @dataclass(frozen=True)
 class WarmTarget:
-    """The model that a warm start sets.
-
-    Attributes:
-        model: The new model.
-        optimizers: Its optimizers.
-        data: Its dataset version.
-        encoded: How that version encodes the model's features; None: as its encoders say.
-    """
+    """The new model that a warm start sets; `encoded`: how its version encodes, if known."""
 
     model: Model
     optimizers: Optimizers
     data: TrainingData
     encoded: EncodedVersion | None = None
 
-    def read_version(self) -> EncodedVersion:
-        """Returns the version and its encoders."""
-        return self.encoded or read_encoded_version(self.data.version_dir, self.data.manifest)
-
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """Weights that a warm start has set.
+    """Weights that a warm start has set, by name, and those that it has left `fresh`, with why.
 
-    Attributes:
-        source: The checkpoint; None: tables of files alone.
-        rows: Per table: its rows, and those that came over.
-        dense: Dense weights that came over.
-        fresh: Weights that start as in a new run, with the reason.
-        moments: Tensors of the optimizers that came over.
-        files: File of each table whose rows came from one.
-        refitted: Features whose values the build has fitted anew since the earlier run: the
-            weights that came over were learned on others.
+    `moments` are tensors of the optimizers; `refitted` are features whose values the build has
+    fitted anew, so that the weights that came over were learned on others.
     """
 
     source: str | None
@@ -183,7 +151,6 @@ class WarmStartReport:
     refitted: tuple[str, ...] = ()
 
     def render(self) -> str:
-        """Returns the report in words."""
         counts = (
             f"{name} {found['transferred']:,} of {found['rows']:,} rows"
             for name, found in self.rows.items()
@@ -212,7 +179,6 @@ class _EarlierRun:
         return np.asarray(self.reader.get_tensor(name))
 
     def read_keys(self, table: str) -> dict[str, np.ndarray]:
-        """Returns what is saved of a dynamic table's keys, by its names there."""
         start = self.layout.keys[table].removesuffix(SAVED_KEYS)
         names = [name for name in self.shapes if name.startswith(start)]
         return {name.removeprefix(start): self.read(name) for name in names}
@@ -231,10 +197,7 @@ def start_from(config: TrainConfig, target: WarmTarget, workers: Workers) -> War
 
 
 def _transfer_each(config: TrainConfig, target: WarmTarget, workers: Workers) -> WarmStartReport:
-    """Has each process read the earlier run, and refuses another one than the chief's.
-
-    A series' path stands for its last run, which may be another one a moment later.
-    """
+    """Has each process read the earlier run, and refuses another one than the chief's."""
     failure: SluiceError | None = None
     report, found = WarmStartReport(None, {}), ""
     try:
@@ -263,14 +226,8 @@ def transfer_weights(
 ) -> WarmStartReport:
     """Sets a new model to the weights of an earlier run, and tables to the rows of files.
 
-    Args:
-        config: The resolved config, with `fit.warm_start`.
-        target: The new model; it is unchanged where the weights are refused.
-        new_rows: Earlier row that rows of new tokens take; None: they keep their first values.
-
-    Raises:
-        ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.
-        InputDataError: The checkpoint, its dataset version or a file is damaged or gone.
+    Refused, it changes nothing. Rows of new tokens take the earlier row `new_rows`; None: they
+    keep their first values.
     """
     warm = config.fit.warm_start
     if warm is None:
@@ -298,7 +255,8 @@ def _transfer_run(
     layout = describe_layout(state, target.model)
     fresh: dict[str, str] = {}
     wanted = [name for name in layout.tables if name not in warm.tables]
-    version = target.read_version()
+    where = (target.data.version_dir, target.data.manifest)
+    version = target.encoded or read_encoded_version(*where)
     rows, keys = _match_tables(target.model, version, wanted, source, fresh)
     kept = [state.name_of(variable) for variable in target.model.state_variables]
     dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
@@ -344,8 +302,7 @@ def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
     if warm.moments == "transfer" and changes:
         raise ConfigError(
             "a schedule of the learning rate would begin at the earlier run's end",
-            received=f"fit.warm_start.moments = transfer, "
-            f"optimizer.schedule = {optimizer.schedule.kind}, "
+            received=f"optimizer.schedule = {optimizer.schedule.kind}, "
             f"optimizer.warmup_steps = {optimizer.warmup_steps}",
             fix="set fit.warm_start.moments=reset",
         )
@@ -356,15 +313,7 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     directory = resolve_checkpoint(path)
     layout = read_checkpoint(directory).layout
     reference = RunReference.read(find_run_of(directory))
-    try:
-        version = read_encoded_version(reference.version_dir, reference.read_manifest(tolerates))
-    except InputDataError as error:
-        raise InputDataError(
-            "the run to start from was trained on a dataset version that cannot be read: without "
-            "its vocabularies no row has a token",
-            received=f"{error.what}: {error.received}",
-            fix="restore that version, or start from a run whose version is there",
-        ) from error
+    version = read_encoded_version(reference.version_dir, reference.read_manifest(tolerates))
     reader = CheckpointTensors(directory / STATE_PREFIX)
     return _EarlierRun(directory, layout, version, reader, reader.get_variable_to_shape_map())
 
@@ -376,7 +325,6 @@ def _match_tables(
     source: _EarlierRun,
     fresh: dict[str, str],
 ) -> tuple[dict[str, np.ndarray], dict[KeySpace, MatchedKeys]]:
-    """Returns the earlier row of each row of each table that comes over, and keys to set."""
     rows: dict[str, np.ndarray] = {}
     keys: dict[KeySpace, MatchedKeys] = {}
     for name in names:
@@ -399,23 +347,17 @@ def _match_tables(
                 keys[table.keys] = match_history(model, table, matched, earlier, versions)
         else:
             found = match_rows(model.id_spaces[name], version, source.version)
-            if _fits(found, before[0], table.vocabulary_size):
-                rows[name] = found
-            else:
-                here = [table.vocabulary_size, table.dim]
+            here = [table.vocabulary_size, table.dim]
+            if found is None or found.max(initial=0) >= before[0] or len(found) != here[0]:
                 fresh[name] = f"its ids are made in another way; shape {before} there, {here} here"
+            else:
+                rows[name] = found
     return rows, keys
-
-
-def _fits(rows: np.ndarray | None, before: int, here: int) -> TypeGuard[np.ndarray]:
-    """Whether rows of an earlier table are those of all ids of a new one."""
-    return rows is not None and rows.max(initial=0) < before and len(rows) == here
 
 
 def _match_dense(
     state: TrainingState, names: Sequence[str], source: _EarlierRun, fresh: dict[str, str]
 ) -> list[str]:
-    """Returns the dense weights and moving statistics that come over."""
     matched = []
     for name in names:
         here = state.variables[name].shape.as_list()

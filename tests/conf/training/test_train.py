@@ -234,6 +234,27 @@ def test_what_is_misspelt_is_refused_with_what_is_near(override: str, hint: str)
         embeddings_load(override)
 
 
+SEVERAL, SHARDED = "devices.strategy=multi_worker", "model.embeddings.a={shard: workers}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        (["fit={epochs: null}"], "nothing ends training"),
+        (["fit.early_stopping.by=steps"], "needs validations between steps"),
+        ([SEVERAL, "devices.cpu_replicas=2"], "one CPU device per process"),
+        (["devices={strategy: none, cpu_replicas: 2}"], "one CPU device per process"),
+        ([SEVERAL, "input.bucket_boundaries=[10, 20]"], "leave bucket_boundaries out"),
+        ([SHARDED], "devices.strategy=multi_worker"),
+        ([SHARDED, SEVERAL, "root=s3://b/runs"], "is a store"),
+        ([SHARDED, SEVERAL, "fit.warm_start={tables: {a: i.txt}}"], "no rows from files"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(overrides: list[str], hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        load(*overrides)
+
+
 @pytest.mark.parametrize(
     ("policy", "found_bytes", "split", "expected"),
     [

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from conf.artefacts.run import read_json, resolve_run
-from tests.training.tiny_dataset import write_tiny_dataset
-from tests.training.worker_cluster import Ended, expect_end, find_run, losses, run, run_alone
-from training.checkpoint.checkpoint_files import list_checkpoints
+from tests.training.worker_cluster import Ended, find_run, losses, run, run_alone
 from training.checkpoint.restore import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
-
-KILLED_STEP, STOPPED_STEP = 13, 18  # of two epochs of twelve steps
 
 
 @pytest.fixture(scope="module")
@@ -70,50 +65,3 @@ def test_the_chief_alone_writes(runs: Path, two: list[Ended]) -> None:
     devices = card["devices"]
     assert (devices["strategy"], devices["workers"], devices["replicas"]) == ("multi_worker", 2, 2)
     assert (devices["batch_size"], devices["rows_per_replica"]) == (64, 32)
-
-
-def test_a_run_that_a_worker_ends_goes_on(tiny_version: Path, runs: Path, two: list[Ended]) -> None:
-    where = runs / "ended"
-    killed = run(tiny_version, where, stop=(KILLED_STEP, "SIGKILL"))
-    expect_end(killed, [1, -9], "another of its processes ended")
-    saved = list_checkpoints(find_run(where) / "checkpoints" / "last")
-    assert saved
-    stopped = run(tiny_version, where, resume=True, stop=(STOPPED_STEP, "SIGTERM"))
-    expect_end(stopped, [143, 143], "its state is saved")
-    assert list_checkpoints(find_run(where) / "checkpoints" / "last")[-1].path != saved[-1].path
-    resumed = run(tiny_version, where, resume=True)
-    assert [worker.code for worker in resumed] == [0, 0], resumed
-    assert not (where / "1").exists()
-    np.testing.assert_allclose(losses(where), losses(runs / "two"), rtol=1e-5)
-    for whole, *parts in zip(two[0].weights, *(worker.weights for worker in resumed), strict=True):
-        np.testing.assert_array_equal(parts[0], parts[1])
-        np.testing.assert_allclose(parts[0], whole, rtol=1e-4, atol=1e-6)
-
-
-def test_all_that_a_step_can_be_asked_for_trains_on_two_workers_as_in_one_process(
-    tiny_version: Path, runs: Path, one: list[np.ndarray], tmp_path: Path
-) -> None:
-    """bfloat16, a batch in parts, mixed datasets and a warm start at once.
-
-    A loss per row: a softmax over the items of a part would depend on how parts are cut.
-    """
-    other = write_tiny_dataset(tmp_path, "other")
-    changes: dict[str, Any] = {
-        "model": {"objective": {"kind": "binary"}},
-        "compute": {"mixed_precision": True},
-        "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
-        "input": {"mix": [{"dataset": str(other), "weight": 0.25}]},
-        "fit": {
-            "epochs": 1,
-            "warm_start": {"path": str(find_run(runs / "one")), "moments": "transfer"},
-        },
-    }
-    alone = run_alone(tiny_version, tmp_path / "alone", changes)
-    ended = run(tiny_version, tmp_path / "two", changes=changes)
-    assert [worker.code for worker in ended] == [0, 0], ended
-    assert len(losses(tmp_path / "two")) == 16  # of twelve steps of one dataset alone
-    # Products are of bfloat16: about two figures.
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=2e-2)
-    for mine, theirs, other_worker in zip(alone, ended[0].weights, ended[1].weights, strict=True):
-        np.testing.assert_array_equal(theirs, other_worker)
-        np.testing.assert_allclose(theirs, mine, atol=2e-3)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.training.tiny_dataset import write_tiny_dataset
 from tests.training.worker_cluster import (
     KEYED,
     Ended,
-    build_config,
     expect_end,
     find_run,
     losses,
@@ -157,15 +157,15 @@ def test_a_run_goes_on_with_another_number_of_workers(
 def test_a_day_goes_on_from_the_day_before(
     tiny_version: Path, tmp_path: Path, one: Path, two: Path
 ) -> None:
-    """A warm start with moments, bfloat16 in parts, a full table."""
+    """A warm start with moments, bfloat16 in parts, mixed datasets, a full table."""
+    other = write_tiny_dataset(tmp_path, "other")
 
     def plan(earlier: Path, shard: str | None) -> dict[str, Any]:
         rules = {"max_rows": 45, "eviction": {"when_full": "least_recent"}}
         return {
             **change(SHARDED, shard=shard, **rules),
-            "compute": {
-                "mixed_precision": True,
-            },
+            "compute": {"mixed_precision": True},
+            "input": {"mix": [{"dataset": str(other), "weight": 0.25}]},
             "optimizer": {"accumulate_steps": 2, "epsilon": 1e-3},
             "fit": {
                 "epochs": 1,
@@ -177,6 +177,7 @@ def test_a_day_goes_on_from_the_day_before(
     ended = run_sharded(tiny_version, tmp_path / "two", changes=plan(two, "workers"))
     assert [worker.code for worker in ended] == [0, 0], ended
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=5e-3)
+    assert len(losses(tmp_path / "two")) == 16  # of twelve steps of one dataset alone
     mine, theirs = read_model(tmp_path / "two"), read_model(tmp_path / "alone")
     for name, value in theirs.items():
         np.testing.assert_allclose(mine[name], value, atol=2e-3, err_msg=name)
@@ -202,24 +203,3 @@ def test_a_checkpoint_without_a_workers_rows_is_refused(
     resumed = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert_same(where, two)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, "devices.strategy=multi_worker"),
-        ({"devices": {"strategy": "multi_worker"}, "root": "s3://b/runs"}, "is a store"),
-        (
-            {
-                "devices": {"strategy": "multi_worker"},
-                "fit": {"warm_start": {"tables": {"items": "i.txt"}}},
-            },
-            "no rows from files",
-        ),
-    ],
-)
-def test_what_workers_cannot_share_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_config(tmp_path / "d", tmp_path / "r", {**SHARDED, **changes})

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InternalError
-from conf.training.input import InputConfig
 from conf.training.train import DevicesConfig, TrainConfig
 from training.distribution.strategy import (
+    Cluster,
     build_strategy,
     check_devices,
     describe_devices,
+    read_cluster,
 )
 from training.distribution.workers import Workers, lost_worker_errors
 
@@ -24,40 +28,42 @@ def test_one_and_two_cpu_replicas() -> None:
     assert one.num_replicas_in_sync == 1
     assert two.num_replicas_in_sync == 2
     described = describe_devices(one, 64), describe_devices(two, 64)
-    assert [(d.strategy, d.replicas, len(set(d.devices))) for d in described] == [
-        ("none", 1, 1),
-        ("mirrored", 2, 2),
+    assert [(d["strategy"], d["rows_per_replica"], len(set(d["devices"]))) for d in described] == [
+        ("none", 64, 1),
+        ("mirrored", 32, 2),
     ]
-    assert "64 rows, 32 per replica" in described[1].render()
-    assert described[1].to_json()["rows_per_replica"] == 32
+
+
+def environment(workers: Any = ("a:1", "b:2"), **task: Any) -> str:
+    task = {"type": "worker", "index": 1, **task}
+    return json.dumps({"cluster": {"worker": workers}, "task": task})
+
+
+def test_reads_the_workers_and_which_this_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", environment())
+    assert read_cluster() == Cluster(("a:1", "b:2"), 1)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("given", "message"),
     [
-        ({"strategy": "multi_worker", "cpu_replicas": 2}, "one CPU device per process"),
-        ({"strategy": "none", "cpu_replicas": 2}, "one CPU device per process"),
+        ("", "nothing"),
+        ('{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}', "chief"),
+        (environment(workers=[]), "cluster.worker"),
+        (environment(workers=["a:1", "b"]), "cluster.worker.1"),
+        (environment(type="chief"), "task.type"),
+        (environment(index=2), "there are 2 workers"),
+        (environment(index="1"), "task.index"),
+        (environment(type="ps"), "shard: workers"),
     ],
 )
-def test_devices_that_cannot_be_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DevicesConfig(**settings)
-
-
-def test_lists_of_several_lengths_are_for_one_process() -> None:
-    with pytest.raises(ValueError, match="leave bucket_boundaries out"):
-        TrainConfig(
-            dataset="d",
-            name="t",
-            devices=DevicesConfig(strategy="multi_worker"),
-            input=InputConfig(bucket_boundaries=(10, 20)),
-        )
-
-
-def test_several_workers_need_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(ConfigError, match="TF_CONFIG"):
+def test_other_clusters_are_refused(
+    given: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", given)
+    with pytest.raises(ConfigError) as refused:
         build_strategy(DevicesConfig(strategy="multi_worker"))
+    assert message in refused.value.render()
 
 
 @no_gpu
@@ -97,7 +103,7 @@ def test_a_lost_worker_says_what_to_do(alone: Workers) -> None:
     ("changes", "message"),
     [
         ({"input": {"batch_size": 13}}, "multiple of optimizer"),
-        ({"input": {"batch_size": 10}, "optimizer": {"accumulate_steps": 4}}, "8 or 16"),
+        ({"input": {"batch_size": 10}, "optimizer": {"accumulate_steps": 4}}, "multiples of 8"),
         ({"input": {"bucket_boundaries": [5]}}, "bucket_boundaries"),
     ],
 )

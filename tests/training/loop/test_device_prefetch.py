@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig
-from tests.training import killed_run
 from tests.training.fake_clock import FakeClock
-from tests.training.killed_run import Recorded
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
+from training.distribution import strategy as strategies
 from training.distribution.strategy import (
     RunSteps,
     StepFunction,
     build_prefetching_steps,
     build_run_steps,
-    find_prefetch_device,
 )
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
-from training.monitoring.run_logs import read_steps
 
 CPU = "CPU:0"
 
 
 def first(batch: dict[str, tf.Tensor]) -> tf.Tensor:
     return batch["x"]
-
-
-def test_stops_after_the_first_loss_that_is_not_finite() -> None:
-    run_steps = build_prefetching_steps(first, CPU)
-    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, float("nan"), 3.0, 4.0]}))
-    np.testing.assert_array_equal(run_steps(iterator, tf.constant(4)).losses, [1.0, float("nan")])
 
 
 def train(run_steps: RunSteps) -> list[float]:
@@ -110,27 +100,12 @@ def test_the_next_batch_is_made_while_a_step_runs(monkeypatch: pytest.MonkeyPatc
     assert ahead == ({True}, making_s)  # Of the first batch alone.
 
 
-def test_a_run_has_the_same_losses_and_rows(
-    tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, ahead = Recorded(), Recorded()
-    killed_run.train(tiny_version, tmp_path / "plain", plain)
-    monkeypatch.setattr(
-        killed_run.strategies,
-        "build_run_steps",
-        lambda strategy, step: build_prefetching_steps(step, CPU),
-    )
-    killed_run.train(tiny_version, tmp_path / "ahead", ahead)
-    assert ahead.rows == plain.rows
-    losses = [[r.loss for r in read_steps(tmp_path / name)] for name in ("plain", "ahead")]
-    assert losses[0] == losses[1]
-    assert len(plain.rows) > len(losses[0]) > 1
-
-
 def test_only_a_single_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = tf.distribute.get_strategy()
-    assert find_prefetch_device(tf.distribute.MirroredStrategy(["/cpu:0"])) is None
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [])
-    assert find_prefetch_device(alone) is None
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a device"])
-    assert find_prefetch_device(alone) == "GPU:0"
+    monkeypatch.setattr(strategies, "build_run_steps", lambda *_: "plain")
+    monkeypatch.setattr(strategies, "build_prefetching_steps", lambda step, device: device)
+    alone, mirrored = tf.distribute.get_strategy(), tf.distribute.MirroredStrategy(["/cpu:0"])
+    for strategy, gpus, found in (
+        (mirrored, ["a device"], "plain"), (alone, [], "plain"), (alone, ["a device"], "GPU:0"),
+    ):  # fmt: skip
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind, gpus=gpus: gpus)
+        assert strategies.compile_steps(strategy, first) == found

@@ -19,7 +19,7 @@ from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig
 from training.fit import fit_run
 from training.input.batches import build_eval_dataset, build_held_out_dataset
 from training.loop.plan import is_validated, read_plan, selection_metric
-from training.loop.validation import build_validate, check_validation, find_best_epoch, should_stop
+from training.loop.validation import build_validate, find_best_epoch, should_stop
 from training.models.registry import build_model
 from training.monitoring.progress import build_progress
 from training.monitoring.run_logs import (
@@ -27,61 +27,39 @@ from training.monitoring.run_logs import (
 )
 from training.reader.training_data import TrainingData
 
+NAN = float("nan")
 
-def records(values: list[float], losses: list[float] | None = None) -> list[EpochRecord]:
-    losses = losses or [1.0] * len(values)
+
+def records(values: list[float | None], metric: str = "ndcg@10") -> list[EpochRecord]:
+    losses = values if metric == "loss" else [1.0] * len(values)
     return [
-        EpochRecord(i + 1, loss, 1.0, 10, 10.0, 0.1, {"ndcg@10": value})
+        EpochRecord(i + 1, loss, 1.0, 10, 10.0, 0.1, {} if value is None else {metric: value})
         for i, (value, loss) in enumerate(zip(values, losses, strict=True))
     ]
 
 
 @pytest.mark.parametrize(
-    ("values", "best"),
+    ("metric", "values", "best", "stop"),
     [
-        ([0.1, 0.3, 0.2], 2),
-        ([0.3, 0.3, 0.1], 1),  # the first of equals
-        ([float("nan"), 0.1], 2),
-        ([0.1], 1),
+        ("ndcg@10", [0.3, 0.2], 1, False),
+        ("ndcg@10", [0.1, 0.3, 0.2], 2, False),
+        ("ndcg@10", [0.3, 0.3, 0.1], 1, True),  # the first of equals
+        ("ndcg@10", [0.3, 0.2, 0.4], 3, False),
+        ("ndcg@10", [NAN, 0.1], 2, False),
+        ("loss", [3.0, 1.0, 2.0], 2, False),
+        # While it is not defined the latest weights are as good as any, and nothing stops.
+        ("own_f1", [None, None, None], 3, False),
+        ("own_f1", [None, 0.2, None, 0.1], 2, True),
+        ("own_f1", [-0.3, None], 1, False),
     ],
 )
-def test_best_epoch(values: list[float], best: int) -> None:
-    assert find_best_epoch(records(values), "ndcg@10") == best
-
-
-@pytest.mark.parametrize(
-    ("values", "best"),
-    # While it is not defined the latest weights are as good as any, and nothing stops.
-    [([None], 1), ([None, None], 2), ([None, 0.2, None, 0.1], 2), ([-0.3, None], 1)],
-)
-def test_an_epoch_without_a_value_of_ones_own_metric_is_never_better(
-    values: list[float | None], best: int
-) -> None:
+def test_the_best_epoch_and_whether_training_stops(metric, values, best: int, stop: bool) -> None:
     register_metric("own_f1", "higher")
-    given = [
-        EpochRecord(i + 1, 1.0, 1.0, 10, 10.0, 0.1, {} if value is None else {"own_f1": value})
-        for i, value in enumerate(values)
-    ]
-    assert find_best_epoch(given, "own_f1") == best
-
-
-def test_a_lower_loss_is_better() -> None:
-    assert find_best_epoch(records([0, 0, 0], [3.0, 1.0, 2.0]), "loss") == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "stop"),
-    [
-        ([], False),
-        ([0.3, 0.2], False),
-        ([0.3, 0.2, 0.1], True),
-        ([0.3, 0.2, 0.4], False),
-    ],
-)
-def test_patience(values: list[float], stop: bool) -> None:
-    config = EarlyStoppingConfig(metric="ndcg@10", patience=2)
-    assert should_stop(records(values), config) is stop
-    assert not should_stop(records(values), None)
+    history, config = records(values, metric), EarlyStoppingConfig(metric=metric, patience=2)
+    assert find_best_epoch(history, metric) == best
+    assert should_stop(history, config) is stop
+    assert not should_stop(history, None)
+    assert not should_stop([], config)
 
 
 HELD_OUT = {"hash_of": "user_id", "share": 0.3}
@@ -101,75 +79,55 @@ def configure(dataset: Path, objective=None, root: str = "unused", **changes) ->
     )
 
 
-def held_out_rows(version: Path, manifest: Manifest, config: TrainConfig) -> dict:
-    dataset = build_held_out_dataset(version, manifest, config.input, 10_000)
-    return next(iter(dataset))
+def measure(config: TrainConfig, version: Path, manifest: Manifest):
+    """A model, its validation metrics, and the rows that are held out."""
+    model = build_model(config.model, manifest, 3)
+    validate = build_validate(config, TrainingData(version, manifest))
+    rows = next(iter(build_held_out_dataset(version, manifest, config.input, 10_000)))
+    return model, validate(model), rows
 
 
-def test_held_out_rows_are_ranked(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    config = configure(tiny_version)
-    model = build_model(config.model, tiny_manifest, 3)
-    validate = build_validate(config, TrainingData(tiny_version, tiny_manifest))
-    assert validate is not None
-    found = validate(model)
-    rows = held_out_rows(tiny_version, tiny_manifest, config)
-    items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 1000)))
-    scores = model.embed_users(rows).numpy() @ model.embed_items(items).numpy().T
-    column = {int(item): i for i, item in enumerate(items["movie_id"])}
-    own = np.array([column[int(item)] for item in rows["movie_id"]])
-    target = scores[np.arange(len(own)), own][:, None]
-    # Of users who are held out whole, the row's history alone says what they had met.
-    for row, met in enumerate(rows["history"].numpy()):
-        others = [column[int(item)] for item in met if int(item) in column]
-        scores[row, [one for one in others if one != own[row]]] = -np.inf
-    ranks = (scores >= target).sum(axis=1)
-    assert np.isinf(scores).any(axis=1).mean() > 0.5
-    assert 100 < len(own) < 400
-    assert found["hit_rate@10"] == pytest.approx((ranks <= 10).mean())
-    assert found["mrr"] == pytest.approx((1 / ranks).mean())
-
-
-@pytest.mark.parametrize("mask_seen", [True, False])
-def test_pairs_that_are_held_out_are_ranked_without_what_their_user_has_in_train(
-    tiny_version: Path, tiny_manifest: Manifest, *, mask_seen: bool
-) -> None:
-    own_input = InputConfig(
-        batch_size=32, validation={"hash_of": ["user_id", "movie_id"], "share": 0.3}
-    )
-    evaluation = EvaluationConfig(mask_seen=mask_seen)
-    config = configure(tiny_version, input=own_input, evaluation=evaluation)
-    model = build_model(config.model, tiny_manifest, 3)
-    validate = build_validate(config, TrainingData(tiny_version, tiny_manifest))
-    assert validate is not None
-    found = validate(model)
-    rows = held_out_rows(tiny_version, tiny_manifest, config)
-    every = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000)))
-    pairs = [set(zip(*(b[n].numpy().tolist() for n in ("user_id", "movie_id")), strict=True))
-             for b in (every, rows)]  # fmt: skip
-    trained = pairs[0] - pairs[1]
-    assert {user for user, _ in pairs[1]} & {user for user, _ in trained}
-    items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 1000)))
+def rank_alone(model, rows, met: list[set[int]], items) -> np.ndarray:
+    """The rank of each row's item among those that its user has not met."""
     scores = model.embed_users(rows).numpy() @ model.embed_items(items).numpy().T
     ids, ranks = items["movie_id"].numpy().tolist(), []
-    histories = rows["history"].numpy().tolist()
-    for row, (user, item) in enumerate(
-        zip(rows["user_id"].numpy().tolist(), rows["movie_id"].numpy().tolist(), strict=True)
-    ):
-        met = {other for owner, other in trained if owner == user} | set(histories[row])
-        kept = [i for i, other in enumerate(ids)
-                if not mask_seen or other == item or other not in met]  # fmt: skip
+    for row, item in enumerate(rows["movie_id"].numpy().tolist()):
+        kept = [i for i, other in enumerate(ids) if other == item or other not in met[row]]
         ranks.append((scores[row, kept] >= scores[row, ids.index(item)]).sum())
-    assert found["mrr"] == pytest.approx((1 / np.array(ranks)).mean())
-    assert found["hit_rate@10"] == pytest.approx((np.array(ranks) <= 10).mean())
+    return np.array(ranks)
+
+
+@pytest.mark.parametrize(
+    ("keys", "mask_seen"),
+    [(("user_id",), True), (("user_id", "movie_id"), True), (("user_id", "movie_id"), False)],
+)
+def test_held_out_rows_are_ranked_without_what_their_user_has_met(
+    keys: tuple[str, ...], tiny_version: Path, tiny_manifest: Manifest, *, mask_seen: bool
+) -> None:
+    held_out = InputConfig(batch_size=32, validation={"hash_of": list(keys), "share": 0.3})
+    evaluation = EvaluationConfig(mask_seen=mask_seen)
+    config = configure(tiny_version, input=held_out, evaluation=evaluation)
+    model, found, rows = measure(config, tiny_version, tiny_manifest)
+    every = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "train", 10_000)))
+    pairs = [list(zip(*(b[n].numpy().tolist() for n in ("user_id", "movie_id")), strict=True))
+             for b in (every, rows)]  # fmt: skip
+    trained, users = set(pairs[0]) - set(pairs[1]), {user for user, _ in pairs[1]}
+    # Of users who are held out whole, the row's history alone says what they had met.
+    assert bool(users & {user for user, _ in trained}) is (len(keys) > 1)
+    met = [
+        {other for owner, other in trained if owner == user} | set(history) if mask_seen else set()
+        for (user, _), history in zip(pairs[1], rows["history"].numpy().tolist(), strict=True)
+    ]
+    items = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "catalog", 1000)))
+    ranks = rank_alone(model, rows, met, items)
+    assert 100 < len(ranks) < 400
+    assert found["mrr"] == pytest.approx((1 / ranks).mean())
+    assert found["hit_rate@10"] == pytest.approx((ranks <= 10).mean())
 
 
 def test_rows_with_labels_are_scored(tiny_version: Path, tiny_manifest: Manifest) -> None:
     config = configure(tiny_version, BinaryConfig())
-    model = build_model(config.model, tiny_manifest, 3)
-    validate = build_validate(config, TrainingData(tiny_version, tiny_manifest))
-    assert validate is not None
-    found = validate(model)
-    rows = held_out_rows(tiny_version, tiny_manifest, config)
+    model, found, rows = measure(config, tiny_version, tiny_manifest)
     logits = tf.reduce_sum(model.embed_users(rows) * model.embed_items(rows), axis=1)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(rows["label"], logits / model.temperature)
     auc = tf.keras.metrics.AUC(num_thresholds=5000, from_logits=True)
@@ -212,13 +170,9 @@ def test_metrics_that_are_not_measured_are_refused_before_training(
     assert allowed in caught.value.render()
 
 
-def test_a_share_that_holds_out_nothing_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
-) -> None:
+def test_a_share_that_holds_out_nothing_is_refused(tiny_version: Path, tmp_path: Path) -> None:
     nothing = InputConfig(batch_size=32, validation={"hash_of": "user_id", "share": 1e-9})
     config = configure(tiny_version, input=nothing, root=str(tmp_path / "runs"))
-    with pytest.raises(InputDataError, match="holds out no rows"):
-        check_validation(config, TrainingData(tiny_version, tiny_manifest))
     with pytest.raises(InputDataError, match="holds out no rows"):
         fit_run(config, build_progress("json", 3600))
     assert not (tmp_path / "runs").exists()

@@ -4,16 +4,13 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from conf.artefacts.run import read_json, resolve_run
 from conf.errors import TrainingCancelledError, TrainingInterruptedError
-from conf.training.train import TrainConfig
-from tests.training.killed_run import CONFIG
+from tests.training.killed_run import CONFIG, ActsAfter
 from training import fit as fit_module
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
-from training.checkpoint.restore import load_run
 from training.fit import fit_run
 from training.loop.epochs import StopNowError, StopRequest, stop_on_signals
 from training.monitoring.progress import NoProgress
@@ -57,64 +54,7 @@ def test_work_that_changes_nothing_ends_at_once() -> None:
     stop.request(signal.SIGTERM)  # elsewhere it is taken note of
 
 
-class Signalling(NoProgress):
-    """Sends a signal after a step."""
-
-    def __init__(self, number: int, after: int) -> None:
-        self._number, self._after = number, after
-
-    def step(self, status) -> None:
-        if (status.epoch - 1) * status.steps + status.step >= self._after:
-            self._after = 10**9
-            os.kill(os.getpid(), self._number)
-
-
-def configure(version: Path, root: Path) -> TrainConfig:
-    return CONFIG.model_copy(update={"dataset": str(version), "root": str(root)})
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("whole")), NoProgress())
-
-
-def weights(run: Path) -> list[np.ndarray]:
-    return [variable.numpy() for variable in load_run(run, "last").model.trainable_variables]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("number", "after", "saved"),
-    [(signal.SIGTERM, 7, Position(0, 9)), (signal.SIGINT, 24, Position(1, 12))],
-)
-def test_a_signal_saves_and_ends_the_run(
-    number: int, after: int, saved: Position, whole: Path, tiny_version: Path, tmp_path: Path
-) -> None:
-    config = configure(tiny_version, tmp_path)
-    kind, code = KINDS[signal.Signals(number)]
-    with pytest.raises(kind) as caught:
-        fit_run(config, Signalling(number, after))
-    assert caught.value.exit_code == code
-    (run,) = (tmp_path / "t" / "runs").iterdir()
-    assert list_checkpoints(run / "checkpoints" / "last")[-1].position == saved
-    card = read_json(run / "run_card.json")
-    assert card["status"] == "interrupted"
-    spent = card["timing"]["train_seconds"]
-    assert spent > 0
-    assert not (tmp_path / "t" / "CURRENT").exists()
-    assert fit_run(config, NoProgress(), resume=True) == run
-    card = read_json(run / "run_card.json")
-    assert (card["status"], card["error"]) == ("trained", None)
-    assert card["timing"]["train_seconds"] > spent
-    assert resolve_run(str(tmp_path / "t")) == run
-    found, expected = read_steps(run), read_steps(whole)
-    assert [(line.step, line.loss) for line in found] == [
-        (line.step, line.loss) for line in expected
-    ]
-    assert all(np.array_equal(a, b) for a, b in zip(weights(run), weights(whole), strict=True))
-
-
-def test_a_signal_ends_validation_at_once(
+def test_signals_save_the_state_and_end_validation_at_once(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = []
@@ -124,10 +64,28 @@ def test_a_signal_ends_validation_at_once(
         reached.append("too far")
         return {}
 
+    config = CONFIG.model_copy(update={"dataset": str(tiny_version), "root": str(tmp_path)})
     monkeypatch.setattr(fit_module, "build_validate", lambda config, data: validate)
     with pytest.raises(TrainingInterruptedError):
-        fit_run(configure(tiny_version, tmp_path), NoProgress())
+        fit_run(config, NoProgress())
+    monkeypatch.undo()
     (run,) = (tmp_path / "t" / "runs").iterdir()
     assert reached == []
     assert list_checkpoints(run / "checkpoints" / "last")[-1].position == Position(0, 12)
     assert not (run / "history.json").exists()
+    with pytest.raises(TrainingCancelledError):
+        fit_run(config, ActsAfter(20, lambda: os.kill(os.getpid(), signal.SIGINT)), resume=True)
+    assert list_checkpoints(run / "checkpoints" / "last")[-1].position == Position(1, 9)
+    card = read_json(run / "run_card.json")
+    spent = card["timing"]["train_seconds"]
+    assert (card["status"], spent > 0) == ("interrupted", True)
+    assert not (tmp_path / "t" / "CURRENT").exists()
+    assert fit_run(config, NoProgress(), resume=True) == run
+    card = read_json(run / "run_card.json")
+    assert (card["status"], card["error"]) == ("trained", None)
+    assert card["timing"]["train_seconds"] > spent
+    assert resolve_run(str(tmp_path / "t")) == run
+    fit_run(config.model_copy(update={"root": str(tmp_path / "whole")}), NoProgress())
+    (whole,) = (tmp_path / "whole" / "t" / "runs").iterdir()
+    found, expected = ([(s.step, s.loss) for s in read_steps(one)] for one in (run, whole))
+    assert found == expected

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,7 +15,6 @@ from training.distribution.strategy import build_run_steps
 from training.loop.optimizers import (
     Optimizers,
     add_parts,
-    as_slices,
     build_dense_optimizer,
     build_learning_rate,
     clip_global_norm,
@@ -54,14 +51,10 @@ def test_parts_add_up_to_the_whole(seed: int, sizes: list[int]) -> None:
     np.testing.assert_allclose(tf.convert_to_tensor(found[0]).numpy(), table, atol=1e-12)
     np.testing.assert_allclose(found[1], weight)
     assert found[2] is None
-
-
-def test_rows_and_whole_tables_add_up() -> None:
-    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([2]), [3, 2])
     whole = tf.constant([[1.0, 2], [3, 4], [5, 6]])
-    found = add_parts([[rows], [whole]])[0]
-    np.testing.assert_array_equal(tf.convert_to_tensor(found), [[1, 2], [3, 4], [6, 7]])
-    np.testing.assert_array_equal(as_slices(whole).indices, [0, 1, 2])
+    rows = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([2]), [3, 2])
+    both = add_parts([[rows], [whole]])[0]
+    np.testing.assert_array_equal(tf.convert_to_tensor(both), [[1, 2], [3, 4], [6, 7]])
 
 
 def build(dense: dict[str, object], variable: tf.Variable | None = None, **config: object):
@@ -85,13 +78,6 @@ def test_every_optimizer_of_keras_lowers_a_loss(kind: str) -> None:
     assert float(tf.reduce_sum(tf.square(weight))) < before
 
 
-def test_arguments_reach_keras() -> None:
-    optimizer = build({"kind": "AdamW", "weight_decay": 0.25, "beta_2": 0.9, "learning_rate": 0.5})
-    assert type(optimizer).__name__ == "AdamW"
-    assert (optimizer.weight_decay, optimizer.beta_2) == (0.25, 0.9)
-    assert float(optimizer.learning_rate) == 0.5
-
-
 def test_a_schedule_applies_to_a_rate_of_its_own() -> None:
     weight = tf.Variable([0.0])
     optimizer = build(
@@ -107,7 +93,6 @@ def test_a_schedule_applies_to_a_rate_of_its_own() -> None:
     ("dense", "message"),
     [
         ({"kind": "adamm"}, "did you mean 'adam'"),
-        ({"kind": "optimizer"}, "none of Keras"),
         ({"kind": "sgd", "momentun": 0.9}, "momentun"),
         ({"kind": "muon"}, "none of Keras"),
         ({"kind": "adam", "clipnorm": 1.0}, r"optimizer\.clip_norm"),
@@ -194,26 +179,14 @@ def rates(steps: list[int], **config: object) -> np.ndarray:
     return np.array([float(rate(tf.constant(step, tf.int64))) for step in steps])
 
 
-def test_no_schedule_is_a_plain_number() -> None:
-    assert build_learning_rate(OptimizerConfig(learning_rate=0.5), 100) == 0.5
-    assert build_learning_rate(OptimizerConfig(learning_rate=0.5), 100, 0.25) == 0.25
-
-
-SCHEDULES: dict[str, tuple[object, Callable[[np.ndarray], np.ndarray]]] = {
-    "cosine": ("cosine", lambda p: 0.5 + 0.5 * np.cos(np.pi * p)),
-    "cosine to a share": (
-        {"kind": "cosine", "final_share": 0.2},
-        lambda p: 0.2 + 0.8 * (0.5 + 0.5 * np.cos(np.pi * p)),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_falls_from_the_rate_to_its_share_over_the_run(name: str) -> None:
-    schedule, share = SCHEDULES[name]
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_a_schedule_falls_from_the_rate_to_its_share_over_the_run(share: float) -> None:
     steps = [0, 1, 6, 7, 13, 50, 99, 100, 130]
-    expected = RATE * share(np.minimum(np.array(steps) / TOTAL, 1))
-    np.testing.assert_allclose(rates(steps, schedule=schedule), expected, rtol=1e-5, atol=1e-7)
+    done = np.minimum(np.array(steps) / TOTAL, 1)
+    expected = RATE * (share + (1 - share) * (0.5 + 0.5 * np.cos(np.pi * done)))
+    found = rates(steps, schedule={"kind": "cosine", "final_share": share})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    assert build_learning_rate(OptimizerConfig(learning_rate=0.5), 100, 0.25) == 0.25
 
 
 def test_warm_up_rises_in_a_line_then_the_schedule_has_the_steps_that_are_left() -> None:
@@ -223,15 +196,10 @@ def test_warm_up_rises_in_a_line_then_the_schedule_has_the_steps_that_are_left()
     np.testing.assert_allclose(constant, RATE * np.array([0.25, 1, 1, 1]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("warmup", [None, 5])
-@pytest.mark.parametrize("schedule", ["cosine"])
-def test_a_compiled_step_reads_the_rate_of_its_counter_alone(
-    schedule: str, warmup: int | None
-) -> None:
+def test_a_compiled_step_reads_the_rate_of_its_counter_alone() -> None:
     """A resumed run sets the counter, and has the rates of one that was not interrupted."""
-    config = OptimizerConfig.model_validate(
-        {"learning_rate": RATE, "schedule": schedule, "warmup_steps": warmup}
-    )
+    settings = {"schedule": "cosine", "warmup_steps": 5}
+    config = OptimizerConfig.model_validate({"learning_rate": RATE, **settings})
 
     def run(first: int, last: int) -> list[float]:
         rate, counter = build_learning_rate(config, TOTAL), tf.Variable(first, dtype=tf.int64)
@@ -245,5 +213,4 @@ def test_a_compiled_step_reads_the_rate_of_its_counter_alone(
 
     whole = run(0, 30)
     assert whole[17:] == run(17, 30)
-    eager = rates(list(range(30)), schedule=schedule, warmup_steps=warmup)
-    np.testing.assert_allclose(whole, eager, rtol=1e-5)
+    np.testing.assert_allclose(whole, rates(list(range(30)), **settings), rtol=1e-5)

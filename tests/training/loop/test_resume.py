@@ -16,27 +16,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.artefacts.export import ExportOptions, IndexOptions, read_card
 from conf.errors import InputDataError, InternalError
 from conf.manifest import Manifest
 from conf.training.models import SASRecConfig
 from conf.training.train import CheckpointConfig, FitConfig, TrainConfig
 from tests.machine import fill, mount_small_disk
 from tests.training import killed_run
-from tests.training.every_model import assert_scores_alike, predict_test_split, read_raw_rows
-from tests.training.export.bare_client import answer
-from tests.training.killed_run import CONFIG, KEYS, Recorded, row_keys, train
+from tests.training.dynamic_runs import build_trainer
+from tests.training.killed_run import (
+    CONFIG,
+    KEYS,
+    ActsAfter,
+    KilledError,
+    Recorded,
+    break_off,
+    row_keys,
+    train,
+)  # fmt: skip
 from tests.training.processes import start_forked
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
-from training.checkpoint.manager import restore_newest
-from training.checkpoint.restore import TrainedModel
-from training.checkpoint.saved_tensors import collect_state
 from training.distribution import strategy as strategies
-from training.export.saved_model import write_export
-from training.index.known_entities import read_known
 from training.input.batches import build_eval_dataset
 from training.loop.trainer import Trainer
-from training.models.registry import build_model
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 from training.reader.training_data import TrainingData
@@ -47,28 +48,11 @@ EVERY_STEP = range(1, STEPS * EPOCHS + 1)
 SOME_STEPS = (1, 12, 17)
 
 
-class KilledError(Exception):
-    """Stands for the process being killed between two calls."""
-
-
-class KilledAt(NoProgress):
-    """Kills training after a given number of steps; None: never."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.after: int | None = None
-
-    def step(self, status) -> None:
-        done = (status.epoch - 1) * status.steps + status.step
-        if self.after is not None and done >= self.after:
-            raise KilledError
-
-
 class Twins:
     """Two compiled trainers of one config, so that no kill point has to compile its own."""
 
     def __init__(self, config: TrainConfig, data: TrainingData, recorded: Recorded) -> None:
-        self.progress = KilledAt()
+        self.progress = ActsAfter(None, break_off)
         build = strategies.build_run_steps
         strategies.build_run_steps = recorded.wrap(build)
         try:
@@ -81,18 +65,13 @@ class Twins:
 
     def restart(self, trainer: Trainer) -> None:
         """Back to the first values, as in a new process; the optimizers' among them."""
-        variables = [
-            *trainer.parts.optimizers.sparse.variables,
-            *trainer.parts.optimizers.dense.variables,
-        ]
-        for variable in variables:
+        model, optimizers = trainer.parts.model, trainer.parts.optimizers
+        for variable in (*optimizers.sparse.variables, *optimizers.dense.variables):
             if "learning_rate" not in variable.name:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-        for counts in trainer.parts.optimizers.objective_state:
+        for counts in optimizers.objective_state:
             counts.assign(tf.ones_like(counts))
-        for variable, value in zip(
-            trainer.parts.model.trainable_variables, self.first, strict=True
-        ):
+        for variable, value in zip(model.trainable_variables, self.first, strict=True):
             variable.assign(value)
 
     def run(self, trainer: Trainer, run: Path, kill_after: int | None = None) -> list[np.ndarray]:
@@ -127,10 +106,19 @@ def train_rows(tiny_version: Path, tiny_manifest: Manifest) -> Counter:
     return Counter(row_keys(batch))
 
 
+SHARED_NEGATIVES = {
+    "embedding_dim": 4,
+    "blocks": 1,
+    "item_features": ["movie_id"],
+    "objective": {"negatives": {"source": "uniform", "count": 12}, "mask": "user_items"},
+}
+SEQUENCE = SASRecConfig.model_validate(SHARED_NEGATIVES)
+CUT = CheckpointConfig(every_steps=3, keep_last=1)
 SAVES = {
-    "calls of several steps": (EVERY_STEP, 5, CheckpointConfig(every_steps=7)),
-    "each step": (SOME_STEPS, 1, CheckpointConfig(every_steps=1, asynchronous=False)),
-    "calls cut by saves": (SOME_STEPS, 4, CheckpointConfig(every_steps=3, keep_last=1)),
+    "calls of several steps": (EVERY_STEP, 5, CheckpointConfig(every_steps=7), CONFIG.model),
+    "each step": (SOME_STEPS, 1, CheckpointConfig(every_steps=1, asynchronous=False), CONFIG.model),
+    "calls cut by saves": (SOME_STEPS, 4, CUT, CONFIG.model),
+    "shared negatives of sequences": ((17,), 4, CUT, SEQUENCE),
 }
 
 
@@ -143,15 +131,16 @@ def without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "save",
     [
-        pytest.param(name, marks=() if name == "calls cut by saves" else pytest.mark.exhaustive)
+        pytest.param(name, marks=pytest.mark.exhaustive if name in list(SAVES)[:2] else ())
         for name in SAVES
     ],
 )
 def test_any_kill_point_changes_nothing(
     save: str, data: TrainingData, train_rows: Counter, tmp_path: Path
 ) -> None:
-    kill_points, steps_per_loop, checkpoint = SAVES[save]
-    twins = Twins(with_fit(steps_per_loop=steps_per_loop, checkpoint=checkpoint), data, Recorded())
+    kill_points, steps_per_loop, checkpoint, model = SAVES[save]
+    config = with_fit(steps_per_loop=steps_per_loop, checkpoint=checkpoint)
+    twins = Twins(config.model_copy(update={"model": model}), data, Recorded())
     whole_run = tmp_path / "whole"  # that nothing interrupts
     whole_weights = twins.run(twins.killed, whole_run)
     lines = steps_of(whole_run)
@@ -183,76 +172,22 @@ def check_rows(rows: dict[int, list], train_rows: Counter) -> None:
         assert not seen - train_rows
 
 
-SHARED_NEGATIVES = {
-    "embedding_dim": 4,
-    "blocks": 1,
-    "item_features": ["movie_id"],
-    "embedding_stddev": 0.3,
-    "objective": {
-        "kind": "sampled_softmax",
-        "negatives": {"source": "uniform", "count": 12},
-        "mask": "user_items",
-    },
-}
-
-
-def test_a_sequence_model_of_shared_negatives_goes_all_the_way(
-    data: TrainingData, tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
-) -> None:
-    """Killed and resumed as if it were not; exported, reloaded and indexed with equal scores."""
-    config = with_fit(steps_per_loop=4, checkpoint=CheckpointConfig(every_steps=3)).model_copy(
-        update={"model": SASRecConfig.model_validate(SHARED_NEGATIVES)}
-    )
-    twins = Twins(config, data, Recorded())
-    whole_weights = twins.run(twins.killed, tmp_path / "whole")
-    run = tmp_path / "run"
-    with pytest.raises(KilledError):
-        twins.run(twins.killed, run, 17)
-    twins.recorded.rows.clear()
-    weights = twins.run(twins.resumed, run)
-    assert min(twins.recorded.rows) > STEPS  # It went on, behind the first epoch.
-    assert steps_of(run) == steps_of(tmp_path / "whole")
-    assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(weights, twins.first, strict=True))
-
-    model = build_model(config.model, tiny_manifest, config.seed)
-    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
-    trained = TrainedModel(run, model, config, tiny_manifest, tiny_version)
-    version = write_export(trained, ExportOptions(tmp_path / "models", index=IndexOptions()))
-    expected = predict_test_split(trained)
-    found = answer(str(version), read_raw_rows(tiny_version, tiny_manifest))
-    assert_scores_alike({"sasrec": expected}, {"sasrec": found})
-
-    known = read_known(version, read_card(version))
-    assert known is not None
-    assert known.index is not None
-    [test] = build_eval_dataset(tiny_version, tiny_manifest, "test", 1000, ("movie_id",))
-    place = np.searchsorted(known.ids, test["movie_id"])
-    users, items = (expected[f"{side}_embedding/embedding"] for side in ("user", "item"))
-    for row in (0, 7, 31):
-        positions, scores = known.index.search(users[row], len(known.ids), known.allowed)
-        assert sorted(positions) == list(range(len(known.ids)))
-        of_item = dict(zip(positions.tolist(), scores.tolist(), strict=True))
-        found_scores = [of_item[one] for one in place]
-        np.testing.assert_allclose(found_scores, items @ users[row], rtol=1e-5, atol=1e-6)
-
-
 def test_checkpoints_by_the_clock(data: TrainingData, tmp_path: Path) -> None:
     config = with_fit(
         epochs=1,
         steps_per_loop=5,
         checkpoint=CheckpointConfig(every_minutes=1e-9, keep_last=9),
     )
-    Trainer(config, data, tf.distribute.get_strategy(), NoProgress()).fit(tmp_path, None)
+    build_trainer(config, data.version_dir).fit(tmp_path, None)
     found = [entry.position for entry in list_checkpoints(tmp_path / "checkpoints" / "last")]
     assert [(p.epoch, p.batch) for p in found] == [(0, 5), (0, 10), (0, 12), (1, 0)]
 
 
 def test_another_seed_is_refused(data: TrainingData, tmp_path: Path) -> None:
     config = with_fit(epochs=1)
-    Trainer(config, data, tf.distribute.get_strategy(), NoProgress()).fit(tmp_path, None)
+    build_trainer(config, data.version_dir).fit(tmp_path, None)
     other = config.model_copy(update={"seed": 8})
-    trainer = Trainer(other, data, tf.distribute.get_strategy(), NoProgress())
+    trainer = build_trainer(other, data.version_dir)
     with pytest.raises(InputDataError, match="another seed"):
         trainer.fit(tmp_path, None)
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.manifest import Manifest
 from conf.training.optimizer import OptimizerConfig
-from conf.training.train import TrainConfig
 from tests.machine import some_of
-from tests.training.loop.test_trainer import Messages
 from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
-from training.distribution.strategy import build_run_steps
+from training.distribution.strategy import build_prefetching_steps, build_run_steps
 from training.input.batches import Batch
 from training.loop.optimizers import Optimizers
 from training.loop.step import (
@@ -27,9 +22,7 @@ from training.loop.step import (
     TrainStep,
     split_batch,
 )
-from training.loop.trainer import Trainer
 from training.networks.network import StepContext
-from training.reader.training_data import TrainingData
 
 
 class Sum:
@@ -43,25 +36,24 @@ class Sum:
         return batch["x"]
 
 
-def test_runs_exactly_the_asked_steps() -> None:
+BUILDS = {
+    "plain": lambda step: build_run_steps(tf.distribute.get_strategy(), step),
+    "ahead": lambda step: build_prefetching_steps(step, "CPU:0"),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_runs_the_asked_steps_and_stops_after_a_loss_that_is_not_finite(build: str) -> None:
     step = Sum()
-    run_steps = build_run_steps(tf.distribute.get_strategy(), step)  # type: ignore[arg-type]
-    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, 4.0, 5.0]}))
+    run_steps = BUILDS[build](step)
+    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, 2, 3, 4, 5, np.inf, 6, 7]}))
     assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [1.0, 2.0]
     assert run_steps(iterator, tf.constant(3)).losses.numpy().tolist() == [3.0, 4.0, 5.0]
     assert float(step.total) == 15.0
+    assert run_steps(iterator, tf.constant(2)).losses.numpy().tolist() == [np.inf]
+    left = 1 if build == "ahead" else 2  # One more was fetched.
     with pytest.raises(tf.errors.OutOfRangeError):
-        run_steps(iterator, tf.constant(1))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_stops_after_the_first_loss_that_is_not_finite(bad: float) -> None:
-    step = Sum()
-    run_steps = build_run_steps(tf.distribute.get_strategy(), step)  # type: ignore[arg-type]
-    iterator = iter(tf.data.Dataset.from_tensor_slices({"x": [1.0, bad, 3.0, 4.0]}))
-    losses = run_steps(iterator, tf.constant(4)).losses.numpy()
-    np.testing.assert_array_equal(losses, [1.0, bad])
-    assert float(next(iterator)["x"]) == 3.0
+        run_steps(iterator, tf.constant(left + 1))
 
 
 ONE_THREAD = """
@@ -185,49 +177,3 @@ def test_mixed_precision_keeps_weights_and_losses_in_float32() -> None:
     assert int(optimizers.step) == 4
     for a, b in zip(weights(plain), weights(mixed), strict=True):
         np.testing.assert_allclose(a, b, atol=0.02)
-
-
-CONFIGS = {
-    "parts in half precision": {
-        "optimizer": {"accumulate_steps": 2, "clip_norm": 0.5},
-        "compute": {"mixed_precision": True},
-    },
-    "FTRL and AdamW": {
-        "optimizer": {
-            "sparse": {"kind": "ftrl", "learning_rate": 0.1},
-            "dense": {"kind": "adamw"},
-            "schedule": "cosine",
-            "warmup_steps": 5,
-        }
-    },
-}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_run_learns(
-    name: str, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    changes = CONFIGS[name]
-    config = TrainConfig.model_validate(
-        {
-            "dataset": "tiny",
-            "name": "t",
-            "model": {
-                "embedding_dim": 8,
-                "user_hidden_units": [16],
-                "dropout": 0.1,
-                "embedding_l2": 1e-4,
-                "objective": {"negatives": {"source": "mixed", "count": 8}},
-            },
-            "input": {"batch_size": 64, "shuffle_buffer": 1000},
-            "fit": {"epochs": 3, "steps_per_loop": 6, "early_stopping": None},
-            **changes,
-            "optimizer": {"learning_rate": 0.01, **changes.get("optimizer", {})},
-        }
-    )
-    data = TrainingData(tiny_version, tiny_manifest)
-    trainer = Trainer(config, data, tf.distribute.get_strategy(), Messages())
-    assert trainer.fit(tmp_path, None).steps == 36
-    assert int(trainer.parts.optimizers.step.numpy()) == 36
-    losses = [entry["loss"] for entry in json.loads((tmp_path / "history.json").read_text())]
-    assert losses[2] < losses[0] * 0.97

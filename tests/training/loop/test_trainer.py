@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,39 +8,27 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.artefacts.dataset import read_manifest
-from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
 from conf.training.objectives import SampledSoftmaxConfig
 from conf.training.optimizer import OptimizerConfig
-from conf.training.train import DevicesConfig, EarlyStoppingConfig, FitConfig, TrainConfig
+from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
+from tests.training.dynamic_runs import build_trainer
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import collect_state
-from training.distribution.strategy import build_strategy
 from training.input.batches import build_eval_dataset
 from training.loop.trainer import Trainer
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
-from training.monitoring.progress import LineProgress, NoProgress
+from training.monitoring.progress import LineProgress
 from training.monitoring.run_logs import TrainingResult
 from training.objectives.item_catalog import read_item_events
 from training.objectives.user_items import TrainRows
-from training.reader.training_data import TrainingData
 
 
-def build(version: Path, manifest: Manifest, **changes: object) -> Trainer:
-    settings = {"dataset": "d", "name": "n", "input": {"batch_size": 64}, **changes}
-    config = TrainConfig.model_validate(settings)
-    data = TrainingData(version, manifest)
-    return Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
-
-
-def test_a_step_reads_what_model_and_objective_name(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    trainer = build(tiny_version, tiny_manifest, model={"name": "dssm", "embedding_dim": 4})
+def test_a_step_reads_what_model_and_objective_name(tiny_version: Path) -> None:
+    trainer = build_trainer(configure(), tiny_version)
     inputs = trainer.parts.epoch_input.inputs
     features = inputs.features
     assert len(features) == len(set(features))
@@ -97,18 +84,14 @@ def configure(model=DSSM, *, epochs: int = 2, **changes) -> TrainConfig:
 
 
 @pytest.fixture
-def fit(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Callable:
+def fit(tmp_path: Path, tiny_version: Path) -> Callable:
     """Trains and returns the trainer, its result and its run directory."""
 
     def run_fit(
-        config: TrainConfig, name: str = "run", replicas: int = 1, validate=None, progress=None
+        config: TrainConfig, name: str = "run", validate=None
     ) -> tuple[Trainer, TrainingResult, Path]:
-        strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
-        trainer = Trainer(
-            config, TrainingData(tiny_version, tiny_manifest), strategy, progress or Messages()
-        )
-        run = tmp_path / name
-        run.mkdir(exist_ok=True)
+        trainer, run = build_trainer(config, tiny_version), tmp_path / name
+        run.mkdir()
         return trainer, trainer.fit(run, validate), run
 
     return run_fit
@@ -116,15 +99,6 @@ def fit(tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest) -> Callable
 
 def weights(trainer: Trainer) -> list[np.ndarray]:
     return [variable.numpy() for variable in trainer.parts.model.trainable_variables]
-
-
-def losses(run: Path) -> list[float]:
-    return [entry["loss"] for entry in json.loads((run / "history.json").read_text())]
-
-
-def hit_rate_at_10(scores: np.ndarray, targets: np.ndarray) -> float:
-    own = scores[np.arange(len(targets)), targets][:, None]
-    return float(((scores > own).sum(axis=1) < 10).mean())
 
 
 @pytest.mark.parametrize("model", [DSSM, MFConfig(embedding_dim=8)])
@@ -140,14 +114,17 @@ def test_learns_what_popularity_cannot(
     popularity = np.tile(read_item_events(TrainRows(tiny_version, tiny_manifest, 1)), (60, 1))
     targets = test["movie_id"].numpy()
     # Nine of ten events stay in the user's group of ten items: 0.9 is as good as it gets.
-    assert hit_rate_at_10(scores, targets) > 0.65
-    assert hit_rate_at_10(popularity, targets) < 0.5
+    own, popular = (
+        (s > s[np.arange(60), targets][:, None]).sum(axis=1) for s in (scores, popularity)
+    )
+    assert (own < 10).mean() > 0.65
+    assert (popular < 10).mean() < 0.5
 
 
 def test_the_number_of_steps_per_loop_changes_nothing(fit) -> None:
-    many, _, _ = fit(configure(RANDOM_DSSM, epochs=1, fit=FitConfig(epochs=1)), "many")
-    one, _, _ = fit(
-        configure(RANDOM_DSSM, epochs=1, fit=FitConfig(epochs=1, steps_per_loop=1)), "one"
+    many, one = (
+        fit(configure(RANDOM_DSSM, fit=FitConfig(epochs=1, steps_per_loop=loop)), str(loop))[0]
+        for loop in (FitConfig().steps_per_loop, 1)
     )
     assert all(np.array_equal(a, b) for a, b in zip(weights(many), weights(one), strict=True))
 
@@ -186,18 +163,3 @@ def test_history_and_tensorboard(fit) -> None:
     }
     assert {"train/loss", "validation/ndcg@10"} <= tags
     assert result.steps == 24
-
-
-def test_a_damaged_shard_stops_training_and_is_named(tmp_path: Path, tiny_version: Path) -> None:
-    version = tmp_path / "damaged"
-    shutil.copytree(tiny_version, version)
-    shard = version / "train" / "part-00001.tfrecord"
-    content = bytearray(shard.read_bytes())
-    content[-10] ^= 1
-    shard.write_bytes(content)
-    data = TrainingData(version, read_manifest(version))
-    # Without the correction: it would count the shards first, as the version has no counts.
-    model = MFConfig(objective=SampledSoftmaxConfig(logq_correction=0))
-    trainer = Trainer(configure(model), data, tf.distribute.get_strategy(), Messages())
-    with pytest.raises(InputDataError, match="part-00001"):
-        trainer.fit(tmp_path, None)

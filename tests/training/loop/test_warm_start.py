@@ -23,6 +23,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.tables import DynamicTableConfig
 from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
 from jobs.inspection.variables import summarize_key
+from tests.training.dynamic_runs import build_trainer, read_state
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
@@ -51,8 +52,8 @@ from training.models.carried_tables import (
     set_table_files,
 )
 from training.monitoring.progress import NoProgress
-from training.reader.training_data import TrainingData
 
+STEPS = "optimizers/sparse/iterations"
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
 SHAPES = {
     "model/a": [5, 2],
@@ -86,38 +87,34 @@ def test_slots_follow_their_weights_and_counters_come_along() -> None:
         **SHAPES,
         "optimizers/sparse/accumulators/2": [4, 1],
     }
-    fresh: dict[str, str] = {}
-    found = {slot.name: slot for slot in map_slots((state(), LAYOUT), (shapes, old), fresh)}
+    found, fresh = pair(state(), shapes, old)
     sparse, dense = "optimizers/sparse/accumulators", "optimizers/dense/_momentums"
     assert found == {
         f"{sparse}/0": SlotMap(f"{sparse}/0", f"{sparse}/2", "a"),
         f"{sparse}/1": SlotMap(f"{sparse}/1", f"{sparse}/1", "b"),
         f"{dense}/0": SlotMap(f"{dense}/0", f"{dense}/1", None),
         f"{dense}/1": SlotMap(f"{dense}/1", f"{dense}/0", None),
-        "optimizers/sparse/iterations": SlotMap(
-            "optimizers/sparse/iterations", "optimizers/sparse/iterations", None
-        ),
+        STEPS: SlotMap(STEPS, STEPS, None),
     }
     assert fresh == {}  # the rate is of the new config
 
 
-def test_slots_of_another_optimizer_are_named() -> None:
-    shapes = {name: shape for name, shape in SHAPES.items() if "accumulators" not in name}
+def pair(new: TrainingState, shapes, old: CheckpointLayout):
+    """Slots by name, and the names of those without an earlier one."""
     fresh: dict[str, str] = {}
-    map_slots((state(), LAYOUT), (shapes, LAYOUT), fresh)
-    assert set(fresh) == {f"optimizers/sparse/accumulators/{slot}" for slot in (0, 1)}
-    fresh.clear()
-    more = state(**{"optimizers/odd": [4]})
-    map_slots((more, LAYOUT), (SHAPES, LAYOUT), fresh)
-    assert set(fresh) == {"optimizers/odd"}
+    found = map_slots((new, LAYOUT), (shapes, old), fresh)
+    return {slot.name: slot for slot in found}, fresh
 
 
-def test_weights_that_are_new_have_no_earlier_slot() -> None:
-    old = CheckpointLayout({"a": "model/a"}, ("model/v", "model/w"))
-    fresh: dict[str, str] = {}
-    found = {slot.name for slot in map_slots((state(), LAYOUT), (SHAPES, old), fresh)}
-    assert "optimizers/sparse/accumulators/0" in found
-    assert "optimizers/sparse/accumulators/1" not in found
+def test_slots_without_an_earlier_one_are_named() -> None:
+    slots = {f"optimizers/sparse/accumulators/{slot}" for slot in (0, 1)}
+    shapes = {name: shape for name, shape in SHAPES.items() if name not in slots}
+    assert set(pair(state(), shapes, LAYOUT)[1]) == slots
+    odd = pair(state(**{"optimizers/odd": [4]}), SHAPES, LAYOUT)[1]
+    assert set(odd) == {"optimizers/odd"}
+    # A table that is new itself has no earlier slot, and it alone is said.
+    found, fresh = pair(state(), SHAPES, CheckpointLayout({"a": "model/a"}, LAYOUT.dense))
+    assert slots & set(found) == {"optimizers/sparse/accumulators/0"}
     assert fresh == {}
 
 
@@ -212,17 +209,11 @@ def grown(tmp_path_factory) -> Path:
 
 
 def warm_start_build(config: TrainConfig) -> Trainer:
-    version = Path(config.dataset)
-    data = TrainingData(version, read_manifest(version))
-    return Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+    return build_trainer(config, Path(config.dataset))
 
 
 def all_values(trainer: Trainer) -> list[np.ndarray]:
-    optimizers = trainer.parts.optimizers
-    variables = [*trainer.parts.model.trainable_variables, *optimizers.sparse.variables]
-    if optimizers.dense is not None:
-        variables += optimizers.dense.variables
-    return [np.asarray(variable.numpy()) for variable in variables]
+    return list(read_state(trainer).values())
 
 
 @pytest.mark.parametrize("moments", ["reset", "transfer"])
@@ -232,20 +223,15 @@ def test_rows_and_moments_follow_their_tokens(
     warm = {"path": str(old_run), "moments": moments}
     trainer = warm_start_build(configure(grown, tmp_path, model, warm, seed=9))
     fresh = warm_start_build(configure(grown, tmp_path, model, seed=9))
-    before = warm_start_build(configure(read_dataset(old_run), tmp_path, model))
     last = list_checkpoints(old_run / "checkpoints" / "last")[-1].path
     reader = tf.train.load_checkpoint(str(last / "state"))
     report = trainer.warm_start()
     assert report is not None
-    old_version = before.parts.plan.data
-    versions = [
-        read_encoded_version(data.version_dir, data.manifest)
-        for data in (trainer.parts.plan.data, old_version)
-    ]
-    old_model = load_run(old_run, "last").model
-    order = sorted(trainer.parts.model.tables)
-    for name, table in trainer.parts.model.tables.items():
-        rows = match_rows(trainer.parts.model.id_spaces[name], *versions)
+    versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, read_dataset(old_run))]
+    old_model, model = load_run(old_run, "last").model, trainer.parts.model
+    order = sorted(model.tables)
+    for name, table in model.tables.items():
+        rows = match_rows(model.id_spaces[name], *versions)
         assert rows is not None
         known = rows >= 0
         assert report.rows[name] == {"rows": len(rows), "transferred": known.sum()}
@@ -263,7 +249,7 @@ def test_rows_and_moments_follow_their_tokens(
             assert np.abs(expected).max() > 0
         np.testing.assert_array_equal(moment, expected)
     assert 0 < report.rows["user_id"]["transferred"] < report.rows["user_id"]["rows"]
-    for a, b in zip(trainer.parts.model.dense_variables, old_model.dense_variables, strict=True):
+    for a, b in zip(model.dense_variables, old_model.dense_variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     steps = reader.get_tensor("optimizers/sparse/iterations")
     assert int(trainer.parts.optimizers.step.numpy()) == (steps if moments == "transfer" else 0)
@@ -277,14 +263,13 @@ def read_dataset(run: Path) -> Path:
     return Path(read_json(run / "run_card.json")["dataset"]["path"])
 
 
-def test_a_run_starts_warm_and_says_so(model, old_run: Path, grown: Path, tmp_path: Path) -> None:
+def test_a_run_starts_warm_and_says_so(dssm_run: Path, grown: Path, tmp_path: Path) -> None:
     # The series stands for its last finished run, and a plain string for the path.
-    warm = FitConfig.model_validate({"warm_start": str(old_run.parent.parent)}).warm_start
-    assert warm == WarmStartConfig(path=str(old_run.parent.parent))
-    config = configure(grown, tmp_path, model, warm)
-    run = fit_run(config, NoProgress())
+    warm = FitConfig.model_validate({"warm_start": str(dssm_run.parent.parent)}).warm_start
+    assert warm == WarmStartConfig(path=str(dssm_run.parent.parent))
+    run = fit_run(configure(grown, tmp_path, MODELS["dssm"], warm), NoProgress())
     report = read_json(run / "warm_start.json")
-    assert report["source"].startswith(str(old_run / "checkpoints" / "best"))
+    assert report["source"].startswith(str(dssm_run / "checkpoints" / "best"))
     assert report["rows"]["movie_id"]["transferred"] > 30
     assert read_json(run / "run_card.json")["status"] == "trained"
 
@@ -315,10 +300,6 @@ RULED = DSSMConfig.model_validate(
 def ruled_run(tiny_version: Path, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ruled")
     return fit_run(configure(tiny_version, root, RULED), NoProgress())
-
-
-def keep_tables(directory: Path, model) -> None:
-    write_tables(directory, {name: table.read_by_key() for name, table in model.tables.items()})
 
 
 def test_a_key_can_be_asked_for(ruled_run: Path) -> None:
@@ -372,7 +353,7 @@ def test_keys_under_rules_keep_their_counts_and_ages(
 
 def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
     earlier, directory = load_run(ruled_run).model, tmp_path / "tables"
-    keep_tables(directory, earlier)
+    write_tables(directory, {n: table.read_by_key() for n, table in earlier.tables.items()})
     files = {"user_id": str(directory / "user_id.txt"), "gender": str(directory / "gender.parquet"),
              "movie_id": str(directory / "movie_id.parquet")}  # fmt: skip
     trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, {"tables": files}))
@@ -386,10 +367,8 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
         )
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=error)
     assert 0 < report.rows["user_id"]["transferred"] < 60  # the others waited
-    assert (
-        trainer.parts.model.tables["user_id"].keys.index.read_key(int(read_first_key(directory)))[1]
-        == 13
-    )
+    index = trainer.parts.model.tables["user_id"].keys.index
+    assert index.read_key(int((directory / "user_id.txt").read_text().split("\t")[0]))[1] == 13
     for mine, theirs in zip(
         trainer.parts.model.dense_variables, fresh.parts.model.dense_variables, strict=True
     ):
@@ -444,10 +423,6 @@ def test_ftrl_keeps_rows_of_files(ruled_run: Path, tiny_version: Path, tmp_path:
     np.testing.assert_allclose(found, [[1, 2, 3, 4], [-1, 0, 0.5, 2]], rtol=1e-4, atol=1e-6)
 
 
-def read_first_key(directory: Path) -> str:
-    return (directory / "user_id.txt").read_text().split("\t")[0]
-
-
 def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
     key, file = 1 << 60, tmp_path / "users.txt"
     file.write_text(f"{key}\t1,2,3,4\n")
@@ -472,15 +447,11 @@ def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path:
 def write_elsewhere(folder: Path, keys: np.ndarray, rows: np.ndarray) -> dict[str, Path]:
     """A table as other programs write it."""
     np.savez(folder / "users.npz", keys=keys, rows=rows, counts=keys)
-    pq.write_table(
-        pa.table({"vector": rows.tolist(), "key": keys, "count": keys}), folder / "users.parquet"
-    )
-    lines = [
-        f"{k}\t{','.join(map(str, row))}\n" for k, row in zip(keys, rows.tolist(), strict=True)
-    ]
+    table = pa.table({"vector": rows.tolist(), "key": keys, "count": keys})
+    pq.write_table(table, folder / "users.parquet")
+    lines = [f"{k}\t{','.join(map(str, r))}\n" for k, r in zip(keys, rows.tolist(), strict=True)]
     (folder / "users.tsv").write_text("".join(lines))
-    paths = ("users.npz", "users.parquet", "users.tsv")
-    return {name: folder / name for name in paths}
+    return {name: folder / name for name in ("users.npz", "users.parquet", "users.tsv")}
 
 
 def test_tables_start_from_what_other_programs_wrote(ruled_run: Path, tmp_path: Path) -> None:
@@ -488,17 +459,13 @@ def test_tables_start_from_what_other_programs_wrote(ruled_run: Path, tmp_path: 
     rows = np.arange(12, dtype=np.float32).reshape(3, 4) / 16
     model = load_run(ruled_run).model
     for table, known in (("user_id", keys), ("movie_id", ids)):
-        for name, path in write_elsewhere(_made(tmp_path / table), known, rows).items():
+        (tmp_path / table).mkdir()
+        for name, path in write_elsewhere(tmp_path / table, known, rows).items():
             set_table_files(model, {table: (known[:1], rows[:1] + 9)})
             set_table_files(model, read_table_files(model, {table: str(path)}))
             found = model.tables[table].lookup(tf.constant(known)).numpy()
             np.testing.assert_array_equal(found, rows, err_msg=name)
     assert model.tables["user_id"].keys.find_on_host(np.array([11]))[0] < FIRST_ROW
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [
@@ -614,7 +581,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_set(
         (UpstreamNotReadyError, "finished training run", {"path": str(tmp_path / "nowhere")}, {}),
         (InputDataError, "damaged", {"path": str(copy)}, {}),
         (InputDataError, "inside its run", {"path": str(tmp_path / "alone")}, {}),
-        (InputDataError, "no row has a token", {"path": str(gone)}, {"model": MODELS["mf"]}),
+        (InputDataError, "version", {"path": str(gone)}, {"model": MODELS["mf"]}),
         (ConfigError, "schedule", {"path": str(dssm_run), "moments": "transfer"}, cosine),
     ):
         config = configure(grown, tmp_path / "root", model, warm).model_copy(update=changes)
