@@ -17,7 +17,7 @@ from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
 from conf.local_paths import local_path
 from conf.training.train import StepRange, TrainConfig, parse_step_range
-from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
+from jobs.support.lineage import LineageDataset, LineageRun
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -217,8 +217,8 @@ def train(
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text")
-    lineage = emit_lineage(f"train.{config.name}")
-    with lineage if _writes_run(config) else nullcontext(LineageRun()) as told, closing(progress):
+    lineage = LineageRun(f"train.{config.name}")
+    with lineage if _writes_run(config) else nullcontext(lineage) as told, closing(progress):
         told.inputs = [LineageDataset.version_at(config.dataset)]
         if config.fit.refit is None:
             run = fit_run(config, progress, resume=resume, once=once, profile=profile)

@@ -24,7 +24,7 @@ from training.loop.parts import TrainingParts, build
 from training.loop.plan import check
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation
-from training.monitoring.mlflow_log import build_client, tracked
+from training.monitoring.mlflow_log import MlflowLog, build_client
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import (
     RunStart,
@@ -170,7 +170,8 @@ def _recording(
     }
     with ExitStack() as stack:
         if workers.is_chief:
-            stack.enter_context(tracked(start.config, run, tags, progress))
+            if start.config.mlflow is not None:
+                stack.enter_context(MlflowLog(start.config, run, tags, progress))
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
         stack.enter_context(memory_errors())
