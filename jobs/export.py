@@ -119,7 +119,7 @@ def export(
     With `since`, a run, a series, a checkpoint or `start`, it is the delta that leads from there.
     """
     trained, options = restore_run(run_dir, checkpoint), options or ExportOptions()
-    from training.checkpoint.stored_runs import describe_run
+    from conf.publication.working_copy import describe_place
     from training.export.delta import find_base, write_delta
     from training.export.saved_model import write_export
 
@@ -127,7 +127,7 @@ def export(
     job = f"{command}.{trained.config.name}"
     with LineageRun(job) as told, timed(trained.run_dir, command):
         dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
-        read = (describe_run(trained.run_dir), dataset)
+        read = (describe_place(trained.run_dir), dataset)
         told.inputs = [LineageDataset.version_at(place) for place in read]
         if since is None:
             target = write_export(trained, options)

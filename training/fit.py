@@ -9,9 +9,11 @@ from pathlib import Path
 
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
 from conf.errors import ConfigError, read_code_version
+from conf.publication.working_copy import describe_place
+from conf.storage.locations import is_remote
 from conf.training.train import StepRange, TrainConfig
 from training.calibration_fit import check_calibration, fit_calibrations
-from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
+from training.checkpoint.stored_runs import StoredSeries
 from training.distribution.strategy import build_strategy, describe_devices
 from training.distribution.workers import (
     Workers,
@@ -104,7 +106,7 @@ def _choose_start(
 
 def _find_series(config: TrainConfig, workers: Workers) -> StoredSeries | None:
     """The runs' place in a store, on the process that writes them; None for a local one."""
-    return StoredSeries(config) if workers.is_chief and is_stored(config) else None
+    return StoredSeries(config) if workers.is_chief and is_remote(config.root) else None
 
 
 def train(parts: TrainingParts, start: RunStart | None = None) -> Path:
@@ -152,8 +154,8 @@ def _begin(run: Path, parts: TrainingParts, start: RunStart, workers: Workers) -
         f"training {start.config.model.name} on {devices.render()}: "
         f"{start.data.manifest.split('train').rows:,} rows in train, "
         f"{parts.steps.steps_per_epoch:,} steps per epoch, "
-        f"{parts.model.parameter_count:,} parameters; run {describe_run(run)}",
-        run=describe_run(run),
+        f"{parts.model.parameter_count:,} parameters; run {describe_place(run)}",
+        run=describe_place(run),
     )
 
 
@@ -163,7 +165,7 @@ def _recording(
 ) -> Iterator[None]:
     """Holds a run, tells MLflow and notes how it ends, on the process that writes it."""
     tags = {
-        "run": describe_run(run),
+        "run": describe_place(run),
         "dataset": str(start.data.version_dir),
         "dataset_version": start.data.manifest.dataset_version,
         "code_version": read_code_version(),

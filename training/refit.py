@@ -18,9 +18,9 @@ from conf.errors import ConfigError
 from conf.load import override_config
 from conf.metrics import LOSS_METRIC
 from conf.schema import fingerprint
+from conf.storage.locations import is_remote
 from conf.training.train import TrainConfig
 from conf.training.trials import RefitConfig
-from training.checkpoint.stored_runs import is_stored
 from training.fit import fit_run
 from training.loop.plan import RETRIEVAL_METRIC, is_scored_by_label
 from training.loop.validation import find_best
@@ -78,7 +78,7 @@ def fit_chosen(
     refit = config.fit.refit
     if refit is None:
         raise ConfigError("nothing is to be chosen", received="fit.refit: null")
-    if is_stored(config):
+    if is_remote(config.root):
         raise ConfigError(
             "fit.refit works on a file system, local or mounted",
             received=f"root: {config.root}",

@@ -29,6 +29,7 @@ from training.checkpoint.checkpoint_files import (
     ResumeState,
     link_checkpoint,
     list_checkpoints,
+    parse_resume_state,
     prune_checkpoints,
     publish_checkpoint,
     read_checkpoint,
@@ -45,7 +46,6 @@ from training.checkpoint.saved_tensors import (
     copy_variables,
     describe_layout,
     find_non_finite,
-    restore_rows,
     restore_state,
     share_state,
 )
@@ -65,14 +65,7 @@ _log = logging.getLogger("sluice.training.checkpoint")
 def build_divergence_error(
     received: str, position: Position, *, has_temperature: bool = False, advice: str = ""
 ) -> TrainingDivergedError:
-    """Returns the error that ends a run whose numbers are no longer finite.
-
-    Args:
-        received: The number that is not finite.
-        position: The batch that it was found after.
-        has_temperature: Whether the model divides its scores by one.
-        advice: What helps where it is not a lower rate.
-    """
+    """Returns the error that ends a run whose numbers are no longer finite, after a batch."""
     further = ", or raise model.temperature" if has_temperature else ""
     lower = f"lower optimizer.learning_rate, set optimizer.clip_norm{further}"
     return TrainingDivergedError(
@@ -86,12 +79,7 @@ def build_divergence_error(
 class CheckpointManager:
     """The checkpoints of one run, which one process alone, or its workers together, write and read.
 
-    Args:
-        run: Directory of the run.
-        model: The model.
-        optimizers: Its optimizers, with the moments that a resumed run goes on from.
-        config: How many to keep, and whether to write while training goes on.
-        workers: The processes of the run; the chief writes, and sends the others what it restores.
+    The chief writes, and sends the others what it restores.
     """
 
     def __init__(
@@ -113,18 +101,14 @@ class CheckpointManager:
         # What the chief does once all workers have written their rows.
         self._seal: Callable[[], None] | None = None
         self._unreadable: list[Path] = []
-        self._saved: Position | None = None
+        # The position that was saved or restored last.
+        self.saved: Position | None = None
 
     @property
     def newest_epoch(self) -> int:
         """Finished epochs of the newest checkpoint to resume from, readable or not; 0: none."""
         entries = list_checkpoints(self._last)
         return entries[-1].position.epoch if entries else 0
-
-    @property
-    def saved(self) -> Position | None:
-        """The position that was saved or restored last."""
-        return self._saved
 
     def restore_last(self, warn: Callable[[str], None] = _log.warning) -> ResumeState | None:
         """Restores the newest readable checkpoint and returns where the run stood, if any.
@@ -141,18 +125,16 @@ class CheckpointManager:
         share_state(self.state, self._workers)
         if is_shared:
             self._restore_rows(Path(restored["path"]))
-        resume_state = ResumeState.parse(restored["state"])
-        self._saved = resume_state.position
+        resume_state = parse_resume_state(restored["state"])
+        self.saved = resume_state.position
         return resume_state
 
     def _require_seen(self) -> None:
         """Refuses a run that some worker does not see, as each writes its rows there."""
-        run = self._directory.parent
-        if self._workers.any(not run.is_dir()):
-            other = "another worker" if run.is_dir() else f"worker {self._workers.index}"
+        if self._workers.any(not self._directory.parent.is_dir()):
             raise ConfigError(
                 "rows that the workers share are written by each of them: all must see the run",
-                received=f"{run}: not seen by {other}",
+                received=f"{self._directory.parent}, not seen by one of them",
                 fix="set root to a directory on storage that all workers have under one path",
             )
 
@@ -169,15 +151,13 @@ class CheckpointManager:
         failure: InputDataError | None = None
         if not self._workers.is_chief:
             try:
-                restore_rows(self.state, checkpoint / STATE_PREFIX)
+                own = TrainingState(dict(self.state.sharded), {})
+                restore_state(own, checkpoint / STATE_PREFIX)
             except InputDataError as error:
                 failure = error
         if self._workers.any(failure is not None):
-            raise failure or InputDataError(
-                "another worker cannot read its rows of a checkpoint",
-                received=checkpoint,
-                fix="see what that worker says; all must see the run under one path",
-            )
+            told = "another worker cannot read its rows of a checkpoint"
+            raise failure or InputDataError(told, received=checkpoint, fix="see what it says")
 
     def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
         """Copies the state and writes it, after the write before has ended.
@@ -187,7 +167,7 @@ class CheckpointManager:
             TrainingDivergedError: A saved number is not finite; nothing was written.
         """
         self.wait()  # Two copies of the state are never held at once.
-        self._saved = resume_state.position
+        self.saved = resume_state.position
         is_chief, sharded = self._workers.is_chief, self.state.sharded
         if not is_chief and not sharded:
             return
@@ -247,13 +227,11 @@ class CheckpointManager:
         has_failed = self._workers.any(failure is not None)
         if failure is not None:
             raise failure
-        if has_diverged and self._saved is not None:
-            raise build_divergence_error("a row of another worker is not finite", self._saved)
+        if has_diverged and self.saved is not None:
+            raise build_divergence_error("a row of another worker is not finite", self.saved)
         if has_failed:
             raise InternalError(
-                _DISK_ERROR[0],
-                received=f"worker {self._workers.index}: another worker could not write its rows",
-                fix=f"see what that worker says; {_DISK_ERROR[1]}",
+                _DISK_ERROR[0], received="another worker could not write", fix=_DISK_ERROR[1]
             )
 
     def _write_part(

@@ -48,7 +48,7 @@ def manifest_sha256(manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class RunReference:
-    """What a run's card names: its config, its dataset version, those of `input.mix`, features."""
+    """What a run's card names: its config, dataset version, those of `input.mix`, features."""
 
     run_dir: Path
     config: TrainConfig
@@ -88,10 +88,7 @@ def read_run_manifest(
     specs: Sequence[FeatureSpec] = (),
     tolerates: ToleratesShard | None = None,
 ) -> Manifest:
-    """Reads the manifest of the dataset version that a run was trained on.
-
-    Another one than the run read is refused: by the feature that does not fit, if there is one.
-    """
+    """Reads the manifest of the dataset version that a run was trained on, and no other."""
     manifest = read_manifest(version_dir, tolerates)
     found = manifest_sha256(manifest)
     if found != expected_sha256:
@@ -143,12 +140,16 @@ def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> S
     directory = run_dir / CHECKPOINTS_DIR / which
     entries = list_checkpoints(directory)
     if not entries:
-        raise UpstreamNotReadyError(
-            f"this run has no {which} checkpoint yet",
-            received=str(directory),
-            fix="let the training finish at least one epoch",
-        )
+        raise _build_too_early_error(directory)
     return SavedPoint(which, entries[-1].position)
+
+
+def _build_too_early_error(directory: Path) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        f"this run has no {directory.name} checkpoint yet",
+        received=directory,
+        fix="let the training finish at least one epoch",
+    )
 
 
 def load_run(
@@ -169,11 +170,10 @@ def load_run(
     """
     run_dir = find_run(run)
     trained = TrainedModel.build(run_dir)
-    find_checkpoint(run_dir, which)
     model, config = trained.model, trained.config
     restored, _ = restore_newest(run_dir / CHECKPOINTS_DIR / which, collect_state(**{MODEL: model}))
     if restored is None:
-        raise TypeError("a checkpoint that was listed is gone")
+        raise _build_too_early_error(run_dir / CHECKPOINTS_DIR / which)
     position = restored[1].resume_state.position
     undo_balance(model, config.input, trained.manifest)
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
@@ -183,7 +183,7 @@ def load_run(
 
 
 def load_checkpoint(directory: Path) -> TrainedModel:
-    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations."""
+    """Loads the model of one checkpoint for its tables, without calibrations."""
     trained = TrainedModel.build(find_run_of(directory))
     read_checkpoint(directory)
     restore_state(collect_state(**{MODEL: trained.model}), directory / STATE_PREFIX)
@@ -212,21 +212,14 @@ def read_calibrations(run: Path, position: Position) -> dict[str, Calibration]:
 
 
 def resolve_checkpoint(path: str) -> Path:
-    """Returns the checkpoint that a path stands for: itself, or a run's best, else its last one.
-
-    A run may also be named by its series, which stands for the last finished one.
-    """
+    """Returns the checkpoint that a path stands for: itself, or a run's best, else its last one."""
     if not is_remote(path) and (local_path(path) / CHECKPOINT_FILE).is_file():
         return local_path(path)
     run = find_run(path)
     checkpoints = run / CHECKPOINTS_DIR
     entries = list_checkpoints(checkpoints / BEST_DIR) or list_checkpoints(checkpoints / LAST_DIR)
     if not entries:
-        raise UpstreamNotReadyError(
-            "the run to start from has no checkpoint yet",
-            received=run,
-            fix="let it finish at least one epoch, or name another run",
-        )
+        raise _build_too_early_error(checkpoints / BEST_DIR)
     return entries[-1].path
 
 

@@ -29,7 +29,7 @@ from conf.artefacts.run import (
 from conf.errors import SluiceError
 from conf.publication.lease import hold_lease, read_holder
 from conf.publication.pointer import set_pointer
-from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
+from conf.publication.working_copy import WorkingCopy, find_working_copy
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
@@ -40,27 +40,12 @@ _log = logging.getLogger("sluice.training.stored_runs")
 
 
 def find_run(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of a run, or of a series' last finished one; downloads stored ones.
-
-    Raises:
-        UpstreamNotReadyError: No run has finished there.
-        InputDataError: `CURRENT` names a run that does not exist.
-    """
+    """Returns the directory of a run, or of a series' last finished one; downloads stored ones."""
     if not is_remote(os.fspath(path)):
         return resolve_run(os.fspath(path))
     copy = WorkingCopy.at(str(resolve_entry(find_path(path), RUN)))
     copy.pull()
     return copy.local
-
-
-def describe_run(run: Path) -> str:
-    """Returns the path of a run's directory, or the URI that it stands for."""
-    return describe_place(run)
-
-
-def is_stored(config: TrainConfig) -> bool:
-    """Whether the runs of a config lie in a store."""
-    return is_remote(config.root)
 
 
 def bring_back(run: Path) -> None:
@@ -80,7 +65,7 @@ class StoredSeries:
         with self._copy.reaching():
             runs = self._copy.remote.child(RUNS_DIR).list_folders()
         for run_id in sorted(runs, reverse=True):
-            copy = self._open_run(run_id)
+            copy = self._copy.child(RUNS_DIR).child(run_id)
             copy.pull(lambda key: key == RUN_CARD_FILE)
             card = copy.local / RUN_CARD_FILE
             if card.is_file() and f'"{config_sha256}"' in card.read_text(encoding="utf-8"):
@@ -91,17 +76,10 @@ class StoredSeries:
                     _cut_history(copy.local)
                 return
 
-    def _open_run(self, run_id: str) -> WorkingCopy:
-        return self._copy.child(RUNS_DIR).child(run_id)
-
     @contextmanager
     def kept(self, run: Path) -> Iterator[None]:
-        """Holds a run for this process, and brings its checkpoints to the store while it trains.
-
-        Raises:
-            UpstreamNotReadyError: Another process trains it, or has taken it over.
-        """
-        copy = self._open_run(run.name)
+        """Holds a run for this process, and brings its checkpoints to the store while it trains."""
+        copy = self._copy.child(RUNS_DIR).child(run.name)
         copy.begin()
         with hold_lease(copy.remote, copy.read_id()) as lease:
 
@@ -114,7 +92,7 @@ class StoredSeries:
 
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
-        self._open_run(run.name).push()
+        self._copy.child(RUNS_DIR).child(run.name).push()
         set_pointer(self._copy.remote, run.name)
 
 
