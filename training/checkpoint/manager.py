@@ -224,15 +224,13 @@ class CheckpointManager:
         except (TrainingDivergedError, InternalError) as error:
             failure = error
         has_diverged = self._workers.any(isinstance(failure, TrainingDivergedError))
-        has_failed = self._workers.any(failure is not None)
-        if failure is not None:
-            raise failure
-        if has_diverged and self.saved is not None:
-            raise build_divergence_error("a row of another worker is not finite", self.saved)
-        if has_failed:
-            raise InternalError(
-                _DISK_ERROR[0], received="another worker could not write", fix=_DISK_ERROR[1]
-            )
+        if not self._workers.any(failure is not None):
+            return
+        if has_diverged:
+            at = self.saved or Position(0, 0)
+            raise failure or build_divergence_error("a row of another worker is not finite", at)
+        told, fix = _DISK_ERROR
+        raise failure or InternalError(told, received="another worker could not write", fix=fix)
 
     def _write_part(
         self, own: Mapping[str, tf.Tensor], common: Mapping[str, tf.Tensor], position: Position
