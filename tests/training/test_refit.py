@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyE
 from conf.load import override_config
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
-from tests.training import killed_run
-from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run
 from training.loop.optimizers import build_learning_rate
@@ -222,21 +219,6 @@ def test_what_was_interrupted_goes_on_to_the_same_run(
     assert all(len(list(path.iterdir())) == 1 for path in base.glob("refits/*/trials/*/runs"))
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("loops", [2, 4, 7, 14])  # In each trial or between two, and in the run.
-def test_what_was_killed_goes_on_to_the_same_run(
-    loops: int, config: TrainConfig, whole: Path
-) -> None:
-    config = with_space(config, **PATIENT)
-    process = start_forked(killed_run.refit, config, loops)
-    process.join(600)
-    assert process.exitcode == -signal.SIGKILL
-    run = fit_chosen(config, NoProgress(), resume=True)
-    assert read_losses(run) == read_losses(whole)
-    cards = [read_json(path / "run_card.json")["refit"]["trials"] for path in (run, whole)]
-    assert cards[0] == cards[1]
-
-
 def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfig) -> None:
     config = override_config(config, {"fit.epochs": 1}, "of the test")
     first = fit_chosen(config, NoProgress(), once=True)
@@ -255,31 +237,22 @@ def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfi
 
 
 def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> None:
-    space = {"optimizer.learning_rate": [1e38, 0.05]}
-    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    card = read_json(fit_chosen(config, NoProgress()) / "run_card.json")
-    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
-    only = override_config(config, {"fit.refit.space": {"model.embedding_dim": [2]}}, "of the test")
     negatives = {"model.objective.negatives": {"source": "uniform", "count": 64}}
-    space = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
-    apart = {**negatives, "fit.refit.space": space}
-    card = read_json(
-        fit_chosen(override_config(config, apart, "of the test"), NoProgress()) / "run_card.json"
-    )
-    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [False, True]
+    apart = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
     # Trained by the label it has a loss alone.
-    other = {
-        "fit.refit": {"space": {"model.objective.kind": ["binary", "softmax"]}},
-        "fit.early_stopping.metric": "ndcg@10",
-    }
-    card = read_json(
-        fit_chosen(override_config(config, other, "of the test"), NoProgress()) / "run_card.json"
-    )
-    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
-    nothing = override_config(only, {"input.batch_size": 700}, "of the test")
+    by_label, ranked = {"model.objective.kind": ["binary", "softmax"]}, "fit.early_stopping.metric"
+    for changes, space, failed in (
+        ({}, {"optimizer.learning_rate": [1e38, 0.05]}, [True, False]),
+        (negatives, apart, [False, True]),
+        ({ranked: "ndcg@10"}, by_label, [True, False]),
+    ):
+        changed = override_config(config, {**changes, "fit.refit.space": space}, "of the test")
+        card = read_json(fit_chosen(changed, NoProgress()) / "run_card.json")
+        assert [trial["value"] is None for trial in card["refit"]["trials"]] == failed
+    few = {"input.batch_size": 700, "fit.refit.space": {"model.embedding_dim": [2]}}
+    nothing = override_config(config, few, "of the test")
     with pytest.raises(ConfigError, match=r"no trial of fit\.refit has finished"):
         fit_chosen(nothing, NoProgress())
-    assert not list((Path(config.root) / "r" / "runs").glob("*-2"))
 
 
 @pytest.mark.parametrize("best", ["0.3", "0.2", "0.1"])

@@ -99,12 +99,6 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InternalError, match="cannot write"):
-        EpochLog(tmp_path / "file" / "logs")
-
-
 class Told:
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -163,12 +157,3 @@ def test_a_loss_that_is_not_finite_ends_the_call(marks: list[str]) -> None:
     assert len(losses) == 4
     assert marks == ["start", "stop"]
     assert "profiled steps 3 to 4" in told.texts[0]
-
-
-def test_a_range_that_was_never_reached_is_told(marks: list[str]) -> None:
-    told = Told()
-    profiled = StepProfiler(Steps(0), StepRange(50, 60), told)
-    with profiled.begin(Path("logs"), 0):
-        profiled(None, tf.constant(9))
-    assert marks == []
-    assert "nothing was profiled" in told.texts[0]
