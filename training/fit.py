@@ -173,7 +173,7 @@ def _recording(
     with ExitStack() as stack:
         if workers.is_chief:
             if start.config.mlflow is not None:
-                stack.enter_context(MlflowLog(start.config, run, tags, progress))
+                stack.enter_context(MlflowLog(start.config, run, tags, progress).following())
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
         stack.enter_context(memory_errors())

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from conf.artefacts.run import (
     RUNS_DIR,
     resolve_run,
 )
+from conf.deadline import repeating
 from conf.errors import SluiceError
 from conf.publication.lease import hold_lease, read_holder
 from conf.publication.pointer import set_pointer
@@ -82,45 +82,29 @@ class StoredSeries:
         copy = self._copy.child(RUNS_DIR).child(run.name)
         copy.begin()
         with hold_lease(copy.remote, copy.read_id()) as lease:
+            seen: list[Path] = []
 
             def bring() -> None:
                 lease.check()
                 copy.push()
 
-            with _following_checkpoints(run, bring):
-                yield
+            def bring_new() -> None:
+                if (now := _list_checkpoints(run)) != seen:
+                    seen[:] = now
+                    _try("a checkpoint is not in the store yet", bring)
+
+            try:
+                with repeating(_POLL_S, bring_new):
+                    yield
+            except BaseException:  # What went wrong first is raised.
+                _try("the run's last state is not in the store", bring)
+                raise
+            bring()
 
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
         self._copy.child(RUNS_DIR).child(run.name).push()
         set_pointer(self._copy.remote, run.name)
-
-
-@contextmanager
-def _following_checkpoints(run: Path, bring: Callable[[], None]) -> Iterator[None]:
-    """Calls a function for each new checkpoint while the block runs, and once it has ended."""
-    ended = threading.Event()
-
-    def follow() -> None:
-        seen: list[Path] = []
-        while not ended.wait(_POLL_S):
-            now = _list_checkpoints(run)
-            if now != seen:
-                _try("a checkpoint is not in the store yet", bring)
-            seen = now
-
-    thread = threading.Thread(target=follow, name="bring checkpoints", daemon=True)
-    thread.start()
-    try:
-        yield
-    except BaseException:
-        ended.set()
-        thread.join()
-        _try("the run's last state is not in the store", bring)  # What went wrong first is raised.
-        raise
-    ended.set()
-    thread.join()
-    bring()
 
 
 def _try(otherwise: str, bring: Callable[[], None]) -> None:

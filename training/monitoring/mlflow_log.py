@@ -10,9 +10,9 @@ import json
 import math
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from conf.artefacts.run import (
     read_json,
     write_json,
 )
-from conf.deadline import call_within
+from conf.deadline import call_within, repeating
 from conf.errors import ConfigError, TrainingInterruptedError, install_hint
 from conf.training.train import TrainConfig
 from training.monitoring.progress import TrainingProgress
@@ -53,29 +53,27 @@ def build_client(config: TrainConfig) -> Any:
 
 
 class MlflowLog:
-    """Sends what a run writes inside the block; `mlflow.json` has MLflow's id, and what it has."""
+    """Sends what a run writes; its `mlflow.json` has MLflow's id, and what MLflow has of it."""
 
     def __init__(
         self, config: TrainConfig, run: Path, tags: Mapping[str, str], progress: TrainingProgress
     ) -> None:
         self._config, self._run, self._tags = config, run, dict(tags)
         self._client, self._say = build_client(config), cache(progress.message)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="mlflow", daemon=True)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()  # Its call ends within its time.
-        is_killed = kind and issubclass(kind, (TrainingInterruptedError, KeyboardInterrupt))
-        status = "KILLED" if is_killed else "FAILED" if kind else "FINISHED"
-        self._try(status, "it does not have all of this run")
-
-    def _follow(self) -> None:
-        while not self._ended.wait(_EVERY_S):
-            self._try("RUNNING", "training goes on, and sends it later")
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Sends what comes while the block runs, and all that is left at its end."""
+        status, later = "FAILED", "training goes on, and sends it later"
+        try:
+            with repeating(_EVERY_S, lambda: self._try("RUNNING", later)):
+                yield
+            status = "FINISHED"
+        except (TrainingInterruptedError, KeyboardInterrupt):
+            status = "KILLED"
+            raise
+        finally:
+            self._try(status, "it does not have all of this run")
 
     def _try(self, status: str, otherwise: str) -> None:
         try:

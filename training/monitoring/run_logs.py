@@ -285,16 +285,13 @@ class StepProfiler:
         return closing(self)
 
     def __call__(self, iterator: Any, steps: tf.Tensor) -> StepsResult:
-        left, results = int(steps), list[StepsResult]()
-        while left:
+        end, results = self._step + int(steps), list[StepsResult]()
+        ends = {e for e in (self._wanted.start, self._wanted.end) if self._step < e < end}
+        for part_end in sorted({*ends, end}):
             self._start_or_stop()
-            ends = [e - self._step for e in (self._wanted.start, self._wanted.end)]
-            part = min([left, *(end for end in ends if end > 0)])
-            result = self._run_steps(iterator, tf.constant(part))
-            results.append(result)
-            losses = result.losses.numpy()
+            results.append(self._run_steps(iterator, tf.constant(part_end - self._step)))
+            losses = results[-1].losses.numpy()
             self._step += len(losses)
-            left -= part
             if not np.isfinite(losses[-1]):
                 break
         self._start_or_stop()
