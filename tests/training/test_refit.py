@@ -127,8 +127,12 @@ def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(
     config: TrainConfig, whole: Path
 ) -> None:
     config = with_space(config, **PATIENT)
-    assert describe_plan(config, config.fit.refit)["trials"] == 4
-    assert describe_plan(config, config.fit.refit)["epochs"] == 15
+    cost = {"metric": "ndcg@10", "trials": 4, "epochs": 15}
+    assert describe_plan(config, config.fit.refit) == cost
+    space = {"model.temperature": [0.1, 0.2], "fit.epochs": [7], "model.embedding_dim": [2]}
+    other = override_config(config, {"fit.refit": {"space": space}}, "of the test")
+    # Two trials of 3 epochs, one of 7, one more, and the run.
+    assert describe_plan(other, other.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
     found = read_json(whole / "run_card.json")
     trials = found["refit"]["trials"]
     rate, temperature = "optimizer.learning_rate", "model.temperature"
@@ -157,38 +161,6 @@ def test_trials_and_run_mix_in_one_version(config: TrainConfig, tmp_path: Path) 
         card = read_json(one / "run_card.json")
         assert card["config"]["input"]["mix"][0]["dataset"] == str(other.absolute())
         assert card["mixed"][0]["version"] == other.name
-
-
-def test_the_cost_is_told_beforehand(config: TrainConfig) -> None:
-    assert describe_plan(config, config.fit.refit) == {
-        "metric": "ndcg@10", "trials": 1, "epochs": 6,
-    }  # fmt: skip
-    space = {"model.temperature": [0.1, 0.2], "fit.epochs": [7], "model.embedding_dim": [2]}
-    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    # Two trials of 3 epochs, one of 7, one more, and the run.
-    assert describe_plan(config, config.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
-
-
-def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> None:
-    # The second key's first value is what the first trials had.
-    space = {"fit.epochs": [1], "model.embedding_dim": [4, 2]}
-    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    run = fit_chosen(config, NoProgress())
-    values = [trial["values"] for trial in read_json(run / "run_card.json")["refit"]["trials"]]
-    assert values == [{"fit.epochs": 1}, {"fit.epochs": 1, "model.embedding_dim": 2}]
-
-
-def test_keys_in_another_order_are_another_refit(config: TrainConfig) -> None:
-    space = {"model.embedding_dim": [4, 2], "model.temperature": [0.05]}
-    first = override_config(config, {"fit.epochs": 1, "fit.refit.space": space}, "of the test")
-    with pytest.raises(TrainingInterruptedError):
-        fit_chosen(first, Interrupts(2))
-    turned = dict(reversed(space.items()))
-    other = override_config(first, {"fit.refit": {"space": turned}}, "of the test")
-    run = fit_chosen(other, NoProgress(), resume=True)
-    trials = read_json(run / "run_card.json")["refit"]["trials"]
-    assert list(trials[0]["values"]) == ["model.temperature"]
-    assert len(list((Path(config.root) / "r" / "refits").iterdir())) == 2
 
 
 class Interrupts(NoProgress):

@@ -194,9 +194,6 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
         (record,) = read_history(result.best.run)
         assert result.metric == metric
         assert result.best.value == record.validation[metric]
-    for space in ({"input": [{"batch_size": 64}]}, {"input.validation.share": [0.1]}):
-        with pytest.raises(ConfigError, match="decides which rows"):
-            run_sweep(config, sweep_config({"sampler": "grid", "space": space}), NoProgress())
     with pytest.raises(ConfigError, match="not evaluated"):
         find_sweep_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
 

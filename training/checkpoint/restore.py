@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,27 +103,15 @@ def read_run_manifest(
 
 
 @dataclass(frozen=True)
-class SavedPoint:
-    """Which of a run's checkpoints a model is of: `best` or `last`, and where training was."""
-
-    name: str
-    position: Position
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what `export.json` says of it."""
-        return {"name": self.name, "epoch": self.position.epoch, "batch": self.position.batch}
-
-
-@dataclass(frozen=True)
 class TrainedModel:
-    """A model with what it was trained on, and the checkpoint that it was read from by name."""
+    """A model with what it was trained on, and what `export.json` says of its checkpoint."""
 
     run_dir: Path
     model: Model
     config: TrainConfig
     manifest: Manifest
     version_dir: ReadablePath
-    checkpoint: SavedPoint | None = None
+    checkpoint: Mapping[str, Any] | None = None
 
     @classmethod
     def build(cls, run_dir: Path) -> TrainedModel:
@@ -135,13 +123,13 @@ class TrainedModel:
         return cls(run_dir, model, config, manifest, reference.version_dir)
 
 
-def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> SavedPoint:
-    """Returns which checkpoint of a run is its best or last one."""
+def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> Position:
+    """Returns where training was at the best or the last checkpoint of a run."""
     directory = run_dir / CHECKPOINTS_DIR / which
     entries = list_checkpoints(directory)
     if not entries:
         raise _build_too_early_error(directory)
-    return SavedPoint(which, entries[-1].position)
+    return entries[-1].position
 
 
 def _build_too_early_error(directory: Path) -> UpstreamNotReadyError:
@@ -179,7 +167,7 @@ def load_run(
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
         fitted = read_calibrations(run_dir, position)
         model.calibrate({**model.calibrations, **fitted})
-    return replace(trained, checkpoint=SavedPoint(which, position))
+    return replace(trained, checkpoint={"name": which, **asdict(position)})
 
 
 def load_checkpoint(directory: Path) -> TrainedModel:

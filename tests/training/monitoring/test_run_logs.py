@@ -41,13 +41,8 @@ def test_a_line_per_record_that_brings_every_bit_back(tmp_path: Path) -> None:
     write(tmp_path, range(1, 6))
     assert read_steps(tmp_path) == [record(step) for step in range(1, 6)]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert set(json.loads(lines[0])) == {
-        "step",
-        "epoch",
-        "loss",
-        "examples_per_s",
-        "input_wait_share",
-    }
+    names = {"step", "epoch", "loss", "examples_per_s", "input_wait_share"}
+    assert set(json.loads(lines[0])) == names
 
 
 @pytest.mark.parametrize("finished", [0, 3, 5, 9])
