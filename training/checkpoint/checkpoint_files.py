@@ -178,11 +178,7 @@ def seal_checkpoint(directory: Path, workers: int, metadata: CheckpointMetadata)
 
 
 def read_checkpoint(directory: Path) -> CheckpointMetadata:
-    """Reads what a checkpoint says of itself, and checks every byte of its files.
-
-    Raises:
-        InputDataError: A file is missing, cut short or changed.
-    """
+    """Reads what a checkpoint says of itself, and checks every byte of its files."""
     seal = directory / CHECKPOINT_FILE
     try:
         content = parse_json(seal.read_text(encoding="utf-8"))
@@ -223,10 +219,7 @@ def _build_damaged_error(file: Path, received: str, allowed: str | None = None) 
 
 
 def count_parts(directory: Path) -> int:
-    """Returns how many workers' rows are in files of their own; 0: none are.
-
-    The seal says so: what else lies in the directory is not of the checkpoint.
-    """
+    """Returns how many workers' rows are in files of their own, by the seal; 0: none are."""
     try:
         files = json.loads((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):  # Not sealed: whoever reads it says what is missing.

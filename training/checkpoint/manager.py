@@ -111,11 +111,7 @@ class CheckpointManager:
         return entries[-1].position.epoch if entries else 0
 
     def restore_last(self, warn: Callable[[str], None] = _log.warning) -> ResumeState | None:
-        """Restores the newest readable checkpoint and returns where the run stood, if any.
-
-        Raises:
-            InputDataError: No checkpoint fits the model and can be read; `warn` was told of each.
-        """
+        """Restores the newest readable checkpoint and returns where the run stood, if any."""
         is_shared = bool(self.state.sharded)
         if is_shared:
             self._require_seen()
@@ -140,11 +136,9 @@ class CheckpointManager:
 
     def _restore_last(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         remove_leftovers(self._directory)
-        restored, self._unreadable = restore_newest(self._last, self.state, warn)
-        if restored is None:
-            return None
-        path, metadata = restored
-        return {"state": asdict(metadata.resume_state), "path": str(path)}
+        self._unreadable = []
+        restored = restore_newest(self._last, self.state, warn, self._unreadable)
+        return restored and {"path": str(restored[0]), "state": asdict(restored[1])}
 
     def _restore_rows(self, checkpoint: Path) -> None:
         """Sets the rows of each worker but the chief, which has its own, to a checkpoint's."""
@@ -160,11 +154,9 @@ class CheckpointManager:
             raise failure or InputDataError(told, received=checkpoint, fix="see what it says")
 
     def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
-        """Copies the state and writes it, after the write before has ended.
+        """Copies the state and writes it, after the write before has ended, which may raise.
 
-        Raises:
-            InternalError: This write or the one before failed.
-            TrainingDivergedError: A saved number is not finite; nothing was written.
+        Where a number is not finite nothing is written.
         """
         self.wait()  # Two copies of the state are never held at once.
         self.saved = resume_state.position
@@ -273,29 +265,27 @@ class CheckpointManager:
 
 
 def restore_newest(
-    directory: Path, state: TrainingState, warn: Callable[[str], None] = _log.warning
-) -> tuple[tuple[Path, CheckpointMetadata] | None, list[Path]]:
-    """Sets the state to the newest checkpoint of a directory that can be read.
+    directory: Path,
+    state: TrainingState,
+    warn: Callable[[str], None] = _log.warning,
+    refused: list[Path] | None = None,
+) -> tuple[Path, ResumeState] | None:
+    """Sets the state to the newest checkpoint of a directory that can be read, and returns it.
 
-    Returns:
-        The checkpoint and what it says of itself, or None where there is none; and those that were
-        passed over, each of which `warn` was told of.
-
-    Raises:
-        InputDataError: There are checkpoints, and none fits the model and can be read.
+    `warn` is told of each that is passed over, and `refused` gets it; where there are some and none
+    fits the model and can be read, the newest one's error is raised.
     """
-    refused: list[Path] = []
     first: InputDataError | None = None
     for entry in reversed(list_checkpoints(directory)):
         try:
             metadata = read_checkpoint(entry.path)
             restore_state(state, entry.path / STATE_PREFIX)
+            return entry.path, metadata.resume_state
         except InputDataError as error:
-            refused.append(entry.path)
+            if refused is not None:
+                refused.append(entry.path)
             first = first or error
             warn(f"passing over checkpoint {entry.path}: {error.received}")
-        else:
-            return (entry.path, metadata), refused
     if first is not None:
         raise first
-    return None, []
+    return None

@@ -159,10 +159,10 @@ def load_run(
     run_dir = find_run(run)
     trained = TrainedModel.build(run_dir)
     model, config = trained.model, trained.config
-    restored, _ = restore_newest(run_dir / CHECKPOINTS_DIR / which, collect_state(**{MODEL: model}))
+    restored = restore_newest(run_dir / CHECKPOINTS_DIR / which, collect_state(**{MODEL: model}))
     if restored is None:
         raise _build_too_early_error(run_dir / CHECKPOINTS_DIR / which)
-    position = restored[1].resume_state.position
+    position = restored[1].position
     undo_balance(model, config.input, trained.manifest)
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
         fitted = read_calibrations(run_dir, position)

@@ -50,11 +50,9 @@ class TrainingState:
 
     @property
     def sharded(self) -> dict[str, ShardedRows]:
-        """Matrices of which each worker owns some rows."""
         return {n: v for n, v in self.variables.items() if isinstance(v, ShardedRows)}
 
     def name_of(self, variable: TableRows) -> str:
-        """Returns the name that a variable is saved under."""
         return next(name for name, other in self.variables.items() if other is variable)
 
     def name_of_keys(self, rows: TableRows) -> str | None:
@@ -98,10 +96,7 @@ def _collect(root: tuple[str, Any], state: TrainingState, seen: set[int]) -> Non
 
 
 def copy_state(state: TrainingState) -> dict[str, tf.Tensor]:
-    """Returns the state as tensors in host memory that later steps do not change.
-
-    Of matrices that workers own rows of, these are the rows of this worker.
-    """
+    """Returns the state as tensors in host memory that later steps do not change."""
     tensors = copy_variables(state.variables)
     with tf.device("CPU:0"):
         for name, saveable in state.saveables.items():
@@ -153,10 +148,7 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
 
 
 def share_state(state: TrainingState, workers: Workers) -> None:
-    """Sets the state, on all processes of a run, to what it is on the chief.
-
-    The rows that workers own are left alone.
-    """
+    """Sets the state, but the rows that workers own, to what it is on the chief."""
     for saveable in state.saveables.values():
         tensors = workers.share_arrays(saveable.state_tensors)
         if not workers.is_chief:

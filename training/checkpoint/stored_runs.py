@@ -115,10 +115,7 @@ def _try(otherwise: str, bring: Callable[[], None]) -> None:
 
 
 def _remove_unfinished(run: Path) -> None:
-    """Removes checkpoints that a process was killed on its way to bring: their marker comes last.
-
-    The next push removes them from the store, too.
-    """
+    """Removes checkpoints that were brought in part: their marker comes last."""
     for folder in _list_checkpoints(run):
         if not (folder / CHECKPOINT_FILE).is_file():
             _log.warning("%s did not get to the store whole: it is left out", folder.name)
@@ -126,10 +123,7 @@ def _remove_unfinished(run: Path) -> None:
 
 
 def _cut_history(run: Path) -> None:
-    """Leaves out epochs that no whole checkpoint has behind it: they are trained again.
-
-    Training goes on while files are brought, so the history may be epochs ahead of what came last.
-    """
+    """Leaves out epochs that no whole checkpoint has behind it: training went on meanwhile."""
     newest = [path.name for path in _list_checkpoints(run) if path.parent.name == LAST_DIR]
     epochs = int(max(newest).partition("-")[0]) if newest else 0
     file = run / HISTORY_FILE
