@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -238,14 +239,9 @@ def test_a_run_that_was_killed_before_the_fit_is_fitted_by_resume(
     version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(version, tmp_path, fit={"epochs": 1})
-
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("training.fit.fit_calibrations", kill)
-        with pytest.raises(KeyboardInterrupt):
-            fit_run(config, NoProgress())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("training.fit.fit_calibrations", Mock(side_effect=KeyboardInterrupt))
+        fit_run(config, NoProgress())
     [unfinished] = (tmp_path / "calibrated" / "runs").iterdir()
     with pytest.raises(UpstreamNotReadyError, match="no calibration yet"):
         load_run(unfinished)

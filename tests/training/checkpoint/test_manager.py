@@ -80,6 +80,7 @@ def test_so_many_are_kept(begin, tmp_path: Path) -> None:
     for epoch in range(1, 6):
         training.save(state_at(epoch), best=epoch != 4)
         training.save(state_at(epoch, 6))
+    training.save(state_at(5, 6))  # Again: it takes the place of the first.
     assert positions(tmp_path) == [Position(4, 6), Position(5, 0), Position(5, 6)]
     assert positions(tmp_path, "best") == [Position(3, 0), Position(5, 0)]
 
