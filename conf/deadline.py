@@ -1,9 +1,10 @@
-"""Calls of services that must not hold up what they are told of."""
+"""Calls of services that must not hold up what they are told of, and calls beside a block."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -40,3 +41,21 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
     if not found:
         raise TimeoutError(f"no whole answer within {seconds:g} s")
     return found[0]
+
+
+@contextmanager
+def repeating(seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """Calls a function every so often, on a thread, until the block ends; waits for the last."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            call()
+
+    thread = threading.Thread(target=repeat, name="repeating", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -26,7 +26,7 @@ from conf.manifest import Manifest
 from jobs.reporting.build_summary import print_counts, print_figures
 from jobs.support.build_plan import check_build, list_lines, plan
 from jobs.support.build_progress import expect_seconds, show_build
-from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
+from jobs.support.lineage import LineageDataset, LineageRun
 from jobs.support.row_output import print_rows
 from jobs.support.terminal import (
     CONFIG_HELP,
@@ -176,7 +176,7 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
     Raises:
         SluiceError: The build was refused or failed for a known reason.
     """
-    with emit_lineage(f"build.{config.name}", request.dates) as told:
+    with LineageRun(f"build.{config.name}", request.dates) as told:
         built = _build(config, request, told)
         told.inputs = _list_read(config, built.manifest)
         told.outputs = [_describe_version(built)]

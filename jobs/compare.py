@@ -102,11 +102,11 @@ def compare(
         without a margin. A margin that cannot be measured is not kept, and `why` says so: there
         is no interval, or the other run was trained on a log that ends later.
     """
-    from training.checkpoint.stored_runs import describe_run
+    from conf.publication.working_copy import describe_place
 
     trained = restore_for_evaluation(run, checkpoint, overrides, dataset, split)
     result: dict[str, Any] = {
-        "run": describe_run(trained.run_dir),
+        "run": describe_place(trained.run_dir),
         "against": str(against),
         "dataset": trained.manifest.dataset_name,
         "dataset_version": trained.manifest.dataset_version,
@@ -131,7 +131,7 @@ def compare(
     decisive = require_metric(comparison, metric)
     lead = find_lead(decisive, comparison["metrics"][decisive])
     result |= {
-        "against": describe_run(other.run_dir),
+        "against": describe_place(other.run_dir),
         **comparison,
         "metric": decisive,
         "lead": lead,

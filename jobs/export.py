@@ -26,7 +26,7 @@ from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.errors import ConfigError
 from conf.local_paths import local_path
 from jobs.index import print_index
-from jobs.support.lineage import LineageDataset, emit_lineage
+from jobs.support.lineage import LineageDataset, LineageRun
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -119,15 +119,15 @@ def export(
     With `since`, a run, a series, a checkpoint or `start`, it is the delta that leads from there.
     """
     trained, options = restore_run(run_dir, checkpoint), options or ExportOptions()
-    from training.checkpoint.stored_runs import describe_run
+    from conf.publication.working_copy import describe_place
     from training.export.delta import find_base, write_delta
     from training.export.saved_model import write_export
 
     command, file = ("export", EXPORT_FILE) if since is None else ("delta", DELTA_FILE)
     job = f"{command}.{trained.config.name}"
-    with emit_lineage(job) as told, timed(trained.run_dir, command):
+    with LineageRun(job) as told, timed(trained.run_dir, command):
         dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
-        read = (describe_run(trained.run_dir), dataset)
+        read = (describe_place(trained.run_dir), dataset)
         told.inputs = [LineageDataset.version_at(place) for place in read]
         if since is None:
             target = write_export(trained, options)

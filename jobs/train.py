@@ -17,7 +17,7 @@ from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
 from conf.local_paths import local_path
 from conf.training.train import StepRange, TrainConfig, parse_step_range
-from jobs.support.lineage import LineageDataset, LineageRun, emit_lineage
+from jobs.support.lineage import LineageDataset, LineageRun
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -131,9 +131,9 @@ def _write_page(config: TrainConfig, run: Path) -> Path | None:
 
 
 def _tell(run: Path, report: Path | None, log_format: LogFormat) -> None:
-    from training.checkpoint.stored_runs import describe_run
+    from conf.publication.working_copy import describe_place
 
-    result = {"run": describe_run(run)}
+    result = {"run": describe_place(run)}
     if report is not None:
         result["report"] = f"{result['run']}/{report.name}"
     if log_format is LogFormat.JSON:
@@ -149,11 +149,11 @@ def _sweep(
     options: Mapping[str, bool],
     log_format: LogFormat,
 ) -> int:
+    from conf.storage.locations import is_remote
     from conf.training.trials import SweepConfig
     from jobs.reporting.sweep import sweep_configs
-    from training.checkpoint.stored_runs import is_stored
 
-    if is_stored(config):
+    if is_remote(config.root):
         raise ConfigError(
             "a sweep works on a file system, local or mounted",
             received=f"root: {config.root}",
@@ -212,20 +212,20 @@ def train(
     with quiet_tensorflow():
         from training.fit import fit_run
         from training.refit import fit_chosen
-    from training.checkpoint.stored_runs import describe_run
+    from conf.publication.working_copy import describe_place
     from training.monitoring.progress import build_progress
 
     json_lines = LogFormat(log_format) is LogFormat.JSON
     progress = build_progress("json" if json_lines else "text")
-    lineage = emit_lineage(f"train.{config.name}")
-    with lineage if _writes_run(config) else nullcontext(LineageRun()) as told, closing(progress):
+    lineage = LineageRun(f"train.{config.name}")
+    with lineage if _writes_run(config) else nullcontext(lineage) as told, closing(progress):
         told.inputs = [LineageDataset.version_at(config.dataset)]
         if config.fit.refit is None:
             run = fit_run(config, progress, resume=resume, once=once, profile=profile)
         else:
             run = fit_chosen(config, progress, resume=resume, once=once)
         told.inputs = [LineageDataset.version_at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
-        told.outputs = [LineageDataset.version_at(describe_run(run))]
+        told.outputs = [LineageDataset.version_at(describe_place(run))]
         return run
 
 

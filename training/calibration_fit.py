@@ -29,12 +29,7 @@ _FEW_ROWS = 100
 
 
 def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> None:
-    """Refuses a calibration that has nothing to be fitted to, before training starts.
-
-    Raises:
-        ConfigError: There are no rows to validate on, or no task has a binary label.
-        InputDataError: The validation split has rows of one label alone.
-    """
+    """Refuses a calibration that has nothing to be fitted to, before training starts."""
     if not requires_fit(config.model) or not isinstance(model, RankingModel):
         return
     tasks = _list_binary(model)
@@ -48,8 +43,7 @@ def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> 
         raise ConfigError(
             "model.calibration has no rows to validate on, which it is fitted to",
             received=f"splits {', '.join(split.name for split in data.manifest.splits)}",
-            fix="build the dataset with a validation split, set input.validation, or leave "
-            "model.calibration out",
+            fix="build the dataset with a validation split, or set input.validation",
         )
     if config.input.validation is None:
         rows = data.manifest.split("validation").rows
@@ -60,16 +54,9 @@ def check_calibration(config: TrainConfig, data: TrainingData, model: Model) -> 
 
 
 def fit_calibrations(config: TrainConfig, run: Path, data: TrainingData) -> tuple[str, ...]:
-    """Fits the calibration of each kept checkpoint that commands load, and writes them.
+    """Fits the calibration of each kept checkpoint that commands load; returns what to tell of it.
 
     Each is loaded beside the model that was trained, which takes the memory of one more.
-
-    Returns:
-        Lines to tell of it; none: the model is not calibrated.
-
-    Raises:
-        InputDataError: There are rows of one label alone, a label is neither 0 nor 1, or log-odds
-            are not finite.
     """
     if not requires_fit(config.model):
         return ()
@@ -159,6 +146,5 @@ def _build_one_class_error(task: str, rows: int, label: int) -> InputDataError:
         f"model.calibration of task {task} needs rows of both labels to validate on",
         received=f"{rows:,} rows, all of label {label}" if rows else "no row",
         allowed="at least one row of label 0 and one of label 1",
-        fix="let validation have rows of both (the build's split, or input.validation), or leave "
-        "model.calibration out",
+        fix="let validation have rows of both, by the build's split or input.validation",
     )

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
 from conf.errors import ConfigError, read_code_version
+from conf.publication.working_copy import describe_place
+from conf.storage.locations import is_remote
 from conf.training.train import StepRange, TrainConfig
 from training.calibration_fit import check_calibration, fit_calibrations
-from training.checkpoint.stored_runs import StoredSeries, describe_run, is_stored
+from training.checkpoint.stored_runs import StoredSeries
 from training.distribution.strategy import build_strategy, describe_devices
 from training.distribution.workers import (
     Workers,
@@ -24,7 +26,7 @@ from training.loop.parts import TrainingParts, build
 from training.loop.plan import check
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation
-from training.monitoring.mlflow_log import build_client, tracked
+from training.monitoring.mlflow_log import MlflowLog, build_client
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import (
     RunStart,
@@ -99,7 +101,7 @@ def _choose_start(
 
 
 def _find_series(config: TrainConfig, workers: Workers) -> StoredSeries | None:
-    return StoredSeries(config) if workers.is_chief and is_stored(config) else None
+    return StoredSeries(config) if workers.is_chief and is_remote(config.root) else None
 
 
 def train(parts: TrainingParts, start: RunStart | None = None) -> Path:
@@ -147,8 +149,8 @@ def _begin(run: Path, parts: TrainingParts, start: RunStart, workers: Workers) -
         f"{devices['workers']} process(es), batches of {devices['batch_size']:,} rows: "
         f"{start.data.manifest.split('train').rows:,} rows in train, "
         f"{parts.steps.steps_per_epoch:,} steps per epoch, "
-        f"{parts.model.parameter_count:,} parameters; run {describe_run(run)}",
-        run=describe_run(run),
+        f"{parts.model.parameter_count:,} parameters; run {describe_place(run)}",
+        run=describe_place(run),
     )
 
 
@@ -158,14 +160,15 @@ def _recording(
 ) -> Iterator[None]:
     """Holds a run, tells MLflow and notes how it ends, on the process that writes it."""
     tags = {
-        "run": describe_run(run),
+        "run": describe_place(run),
         "dataset": str(start.data.version_dir),
         "dataset_version": start.data.manifest.dataset_version,
         "code_version": read_code_version(),
     }
     with ExitStack() as stack:
         if workers.is_chief:
-            stack.enter_context(tracked(start.config, run, tags, progress))
+            if start.config.mlflow is not None:
+                stack.enter_context(MlflowLog(start.config, run, tags, progress).following())
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
         stack.enter_context(memory_errors())

@@ -18,9 +18,9 @@ from conf.errors import ConfigError
 from conf.load import override_config
 from conf.metrics import LOSS_METRIC
 from conf.schema import fingerprint
+from conf.storage.locations import is_remote
 from conf.training.train import TrainConfig
 from conf.training.trials import RefitConfig
-from training.checkpoint.stored_runs import is_stored
 from training.fit import fit_run
 from training.loop.plan import RETRIEVAL_METRIC, is_scored_by_label
 from training.loop.validation import find_best
@@ -59,26 +59,16 @@ def tell_far_behind(study: Study, values: list[float], epochs: int) -> str | Non
 def fit_chosen(
     config: TrainConfig, progress: TrainingProgress, *, resume: bool = False, once: bool = False
 ) -> Path:
-    """Chooses settings and epoch on held-out rows, and trains on all rows: `fit.refit`.
+    """Chooses settings and epoch on held-out rows, trains on all rows, and returns that run.
 
-    Args:
-        config: The resolved config; it has `fit.refit`.
-        progress: Shows how it goes.
-        resume: Whether to go on where the newest refit of the same config was interrupted, in a
-            trial or in the run, on the dataset versions that it began with.
-        once: Whether to do so, and to train nothing where it has finished on the same version.
-
-    Returns:
-        The run on all rows, now the current one of its series.
-
-    Raises:
-        SluiceError: The space does not fit, no trial has finished, a signal came, another process
-            is at it, or training failed.
+    With `resume` the newest refit of the same config goes on where it was interrupted, on the
+    dataset versions that it began with; with `once` too, but one that has finished on the current
+    version is returned as it is.
     """
     refit = config.fit.refit
     if refit is None:
         raise ConfigError("nothing is to be chosen", received="fit.refit: null")
-    if is_stored(config):
+    if is_remote(config.root):
         raise ConfigError(
             "fit.refit works on a file system, local or mounted",
             received=f"root: {config.root}",
@@ -100,8 +90,12 @@ def fit_chosen(
             f"best settings and epoch on all rows: at most {plan['epochs']} epochs in all",
             **plan,
         )
-        _choose(study, config, refit, progress)
-        return _fit_best(study, config, progress, is_resumed=is_resumed)
+        pinned = study.pin(config)
+        measure = partial(_measure_best, pinned)
+        trials = Trials(study, pinned, measure, tell_far_behind, progress)
+        for _ in trials.run(partial(propose_values, pinned, refit), refit.most_trials):
+            pass
+        return _fit_best(study, pinned, progress, is_resumed=is_resumed)
 
 
 def describe_plan(config: TrainConfig, refit: RefitConfig) -> dict[str, Any]:
@@ -128,17 +122,6 @@ def _is_trained_on_current(run: Path, config: TrainConfig) -> bool:
         return False
     current = read_current_data(config).manifest, read_current_mixed(config)
     return is_trained_on(read_json(run / RUN_CARD_FILE), *current)
-
-
-def _choose(
-    study: Study, config: TrainConfig, refit: RefitConfig, progress: TrainingProgress
-) -> None:
-    """Runs the trials of a refit."""
-    pinned = study.pin(config)
-    measure = partial(_measure_best, pinned)
-    trials = Trials(study, pinned, measure, tell_far_behind, progress)
-    for _ in trials.run(partial(propose_values, pinned, refit), refit.most_trials):
-        pass
 
 
 def propose_values(config: TrainConfig, refit: RefitConfig, study: Study) -> dict[str, Any] | None:
@@ -178,16 +161,15 @@ def _measure_best(config: TrainConfig, run: Path, metric: str) -> tuple[float, i
 
 
 def _fit_best(
-    study: Study, config: TrainConfig, progress: TrainingProgress, *, is_resumed: bool
+    study: Study, pinned: TrainConfig, progress: TrainingProgress, *, is_resumed: bool
 ) -> Path:
     """Trains the run of a refit, and notes in its card how it was chosen."""
-    best, pinned = study.best, study.pin(config)
+    best = study.best
     if best is None or best.epoch is None:
         raise ConfigError(
             "no trial of fit.refit has finished",
             received="; ".join(trial.detail for trial in study.trials),
-            fix="try other values in fit.refit.space, or choose by a metric that the held-out rows "
-            "have (fit.early_stopping.metric)",
+            fix="try other values in fit.refit.space, or another fit.early_stopping.metric",
         )
     planned = build_run_config(pinned, best.values, best.epoch, read_current_data(pinned))
     shown = f"on all rows: {describe_values(best.values)}, {best.epoch} epochs"
@@ -197,13 +179,11 @@ def _fit_best(
             "the best trial was best in its last epoch: more epochs may be better (fit.epochs)"
         )
     run = fit_run(planned, progress, once=is_resumed)
-    held_out = pinned.input.validation
-    trials = [_describe_trial(trial) for trial in study.trials]
     card = {
         "directory": str(study.directory),
-        "held_out": None if held_out is None else held_out.model_dump(mode="json"),
+        "held_out": pinned.resolved()["input"]["validation"],
         "metric": study.metric,
-        "trials": trials,
+        "trials": [_describe_trial(trial) for trial in study.trials],
         "chosen": _describe_trial(best),
     }
     update_run_card(run, refit=card)

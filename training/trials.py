@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.artefacts.run import RUN_CARD_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, SluiceError, TooFewRowsError, TrainingDivergedError
 from conf.load import override_config
@@ -41,7 +40,6 @@ from training.loop.plan import (
     check_evaluated,
     default_metric,
     is_scored_by_label,
-    is_validated,
     keeps_steps_without_loss,
     selection_metric,
 )
@@ -81,16 +79,10 @@ _TRIAL_ERRORS = (TrialEndedError, TrainingDivergedError, ConfigError, TooFewRows
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that has ended.
+    """A trial that has ended: `complete`, `pruned` or `fail`.
 
-    Attributes:
-        state: `complete`, `pruned` or `fail`.
-        values: Its value of each key that was tried.
-        detail: Directory of its run, or what ended it.
-        seconds: How long it took, from its last start.
-        value: The metric that it is compared by; None unless it is complete.
-        epoch: Its best epoch, from 1; None likewise.
-        curve: The metric after each epoch; None where user code does not define it.
+    `detail` is the directory of its run, or what ended it; `value` and `epoch` (from 1) are its
+    best ones, None unless it is complete; `curve` has the metric after each epoch, where defined.
     """
 
     number: int
@@ -104,20 +96,15 @@ class Trial:
 
     @property
     def run(self) -> Path | None:
-        """Directory of its run; None unless it is complete."""
         return None if self.value is None else Path(self.detail)
 
 
 @dataclass
 class Study:
-    """Trials of one config: what `trials.json` holds.
+    """Trials of one config that have ended: what `trials.json` holds.
 
-    Attributes:
-        trials: Those that have ended, in order.
-        asked: Fingerprint of the config that was asked for, and of what it tries.
-        dataset: The dataset version of all trials and of the run.
-        mixed: The versions of the datasets of `input.mix`.
-        run: Directory of the run of a refit, once it has finished.
+    `asked` is the fingerprint of the config and of what it tries; `dataset` and `mixed` are the
+    versions that all train on; `run` is that of a refit, once it has finished.
     """
 
     directory: Path
@@ -132,11 +119,9 @@ class Study:
     @classmethod
     def open(cls, config: TrainConfig, kind: str, asked: str, metric: str) -> Study:
         """Makes a study of the dataset versions that are current."""
-        directory = make_entry(_find_parent(config, kind), asked)
-        dataset, *mixed = (
-            str(data.version_dir.absolute())
-            for data in (read_current_data(config), *read_current_mixed(config))
-        )
+        directory = make_entry(run_paths(config).base / kind, asked)
+        read = (read_current_data(config), *read_current_mixed(config))
+        dataset, *mixed = (str(data.version_dir.absolute()) for data in read)
         study = cls(directory, metric, [], asked, config.resolved(), dataset, mixed)
         study.write()
         return study
@@ -144,7 +129,7 @@ class Study:
     @classmethod
     def find(cls, config: TrainConfig, kind: str, asked: str) -> Study | None:
         """Returns the newest study that was asked for, if its dataset versions are still there."""
-        files = sorted(_find_parent(config, kind).glob(f"*/{TRIALS_FILE}"), reverse=True)
+        files = sorted(run_paths(config).base.glob(f"{kind}/*/{TRIALS_FILE}"), reverse=True)
         for content, file in ((read_json(file), file) for file in files):
             if content["asked"] == asked:
                 trials = [Trial(**trial) for trial in content.pop("trials")]
@@ -163,7 +148,6 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The first of the best complete trials."""
         return self.find_best(len(self.trials))
 
     def find_best(self, count: int) -> Trial | None:
@@ -174,7 +158,6 @@ class Study:
 
     @property
     def is_minimised(self) -> bool:
-        """Whether a lower metric is better."""
         return is_minimised(self.metric)
 
     @property
@@ -184,17 +167,12 @@ class Study:
 
     @property
     def best_config(self) -> Path | None:
-        """The config of the best trial of a sweep, if there is one."""
         return None if self.best is None else self.directory / BEST_FILE
 
     def pin(self, config: TrainConfig) -> TrainConfig:
         """Returns a config of the dataset versions that the study began with."""
         pinned = override_config(config, {"dataset": self.dataset}, "of the trials")
         return pin_mixed(pinned, self.mixed)
-
-
-def _find_parent(config: TrainConfig, kind: str) -> Path:
-    return run_paths(config).base / kind
 
 
 Pace = Callable[[Study, list[float], int], str | None]
@@ -205,7 +183,7 @@ Measure = Callable[[Path, str], tuple[float, int]]
 
 @dataclass
 class _PacedProgress:
-    """Progress of a trial that may be ended after each epoch, once that has been shown."""
+    """Progress of a trial, which is checked after each epoch, once that has been shown."""
 
     show: TrainingProgress
     check: Callable[[EpochRecord], None]
@@ -214,7 +192,6 @@ class _PacedProgress:
         self.message, self.step, self.close = self.show.message, self.show.step, self.show.close
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Shows the epoch, and checks it."""
         self.show.epoch(record, best, metric)
         self.check(record)
 
@@ -263,12 +240,10 @@ class Trials:
 
     def _fit(self, trial: TrainConfig) -> Path:
         """Trains a trial, or goes on with it, or takes what is there; returns its run."""
-        if self.study.metric == LOSS_METRIC and is_scored_by_label(trial) != is_scored_by_label(
-            self.config
-        ):
+        has_loss = [is_scored_by_label(config) for config in (trial, self.config)]
+        if self.study.metric == LOSS_METRIC and len(set(has_loss)) > 1:
             raise ConfigError(
-                "its loss cannot be compared with that of other trials: one is of held-out rows, "
-                "the other of training, as rows that are ranked have none",
+                "its loss cannot be compared: one is of held-out rows, the other of training",
                 fix="compare trials of different objectives by a metric of ranking",
             )
         current = run_paths(trial).current
@@ -302,39 +277,23 @@ def describe_values(values: Mapping[str, Any]) -> str:
 
 
 def find_metric(config: TrainConfig, asked: str | None, name: str) -> str:
-    """Returns the metric that trials are compared by, else (None) what chooses the epoch.
-
-    Raises:
-        ConfigError: Trials would not measure it.
-    """
+    """Returns the metric that trials are compared by, else (None) what chooses the epoch."""
     metric = asked or selection_metric(config) or default_metric(config)
     if metric == LOSS_METRIC:
         if keeps_steps_without_loss(config):
             raise ConfigError(
                 "trials keep the weights of a step, whose validation ranks rows and has no loss",
-                received=f"the metric {LOSS_METRIC} with fit.early_stopping.by=steps",
                 fix=f"compare by {RETRIEVAL_METRIC}, or set fit.early_stopping.by=epochs",
             )
         return metric
-    version = resolve_version(find_path(config.dataset))
-    if not is_validated(config, read_manifest(version, config.input.tolerates)):
-        raise ConfigError(
-            "trials are compared by a validation metric, and the dataset has no validation split",
-            received=metric,
-            fix="set `metric: loss` in the sweep's file, hold rows of train out by "
-            "input.validation, or build the dataset with a validation split",
-        )
     check_evaluated(config, metric, name)
     return metric
 
 
 def check_space(config: TrainConfig, space: Mapping[str, Iterable[Any]]) -> None:
-    """Refuses keys and values that no trial may have, before anything is trained.
+    """Refuses keys that make trials incomparable, and values that no trial may have.
 
     Each value is checked alone; values that do not go together end their trial.
-
-    Raises:
-        ConfigError: A key is unknown, or would make trials incomparable; or a value is refused.
     """
     held_out = config.input.validation is not None or "input.validation" in space
     stopping = config.fit.early_stopping
@@ -366,12 +325,8 @@ def run_sweep(
 ) -> Study:
     """Runs the trials of a sweep that are left and returns all of them.
 
-    With `resume` the newest sweep of the same space and config goes on, at the position of the
-    trial that was interrupted. `after` is called when a trial has ended, and at the end.
-
-    Raises:
-        SluiceError: The space does not fit, a signal came, or training failed for a reason that
-            the next trial would meet too.
+    With `resume` the newest sweep of the same space and config goes on, where its trial was
+    interrupted. `after` is called when a trial has ended, and at the end.
     """
     import optuna  # noqa: F401  # refused before anything is made
 
@@ -419,7 +374,8 @@ def _suggest(sweep: SweepConfig, study: Study) -> dict[str, Any] | None:
     for trial in study.trials:
         drawn.add_trial(_build_earlier(trial, sweep, space))
     params = drawn.ask(space).params
-    return {key: _read_value(params[key], found) for key, found in sweep.space.items()}
+    is_json = {key: isinstance(found, ChoicesConfig) for key, found in sweep.space.items()}
+    return {key: json.loads(v) if is_json[key] else v for key, v in params.items()}
 
 
 def _build_distribution(found: Any) -> Any:
@@ -442,18 +398,13 @@ def _build_earlier(trial: Trial, sweep: SweepConfig, space: Mapping[str, Any]) -
         key: json.dumps(value) if isinstance(sweep.space[key], ChoicesConfig) else value
         for key, value in trial.values.items()
     }
-    points = {epoch: value for epoch, value in enumerate(trial.curve) if value is not None}
     return create_trial(
         state=TrialState[trial.state.upper()],
         value=trial.value,
         params=params,
         distributions=dict(space),
-        intermediate_values=points,
+        intermediate_values={e: v for e, v in enumerate(trial.curve) if v is not None},
     )
-
-
-def _read_value(value: Any, found: Any) -> Any:
-    return json.loads(value) if isinstance(found, ChoicesConfig) else value
 
 
 def _measure_kept(run: Path, metric: str) -> tuple[float, int]:

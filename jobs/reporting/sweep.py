@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def sweep_configs(
     config: TrainConfig, sweep: SweepConfig, *, resume: bool, report: bool, log_format: LogFormat
 ) -> Study:
-    """Runs a sweep as `run_sweep` does, prints its trials, and returns them.
-
-    With `report`, each trial has a report, and a page leads to them.
-    """
+    """Runs a sweep and prints its trials; with `report` each has one, and a page leads to them."""
     with quiet_tensorflow():
         from training.trials import run_sweep
     from training.monitoring.progress import build_progress

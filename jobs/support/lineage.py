@@ -1,37 +1,29 @@
 """OpenLineage events of the runs of commands: what came from what.
 
-Off unless the client's own settings name a transport (openlineage.io/docs/client/python): an
-`openlineage.yml`, or variables that begin with `OPENLINEAGE_`. An event that cannot be sent is a
-warning: a catalogue that is down ends no build.
+Off unless the client's own settings name a transport (openlineage.io/docs/client/python). An event
+that cannot be sent is a warning: a catalogue that is down ends no build.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
+from conf import errors
 from conf.dates import DateRange
 from conf.deadline import call_within
-from conf.errors import (
-    DISTRIBUTION,
-    SluiceError,
-    TrainingInterruptedError,
-    install_hint,
-    read_code_version,
-    was_interrupted,
-)
 
 _log = logging.getLogger("sluice.jobs.lineage")
 _SETTINGS = ("OPENLINEAGE_CONFIG", "OPENLINEAGE_URL", "OPENLINEAGE__TRANSPORT")
-_SECONDS = 10.0
-"""For an event, whatever the client's own time-outs and further tries are."""
+_SECONDS = 10.0  # For an event, whatever the client's own time-outs and further tries are.
 # Of two names of one store, the one that the standard has.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres"}
 
@@ -62,126 +54,94 @@ class LineageDataset:
     @classmethod
     def version_at(cls, place: str | Path, **facts: Any) -> LineageDataset:
         """What has versions, by the place of one (`…/versions/<id>`, `…/runs/<id>`) or of all."""
-        above, _, name = str(place).rpartition("/")
-        base, _, kind = above.rpartition("/")
-        if kind not in ("versions", "runs"):
-            return cls.at(place, **facts)
-        return cls.at(base, version=name, **facts)
+        one = re.fullmatch(r"(.+)/(?:versions|runs)/([^/]+)", str(place))
+        return cls.at(one[1], version=one[2], **facts) if one else cls.at(place, **facts)
 
 
 @dataclass
 class LineageRun:
-    """What a command says of its run while it goes on."""
-
-    inputs: Sequence[LineageDataset] = ()
-    outputs: Sequence[LineageDataset] = ()
-
-
-@contextmanager
-def emit_lineage(job: str, dates: DateRange | None = None) -> Iterator[LineageRun]:
     """Emits START before the block, and after it COMPLETE, FAIL or ABORT (by a signal).
 
-    Args:
-        job: Name of the job: command and name of what it makes, `build.ml_1m`.
-        dates: Days that the run is of, or None.
-
-    Yields:
-        What the block says of its inputs and outputs once it knows them.
+    The block says of its inputs and outputs once it knows them; `dates` are days that it is of.
     """
-    told = LineageRun()
-    emit = _open_client(job, dates) if is_switched_on() else lambda *_: None
-    emit("START", told)
-    try:
-        yield told
-    except BaseException as error:
-        stopped = isinstance(error, TrainingInterruptedError) or was_interrupted(error)
-        emit("ABORT" if stopped else "FAIL", told, error)
-        raise
-    emit("COMPLETE", told)
+
+    job: str
+    dates: DateRange | None = None
+    inputs: Sequence[LineageDataset] = ()
+    outputs: Sequence[LineageDataset] = ()
+    run_id: str = field(default_factory=lambda: str(uuid4()))
+
+    def __enter__(self) -> LineageRun:
+        self._emit("START")
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        is_stopped = isinstance(error, errors.TrainingInterruptedError)
+        state = "ABORT" if is_stopped or (error and errors.was_interrupted(error)) else "FAIL"
+        self._emit(state if error else "COMPLETE", error)
+
+    def _emit(self, state: str, error: BaseException | None = None) -> None:
+        try:
+            if is_switched_on():
+                call_within(_SECONDS, lambda: self._send(state, error))
+        except Exception as failure:  # Settings are the user's, and transports anybody's.
+            is_missing = isinstance(failure, ModuleNotFoundError)
+            why = f"{failure}; {errors.install_hint('lineage')}" if is_missing else failure
+            _log.warning("the lineage event %s of %s was not sent: %s", state, self.job, why)
+
+    def _send(self, state: str, error: BaseException | None) -> None:
+        from openlineage.client import OpenLineageClient, event_v2, set_producer
+
+        set_producer(f"pkg:generic/{errors.DISTRIBUTION}@{errors.read_code_version()}")
+        event = event_v2.RunEvent(
+            eventType=event_v2.RunState[state],
+            eventTime=datetime.now(UTC).isoformat(),
+            run=event_v2.Run(self.run_id, self._describe(error)),
+            job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", self.job),
+            inputs=[event_v2.InputDataset(**_describe(read, "input")) for read in self.inputs],
+            outputs=[event_v2.OutputDataset(**_describe(made, "output")) for made in self.outputs],
+        )
+        OpenLineageClient().emit(event)
+
+    def _describe(self, error: BaseException | None) -> dict[str, Any]:
+        from openlineage.client import facet_v2 as kinds
+
+        facets: dict[str, Any] = {}
+        if self.dates is not None:
+            days = (self.dates.first, self.dates.last + timedelta(days=1))
+            times = (f"{day}T00:00:00Z" for day in days)
+            facets["nominalTime"] = kinds.nominal_time_run.NominalTimeRunFacet(*times)
+        if error is not None:
+            said = error.render() if isinstance(error, errors.SluiceError) else repr(error)
+            facets["errorMessage"] = kinds.error_message_run.ErrorMessageRunFacet(said, "PYTHON")
+        if parent := os.environ.get("OPENLINEAGE_PARENT_ID"):  # Of a scheduler's.
+            namespace, name, run_id = parent.rsplit("/", 2)
+            run, job = kinds.parent_run.Run(run_id), kinds.parent_run.Job(namespace, name)
+            facets["parent"] = kinds.parent_run.ParentRunFacet(run, job)
+        return facets
+
+
+def _describe(dataset: LineageDataset, side: str) -> dict[str, Any]:
+    from openlineage.client import facet_v2 as kinds
+
+    statistics = {
+        "input": kinds.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
+        "output": kinds.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+    }[side](dataset.rows, dataset.size_bytes, dataset.files)
+    facets: dict[str, Any] = {}
+    if dataset.version is not None:
+        kind = kinds.dataset_version_dataset.DatasetVersionDatasetFacet
+        facets["version"] = kind(dataset.version)
+    if dataset.columns:
+        column = kinds.schema_dataset.SchemaDatasetFacetFields
+        fields = [column(*found) for found in dataset.columns.items()]
+        facets["schema"] = kinds.schema_dataset.SchemaDatasetFacet(fields)
+    of_side = {f"{side}Facets": {f"{side}Statistics": statistics}}
+    return {"namespace": dataset.namespace, "name": dataset.name, "facets": facets, **of_side}
 
 
 def is_switched_on() -> bool:
     """Whether the client's settings name a transport."""
-    if os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
-        return False
     files = (Path("openlineage.yml"), Path("~/.openlineage/openlineage.yml").expanduser())
     named = any(name.startswith(_SETTINGS) and value for name, value in os.environ.items())
     return named or any(file.is_file() for file in files)
-
-
-def _open_client(job: str, dates: DateRange | None) -> Callable[..., None]:
-    """Returns what sends an event of a run; one that cannot be sent is a warning."""
-    try:
-        from openlineage.client import OpenLineageClient, set_producer
-        from openlineage.client.uuid import generate_new_uuid
-
-        set_producer(f"pkg:generic/{DISTRIBUTION}@{read_code_version()}")
-        client, run_id = OpenLineageClient(), str(generate_new_uuid())
-    except Exception as error:  # Settings are the user's, and transports anybody's.
-        is_missing = isinstance(error, ModuleNotFoundError)
-        hint = install_hint("lineage") if is_missing else "its settings are refused"
-        _log.warning("no lineage events: %s (%s)", error, hint)
-        return lambda *_: None
-
-    def emit(state: str, told: LineageRun, error: BaseException | None = None) -> None:
-        try:
-            event = _build_event((state, job, run_id), told, _describe_run(dates, error))
-            call_within(_SECONDS, lambda: client.emit(event))
-        except Exception as failure:  # Transports raise what they like.
-            _log.warning("the lineage event %s of %s was not sent: %s", state, job, failure)
-
-    return emit
-
-
-def _describe_run(dates: DateRange | None, error: BaseException | None) -> dict[str, Any]:
-    from openlineage.client import facet_v2
-
-    facets: dict[str, Any] = {}
-    if dates is not None:
-        days = (dates.first, dates.last + timedelta(days=1))
-        times = (f"{day}T00:00:00Z" for day in days)
-        facets["nominalTime"] = facet_v2.nominal_time_run.NominalTimeRunFacet(*times)
-    if error is not None:
-        said = error.render() if isinstance(error, SluiceError) else repr(error)
-        facets["errorMessage"] = facet_v2.error_message_run.ErrorMessageRunFacet(said, "PYTHON")
-    if parent := os.environ.get("OPENLINEAGE_PARENT_ID"):  # Of a scheduler that started this one.
-        namespace, name, run_id = parent.rsplit("/", 2)
-        kinds = facet_v2.parent_run
-        facets["parent"] = kinds.ParentRunFacet(kinds.Run(run_id), kinds.Job(namespace, name))
-    return facets
-
-
-def _build_event(about: tuple[str, str, str], told: LineageRun, facets: dict[str, Any]) -> Any:
-    from openlineage.client import event_v2
-
-    state, job, run_id = about
-    return event_v2.RunEvent(
-        eventType=event_v2.RunState[state],
-        eventTime=datetime.now(UTC).isoformat(),
-        run=event_v2.Run(run_id, facets),
-        job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", job),
-        inputs=[_describe(found, "input", event_v2.InputDataset) for found in told.inputs],
-        outputs=[_describe(found, "output", event_v2.OutputDataset) for found in told.outputs],
-    )
-
-
-def _describe(dataset: LineageDataset, side: str, kind: Any) -> Any:
-    from openlineage.client import facet_v2
-
-    facets: dict[str, Any] = {}
-    if dataset.version is not None:
-        version = facet_v2.dataset_version_dataset.DatasetVersionDatasetFacet(dataset.version)
-        facets["version"] = version
-    if dataset.columns:
-        column = facet_v2.schema_dataset.SchemaDatasetFacetFields
-        fields = [column(*found) for found in dataset.columns.items()]
-        facets["schema"] = facet_v2.schema_dataset.SchemaDatasetFacet(fields)
-    counts, of_side = (dataset.rows, dataset.size_bytes, dataset.files), {}
-    if any(count is not None for count in counts):
-        statistics = {
-            "input": facet_v2.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
-            "output": facet_v2.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
-        }
-        of_side[f"{side}Statistics"] = statistics[side](*counts)
-    about = {"namespace": dataset.namespace, "name": dataset.name, "facets": facets}
-    return kind(**about, **{f"{side}Facets": of_side})

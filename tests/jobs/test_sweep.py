@@ -93,19 +93,10 @@ def test_without_optuna_it_says_what_to_install(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--profile", "1:2"], "--sweep"),
-        (["--sweep", "nowhere.yaml"], "no such sweep"),
-        (["--set", "fit.epochs=0"], "epochs"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    more: list[str], message: str, arguments: list[str], tmp_path: Path, capsys
-) -> None:
-    assert main([*arguments, *more]) == 2
-    assert message in capsys.readouterr().err
+def test_what_does_not_fit_is_refused(arguments: list[str], tmp_path: Path, capsys) -> None:
+    for more, message in ((["--profile", "1:2"], "--sweep"), (["--sweep", "no.yaml"], "no such")):
+        assert main([*arguments, *more]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -714,8 +714,8 @@ def test_json_names_the_export(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert Path(json.loads(capsys.readouterr().out)["export"]) == target
     assert list_versions(target.parent) == [1]
     card, point = read_json(target / EXPORT_FILE), find_checkpoint(resolve_run(str(series)))
-    assert card["checkpoint"] == point.to_json()
-    wanted = (point.position.epoch, point.position.batch)
+    assert card["checkpoint"] == {"name": "best", "epoch": point.epoch, "batch": point.batch}
+    wanted = (point.epoch, point.batch)
     for checkpoint, count in ((wanted, 1), ((wanted[0] + 1, wanted[1]), 0), (None, 1)):
         assert len(find_exports(target.parent, card["run_path"], checkpoint)) == count
     arguments = ["--run", str(series), "--to", str(tmp_path / "models"), "--name", "a/b"]

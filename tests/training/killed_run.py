@@ -28,7 +28,6 @@ from training.distribution import strategy as strategies
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import TrainingData
-from training.refit import fit_chosen
 
 KEYS = ("user_id", "movie_id", "history")
 # All that draws: dropout, adaptive negatives, shuffling; and a rate that depends on the step.
@@ -144,23 +143,6 @@ def break_off() -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-class KillsAt(NoProgress):
-    """Progress that kills the process with a loop of steps, counted over all runs."""
-
-    def __init__(self, loops: int) -> None:
-        self._left = loops
-
-    def step(self, status: Any) -> None:
-        self._left -= 1
-        if not self._left:
-            kill()
-
-
-def refit(config: TrainConfig, loops: int) -> None:
-    """Chooses and trains, and kills the process on the way."""
-    fit_chosen(config, KillsAt(loops))
 
 
 def main(version: str, run: str, log: str, when: str, config: TrainConfig = CONFIG) -> None:

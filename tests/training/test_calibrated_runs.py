@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, read_card
 from conf.artefacts.run import CALIBRATION_FILE, METRICS_FILE, read_json, write_json
-from conf.errors import ConfigError, ExitCode, InputDataError, SluiceError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE
 from conf.schema import fingerprint
 from conf.training.train import TrainConfig
@@ -162,29 +164,6 @@ def test_probabilities_after_balanced_classes_are_those_of_the_log(
     assert fitted.model.calibrations == {"label": fit_isotonic(logits, labels)}
 
 
-def copy_with(version: Path, root: Path, **parts: Any) -> Path:
-    """A version with another manifest."""
-    target = root / "other" / "versions" / version.name
-    target.mkdir(parents=True)
-    for entry in version.iterdir():
-        if entry.name != MANIFEST_FILE:
-            (target / entry.name).symlink_to(entry)
-    (target / MANIFEST_FILE).write_text(replace(read_manifest(version), **parts).dumps())
-    return target
-
-
-def test_a_validation_split_of_one_label_is_refused_before_training(
-    version: Path, tmp_path: Path
-) -> None:
-    rates = {**read_manifest(version).label_rate, "validation": 1.0}
-    config = configure(copy_with(version, tmp_path, label_rate=rates), tmp_path / "runs")
-    with pytest.raises(InputDataError, match="450 rows, all of label 1") as refused:
-        fit_run(config, NoProgress())
-    assert refused.value.exit_code is ExitCode.INPUT_REFUSED
-    assert refused.value.allowed == "at least one row of label 0 and one of label 1"
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_calibration_that_does_harm_is_left_out_and_told(version: Path, tmp_path: Path) -> None:
     held_out = {"validation": {"hash_of": "user_id", "share": 0.1}}
     told = Messages()
@@ -213,22 +192,23 @@ def test_a_task_without_a_fit_still_undoes_balanced_classes(version: Path, tmp_p
     assert undone["label"].logits == (0.0,)
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"model": {"tasks": {"label": {"objective": "squared_error"}}}}, "no task of the model"),
-        ({"without_validation": True}, "no rows to validate on"),
-    ],
-)
-def test_what_cannot_be_calibrated_is_refused(
-    sections: dict[str, Any], message: str, version: Path, tmp_path: Path
+def test_what_cannot_be_calibrated_is_refused_before_training(
+    version: Path, tmp_path: Path
 ) -> None:
-    if sections.pop("without_validation", False):
-        version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20, validation=False))
-    sections["fit"] = {"epochs": 1, "early_stopping": None}
-    with pytest.raises(ConfigError, match=message) as refused:
-        fit_run(configure(version, tmp_path, **sections), NoProgress())
-    assert refused.value.exit_code is ExitCode.CONFIG
+    def refuse(version: Path, kind: type[SluiceError], message: str, **sections: Any) -> None:
+        sections["fit"] = {"epochs": 1, "early_stopping": None}
+        with pytest.raises(kind, match=message):
+            fit_run(configure(version, tmp_path / "runs", **sections), NoProgress())
+
+    rates = {**read_manifest(version).label_rate, "validation": 1.0}
+    other = shutil.copytree(version, tmp_path / "other" / "versions" / version.name)
+    (other / MANIFEST_FILE).write_text(replace(read_manifest(version), label_rate=rates).dumps())
+    refuse(other, InputDataError, "450 rows, all of label 1")
+    blind = write_tiny_dataset(tmp_path, config=TinyConfig(users=20, validation=False))
+    refuse(blind, ConfigError, "no rows to validate on")
+    error = {"tasks": {"label": {"objective": "squared_error"}}}
+    refuse(version, ConfigError, "no task of the model", model=error)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_without_its_calibration_or_with_another_is_not_loaded(
@@ -259,14 +239,9 @@ def test_a_run_that_was_killed_before_the_fit_is_fitted_by_resume(
     version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(version, tmp_path, fit={"epochs": 1})
-
-    def kill(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("training.fit.fit_calibrations", kill)
-        with pytest.raises(KeyboardInterrupt):
-            fit_run(config, NoProgress())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("training.fit.fit_calibrations", Mock(side_effect=KeyboardInterrupt))
+        fit_run(config, NoProgress())
     [unfinished] = (tmp_path / "calibrated" / "runs").iterdir()
     with pytest.raises(UpstreamNotReadyError, match="no calibration yet"):
         load_run(unfinished)

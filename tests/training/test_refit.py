@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyE
 from conf.load import override_config
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
-from tests.training import killed_run
-from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run
 from training.loop.optimizers import build_learning_rate
@@ -130,8 +127,12 @@ def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(
     config: TrainConfig, whole: Path
 ) -> None:
     config = with_space(config, **PATIENT)
-    assert describe_plan(config, config.fit.refit)["trials"] == 4
-    assert describe_plan(config, config.fit.refit)["epochs"] == 15
+    cost = {"metric": "ndcg@10", "trials": 4, "epochs": 15}
+    assert describe_plan(config, config.fit.refit) == cost
+    space = {"model.temperature": [0.1, 0.2], "fit.epochs": [7], "model.embedding_dim": [2]}
+    other = override_config(config, {"fit.refit": {"space": space}}, "of the test")
+    # Two trials of 3 epochs, one of 7, one more, and the run.
+    assert describe_plan(other, other.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
     found = read_json(whole / "run_card.json")
     trials = found["refit"]["trials"]
     rate, temperature = "optimizer.learning_rate", "model.temperature"
@@ -162,38 +163,6 @@ def test_trials_and_run_mix_in_one_version(config: TrainConfig, tmp_path: Path) 
         assert card["mixed"][0]["version"] == other.name
 
 
-def test_the_cost_is_told_beforehand(config: TrainConfig) -> None:
-    assert describe_plan(config, config.fit.refit) == {
-        "metric": "ndcg@10", "trials": 1, "epochs": 6,
-    }  # fmt: skip
-    space = {"model.temperature": [0.1, 0.2], "fit.epochs": [7], "model.embedding_dim": [2]}
-    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    # Two trials of 3 epochs, one of 7, one more, and the run.
-    assert describe_plan(config, config.fit.refit)["epochs"] == 2 * 3 + 7 + 7 + 7
-
-
-def test_settings_that_were_tried_are_not_tried_again(config: TrainConfig) -> None:
-    # The second key's first value is what the first trials had.
-    space = {"fit.epochs": [1], "model.embedding_dim": [4, 2]}
-    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    run = fit_chosen(config, NoProgress())
-    values = [trial["values"] for trial in read_json(run / "run_card.json")["refit"]["trials"]]
-    assert values == [{"fit.epochs": 1}, {"fit.epochs": 1, "model.embedding_dim": 2}]
-
-
-def test_keys_in_another_order_are_another_refit(config: TrainConfig) -> None:
-    space = {"model.embedding_dim": [4, 2], "model.temperature": [0.05]}
-    first = override_config(config, {"fit.epochs": 1, "fit.refit.space": space}, "of the test")
-    with pytest.raises(TrainingInterruptedError):
-        fit_chosen(first, Interrupts(2))
-    turned = dict(reversed(space.items()))
-    other = override_config(first, {"fit.refit": {"space": turned}}, "of the test")
-    run = fit_chosen(other, NoProgress(), resume=True)
-    trials = read_json(run / "run_card.json")["refit"]["trials"]
-    assert list(trials[0]["values"]) == ["model.temperature"]
-    assert len(list((Path(config.root) / "r" / "refits").iterdir())) == 2
-
-
 class Interrupts(NoProgress):
     """Progress that ends the process, as a signal would, after so many epochs of all runs."""
 
@@ -222,21 +191,6 @@ def test_what_was_interrupted_goes_on_to_the_same_run(
     assert all(len(list(path.iterdir())) == 1 for path in base.glob("refits/*/trials/*/runs"))
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("loops", [2, 4, 7, 14])  # In each trial or between two, and in the run.
-def test_what_was_killed_goes_on_to_the_same_run(
-    loops: int, config: TrainConfig, whole: Path
-) -> None:
-    config = with_space(config, **PATIENT)
-    process = start_forked(killed_run.refit, config, loops)
-    process.join(600)
-    assert process.exitcode == -signal.SIGKILL
-    run = fit_chosen(config, NoProgress(), resume=True)
-    assert read_losses(run) == read_losses(whole)
-    cards = [read_json(path / "run_card.json")["refit"]["trials"] for path in (run, whole)]
-    assert cards[0] == cards[1]
-
-
 def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfig) -> None:
     config = override_config(config, {"fit.epochs": 1}, "of the test")
     first = fit_chosen(config, NoProgress(), once=True)
@@ -255,31 +209,22 @@ def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfi
 
 
 def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> None:
-    space = {"optimizer.learning_rate": [1e38, 0.05]}
-    config = override_config(config, {"fit.refit": {"space": space}}, "of the test")
-    card = read_json(fit_chosen(config, NoProgress()) / "run_card.json")
-    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
-    only = override_config(config, {"fit.refit.space": {"model.embedding_dim": [2]}}, "of the test")
     negatives = {"model.objective.negatives": {"source": "uniform", "count": 64}}
-    space = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
-    apart = {**negatives, "fit.refit.space": space}
-    card = read_json(
-        fit_chosen(override_config(config, apart, "of the test"), NoProgress()) / "run_card.json"
-    )
-    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [False, True]
+    apart = {"model.objective.negatives.count": [16], "model.objective.negatives.hardest": [32]}
     # Trained by the label it has a loss alone.
-    other = {
-        "fit.refit": {"space": {"model.objective.kind": ["binary", "softmax"]}},
-        "fit.early_stopping.metric": "ndcg@10",
-    }
-    card = read_json(
-        fit_chosen(override_config(config, other, "of the test"), NoProgress()) / "run_card.json"
-    )
-    assert [trial["value"] is None for trial in card["refit"]["trials"]] == [True, False]
-    nothing = override_config(only, {"input.batch_size": 700}, "of the test")
+    by_label, ranked = {"model.objective.kind": ["binary", "softmax"]}, "fit.early_stopping.metric"
+    for changes, space, failed in (
+        ({}, {"optimizer.learning_rate": [1e38, 0.05]}, [True, False]),
+        (negatives, apart, [False, True]),
+        ({ranked: "ndcg@10"}, by_label, [True, False]),
+    ):
+        changed = override_config(config, {**changes, "fit.refit.space": space}, "of the test")
+        card = read_json(fit_chosen(changed, NoProgress()) / "run_card.json")
+        assert [trial["value"] is None for trial in card["refit"]["trials"]] == failed
+    few = {"input.batch_size": 700, "fit.refit.space": {"model.embedding_dim": [2]}}
+    nothing = override_config(config, few, "of the test")
     with pytest.raises(ConfigError, match=r"no trial of fit\.refit has finished"):
         fit_chosen(nothing, NoProgress())
-    assert not list((Path(config.root) / "r" / "runs").glob("*-2"))
 
 
 @pytest.mark.parametrize("best", ["0.3", "0.2", "0.1"])

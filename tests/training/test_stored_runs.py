@@ -17,7 +17,6 @@ from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
 from jobs.cli import main
 from tests.fake_store import FakeStore
-from tests.object_servers import SCHEMES, ObjectServer
 from training.checkpoint.restore import load_run
 from training.checkpoint.stored_runs import find_run
 from training.fit import fit_run
@@ -65,31 +64,6 @@ def test_a_run_is_used_where_it_was_not_trained(
     assert read_json(used / "metrics.json")["split"] == "test"
     assert "metrics" in read_json(used / "run_card.json")
     assert (used / "report.html").is_file()
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_real_servers_keep_runs(
-    scheme: str,
-    server_of: Callable[[str], ObjectServer],
-    machine: Machine,
-    tiny_version: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = server_of(scheme).place(f"runs-{scheme}")
-    config = plan(tiny_version, root=place.uri)
-    interrupted(config, 2, monkeypatch)
-    machine("second")
-    run = fit_run(config, NoProgress(), resume=True)
-    machine("third")
-    assert main(["evaluate", "--run", f"{place.uri}/t"]) == 0
-    assert main(["predict", "--run", f"{place.uri}/t"]) == 0
-    machine("first")
-    found = find_run(f"{place.uri}/t")
-    assert losses(found) == losses(run)
-    assert (found / "recommendations.json.gz").stat().st_size > 0
     assert capsys.readouterr().err == ""
 
 

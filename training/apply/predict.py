@@ -40,7 +40,7 @@ class Predicted:
 
 def find_export(run_dir: Path, checkpoint: Literal["best", "last"]) -> Path:
     """Returns the export of a run's checkpoint; where there is none it is made, for nobody else."""
-    point, run = find_checkpoint(run_dir, checkpoint).position, describe(run_dir.resolve())
+    point, run = find_checkpoint(run_dir, checkpoint), describe(run_dir.resolve())
     for base in (run_dir / EXPORT_DIR, run_dir / OWN_EXPORTS):
         for model in list_models(base):
             found = find_exports(model, run, (point.epoch, point.batch))

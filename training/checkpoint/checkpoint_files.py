@@ -16,12 +16,13 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from pydantic import TypeAdapter
 
 from conf.artefacts.run import CHECKPOINT_FILE
 from conf.errors import ConfigError, InputDataError
@@ -34,6 +35,7 @@ from training.embedding.worker_rows import RowOwners
 STATE_PREFIX = "state"
 _ROWS_PREFIX = "rows-{:05d}-of-{:05d}"
 _WRITTEN_SUFFIX = ".written"
+_ENTRY = re.compile(r"([0-9]{5,})-([0-9]{9,})(?:\.([0-9]+))?")
 _ROWS_INDEX = re.compile(r"rows-([0-9]{5})-of-([0-9]{5})\.index")
 
 
@@ -54,7 +56,7 @@ class Position:
 
 @dataclass(frozen=True)
 class EpochSums:
-    """Sums over the steps of an epoch that are done: losses, and seconds of waiting and in all."""
+    """Sums over the steps of an epoch that are done."""
 
     loss: float = 0.0
     wait_s: float = 0.0
@@ -75,30 +77,17 @@ class ResumeState:
 
     def after(self, steps: int, loss: float, wait_s: float, seconds: float) -> ResumeState:
         """Returns the state some steps further in the same epoch, given their sums."""
-        position = Position(self.position.epoch, self.position.batch + steps)
-        sums = EpochSums(
-            self.sums.loss + loss, self.sums.wait_s + wait_s, self.sums.seconds + seconds
-        )
+        position, before = replace(self.position, batch=self.position.batch + steps), self.sums
+        sums = EpochSums(before.loss + loss, before.wait_s + wait_s, before.seconds + seconds)
         return ResumeState(position, sums, self.seed)
-
-    @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> ResumeState:
-        """Returns what `asdict` made a mapping of."""
-        position, sums = Position(**content["position"]), EpochSums(**content["sums"])
-        return cls(position, sums, content["seed"])
 
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """Which tensor is which, for a run that starts from this one with another vocabulary.
+    """Names of tensors, for a run that starts from this one with another vocabulary.
 
-    Attributes:
-        tables: Name of each embedding table's tensor by the table's name, in the order in which
-            the optimizer lists its slots.
-        dense: Names of the dense weights' tensors, in the optimizer's order.
-        keys: Name of the tensor with the keys of each dynamic table's rows, by the table's name;
-            the first key has row 2.
-        frozen: Names of tables that are not trained, which the optimizer has no slots of.
+    Of tables by their names, and of dense weights, both in the order of the optimizer's slots; of
+    `frozen` tables it has none. `keys` are those of dynamic tables: the first key has row 2.
     """
 
     tables: Mapping[str, str]
@@ -119,13 +108,9 @@ class CheckpointMetadata:
     resume_state: ResumeState
     layout: CheckpointLayout
 
-    @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> CheckpointMetadata:
-        """Returns what `asdict` made a mapping of."""
-        found = content["layout"]
-        lists = {name: tuple(found[name]) for name in ("dense", "frozen")}
-        layout = CheckpointLayout(**{**found, **lists})
-        return cls(ResumeState.parse(content["resume_state"]), layout)
+
+_METADATA = TypeAdapter(CheckpointMetadata)
+parse_resume_state = TypeAdapter(ResumeState).validate_python
 
 
 def name_part(owners: RowOwners) -> str:
@@ -165,9 +150,13 @@ def _write_tensors(directory: Path, prefix: str, tensors: Mapping[str, tf.Tensor
         )
     files = sorted(directory.glob(f"{prefix}.*"))
     for file in files:
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+        _sync(file)
     return files
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def seal_checkpoint(directory: Path, workers: int, metadata: CheckpointMetadata) -> None:
@@ -188,25 +177,13 @@ def seal_checkpoint(directory: Path, workers: int, metadata: CheckpointMetadata)
     write_text_atomic(directory / CHECKPOINT_FILE, json.dumps(content, indent=1))
 
 
-def write_checkpoint(
-    directory: Path, tensors: Mapping[str, tf.Tensor], metadata: CheckpointMetadata
-) -> None:
-    """Writes a checkpoint of one process through to the disk."""
-    write_part(directory, RowOwners(0, 1), {}, tensors)
-    seal_checkpoint(directory, 1, metadata)
-
-
 def read_checkpoint(directory: Path) -> CheckpointMetadata:
-    """Reads what a checkpoint says of itself, and checks every byte of its files.
-
-    Raises:
-        InputDataError: A file is missing, cut short or changed.
-    """
+    """Reads what a checkpoint says of itself, and checks every byte of its files."""
     seal = directory / CHECKPOINT_FILE
     try:
         content = parse_json(seal.read_text(encoding="utf-8"))
         expected = content.pop("fingerprint")
-        metadata, files = CheckpointMetadata.parse(content), dict(content["files"])
+        metadata, files = _METADATA.validate_python(content), dict(content["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _build_damaged_error(seal, repr(error)) from error
     if fingerprint(content) != expected:
@@ -218,7 +195,7 @@ def read_checkpoint(directory: Path) -> CheckpointMetadata:
         except OSError as error:
             raise _build_damaged_error(file, error.strerror or repr(error)) from error
         if found != wanted:
-            raise _build_damaged_error(file, _render_file(found), _render_file(wanted))
+            raise _build_damaged_error(file, *map(_render_file, (found, wanted)))
     return metadata
 
 
@@ -242,10 +219,7 @@ def _build_damaged_error(file: Path, received: str, allowed: str | None = None) 
 
 
 def count_parts(directory: Path) -> int:
-    """Returns how many workers' rows are in files of their own; 0: none are.
-
-    The seal says so: what else lies in the directory is not of the checkpoint.
-    """
+    """Returns how many workers' rows are in files of their own, by the seal; 0: none are."""
     try:
         files = json.loads((directory / CHECKPOINT_FILE).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError):  # Not sealed: whoever reads it says what is missing.
@@ -255,10 +229,7 @@ def count_parts(directory: Path) -> int:
 
 
 class CheckpointTensors:
-    """Reads the tensors of a checkpoint by name, those in parts as a whole.
-
-    Its methods are those of `tf.train.load_checkpoint`'s reader, its argument the same prefix.
-    """
+    """A reader as that of `tf.train.load_checkpoint`, of tensors in parts as a whole."""
 
     def __init__(self, prefix: Path) -> None:
         directory = prefix.parent
@@ -275,16 +246,13 @@ class CheckpointTensors:
             self._shapes[name] = [FIRST_ROW + own, *row]
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """Returns the shape of each tensor."""
         return {**self._state.get_variable_to_shape_map(), **self._shapes}
 
     def get_variable_to_dtype_map(self) -> dict[str, tf.DType]:
-        """Returns the type of each tensor."""
         of_rows = self._parts[0].get_variable_to_dtype_map() if self._parts else {}
         return {**self._state.get_variable_to_dtype_map(), **of_rows}
 
     def get_tensor(self, name: str) -> np.ndarray:
-        """Returns a tensor."""
         if name not in self._shapes:
             return self._state.get_tensor(name)
         return self.read_rows(name, RowOwners(0, 1))
@@ -312,20 +280,9 @@ class CheckpointTensors:
         return found
 
 
-ENTRY_PATTERN = re.compile(r"([0-9]{5,})-([0-9]{9,})(?:\.([0-9]+))?")
-LEFTOVER_PREFIX = "."
-
-
 @dataclass(frozen=True, order=True)
 class CheckpointEntry:
-    """One checkpoint of a directory.
-
-    Attributes:
-        position: The batch that its run reads next.
-        attempt: 0, or how often the position had been saved before, which a run does that went
-            on from an older checkpoint.
-        path: Its folder.
-    """
+    """One checkpoint of a directory; `attempt` counts savings of a position, by resumed runs."""
 
     position: Position
     attempt: int
@@ -338,7 +295,7 @@ def list_checkpoints(directory: Path) -> list[CheckpointEntry]:
         return []
     checkpoints = []
     for path in directory.iterdir():
-        match = ENTRY_PATTERN.fullmatch(path.name)
+        match = _ENTRY.fullmatch(path.name)
         if match and path.is_dir():
             epoch, batch, attempt = map(int, match.groups(default="0"))
             checkpoints.append(CheckpointEntry(Position(epoch, batch), attempt, path))
@@ -351,9 +308,7 @@ def publish_checkpoint(written: Path, directory: Path, position: Position) -> Pa
     One of the same position stays until `prune_checkpoints`: there is no moment without either.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    attempts = [
-        entry.attempt for entry in list_checkpoints(directory) if entry.position == position
-    ]
+    attempts = [e.attempt for e in list_checkpoints(directory) if e.position == position]
     suffix = f".{max(attempts) + 1}" if attempts else ""
     target = directory / f"{position.epoch:05d}-{position.batch:09d}{suffix}"
     written.rename(target)
@@ -368,9 +323,7 @@ def link_checkpoint(source: Path, target: Path) -> None:
         try:
             os.link(file, target / file.name)
         except OSError:  # A file system without hard links.
-            (target / file.name).write_bytes(file.read_bytes())
-            with (target / file.name).open("rb") as handle:
-                os.fsync(handle.fileno())
+            _sync(Path(shutil.copyfile(file, target / file.name)))
     sync_directory(target)
 
 
@@ -386,7 +339,7 @@ def prune_checkpoints(directory: Path, keep: int, unreadable: Collection[Path] =
 
 def remove_checkpoint(path: Path) -> None:
     """Removes a checkpoint; killed in between, it leaves nothing that looks like one."""
-    hidden = path.with_name(f"{LEFTOVER_PREFIX}{path.name}.removed")
+    hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
@@ -394,5 +347,5 @@ def remove_checkpoint(path: Path) -> None:
 
 def remove_leftovers(directory: Path) -> None:
     """Removes what a killed run left half written or half removed."""
-    for path in directory.glob(f"{LEFTOVER_PREFIX}*"):
+    for path in directory.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)

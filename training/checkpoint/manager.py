@@ -29,6 +29,7 @@ from training.checkpoint.checkpoint_files import (
     ResumeState,
     link_checkpoint,
     list_checkpoints,
+    parse_resume_state,
     prune_checkpoints,
     publish_checkpoint,
     read_checkpoint,
@@ -45,7 +46,6 @@ from training.checkpoint.saved_tensors import (
     copy_variables,
     describe_layout,
     find_non_finite,
-    restore_rows,
     restore_state,
     share_state,
 )
@@ -65,14 +65,7 @@ _log = logging.getLogger("sluice.training.checkpoint")
 def build_divergence_error(
     received: str, position: Position, *, has_temperature: bool = False, advice: str = ""
 ) -> TrainingDivergedError:
-    """Returns the error that ends a run whose numbers are no longer finite.
-
-    Args:
-        received: The number that is not finite.
-        position: The batch that it was found after.
-        has_temperature: Whether the model divides its scores by one.
-        advice: What helps where it is not a lower rate.
-    """
+    """Returns the error that ends a run whose numbers are no longer finite, after a batch."""
     further = ", or raise model.temperature" if has_temperature else ""
     lower = f"lower optimizer.learning_rate, set optimizer.clip_norm{further}"
     return TrainingDivergedError(
@@ -86,12 +79,7 @@ def build_divergence_error(
 class CheckpointManager:
     """The checkpoints of one run, which one process alone, or its workers together, write and read.
 
-    Args:
-        run: Directory of the run.
-        model: The model.
-        optimizers: Its optimizers, with the moments that a resumed run goes on from.
-        config: How many to keep, and whether to write while training goes on.
-        workers: The processes of the run; the chief writes, and sends the others what it restores.
+    The chief writes, and sends the others what it restores.
     """
 
     def __init__(
@@ -113,7 +101,8 @@ class CheckpointManager:
         # What the chief does once all workers have written their rows.
         self._seal: Callable[[], None] | None = None
         self._unreadable: list[Path] = []
-        self._saved: Position | None = None
+        # The position that was saved or restored last.
+        self.saved: Position | None = None
 
     @property
     def newest_epoch(self) -> int:
@@ -121,17 +110,8 @@ class CheckpointManager:
         entries = list_checkpoints(self._last)
         return entries[-1].position.epoch if entries else 0
 
-    @property
-    def saved(self) -> Position | None:
-        """The position that was saved or restored last."""
-        return self._saved
-
     def restore_last(self, warn: Callable[[str], None] = _log.warning) -> ResumeState | None:
-        """Restores the newest readable checkpoint and returns where the run stood, if any.
-
-        Raises:
-            InputDataError: No checkpoint fits the model and can be read; `warn` was told of each.
-        """
+        """Restores the newest readable checkpoint and returns where the run stood, if any."""
         is_shared = bool(self.state.sharded)
         if is_shared:
             self._require_seen()
@@ -141,53 +121,45 @@ class CheckpointManager:
         share_state(self.state, self._workers)
         if is_shared:
             self._restore_rows(Path(restored["path"]))
-        resume_state = ResumeState.parse(restored["state"])
-        self._saved = resume_state.position
+        resume_state = parse_resume_state(restored["state"])
+        self.saved = resume_state.position
         return resume_state
 
     def _require_seen(self) -> None:
         """Refuses a run that some worker does not see, as each writes its rows there."""
-        run = self._directory.parent
-        if self._workers.any(not run.is_dir()):
-            other = "another worker" if run.is_dir() else f"worker {self._workers.index}"
+        if self._workers.any(not self._directory.parent.is_dir()):
             raise ConfigError(
                 "rows that the workers share are written by each of them: all must see the run",
-                received=f"{run}: not seen by {other}",
+                received=f"{self._directory.parent}, not seen by one of them",
                 fix="set root to a directory on storage that all workers have under one path",
             )
 
     def _restore_last(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
         remove_leftovers(self._directory)
-        restored, self._unreadable = restore_newest(self._last, self.state, warn)
-        if restored is None:
-            return None
-        path, metadata = restored
-        return {"state": asdict(metadata.resume_state), "path": str(path)}
+        self._unreadable = []
+        restored = restore_newest(self._last, self.state, warn, self._unreadable)
+        return restored and {"path": str(restored[0]), "state": asdict(restored[1])}
 
     def _restore_rows(self, checkpoint: Path) -> None:
         """Sets the rows of each worker but the chief, which has its own, to a checkpoint's."""
         failure: InputDataError | None = None
         if not self._workers.is_chief:
             try:
-                restore_rows(self.state, checkpoint / STATE_PREFIX)
+                own = TrainingState(dict(self.state.sharded), {})
+                restore_state(own, checkpoint / STATE_PREFIX)
             except InputDataError as error:
                 failure = error
         if self._workers.any(failure is not None):
-            raise failure or InputDataError(
-                "another worker cannot read its rows of a checkpoint",
-                received=checkpoint,
-                fix="see what that worker says; all must see the run under one path",
-            )
+            told = "another worker cannot read its rows of a checkpoint"
+            raise failure or InputDataError(told, received=checkpoint, fix="see what it says")
 
     def save(self, resume_state: ResumeState, *, best: bool = False) -> None:
-        """Copies the state and writes it, after the write before has ended.
+        """Copies the state and writes it, after the write before has ended, which may raise.
 
-        Raises:
-            InternalError: This write or the one before failed.
-            TrainingDivergedError: A saved number is not finite; nothing was written.
+        Where a number is not finite nothing is written.
         """
         self.wait()  # Two copies of the state are never held at once.
-        self._saved = resume_state.position
+        self.saved = resume_state.position
         is_chief, sharded = self._workers.is_chief, self.state.sharded
         if not is_chief and not sharded:
             return
@@ -244,17 +216,13 @@ class CheckpointManager:
         except (TrainingDivergedError, InternalError) as error:
             failure = error
         has_diverged = self._workers.any(isinstance(failure, TrainingDivergedError))
-        has_failed = self._workers.any(failure is not None)
-        if failure is not None:
-            raise failure
-        if has_diverged and self._saved is not None:
-            raise build_divergence_error("a row of another worker is not finite", self._saved)
-        if has_failed:
-            raise InternalError(
-                _DISK_ERROR[0],
-                received=f"worker {self._workers.index}: another worker could not write its rows",
-                fix=f"see what that worker says; {_DISK_ERROR[1]}",
-            )
+        if not self._workers.any(failure is not None):
+            return
+        if has_diverged:
+            at = self.saved or Position(0, 0)
+            raise failure or build_divergence_error("a row of another worker is not finite", at)
+        told, fix = _DISK_ERROR
+        raise failure or InternalError(told, received="another worker could not write", fix=fix)
 
     def _write_part(
         self, own: Mapping[str, tf.Tensor], common: Mapping[str, tf.Tensor], position: Position
@@ -297,29 +265,27 @@ class CheckpointManager:
 
 
 def restore_newest(
-    directory: Path, state: TrainingState, warn: Callable[[str], None] = _log.warning
-) -> tuple[tuple[Path, CheckpointMetadata] | None, list[Path]]:
-    """Sets the state to the newest checkpoint of a directory that can be read.
+    directory: Path,
+    state: TrainingState,
+    warn: Callable[[str], None] = _log.warning,
+    refused: list[Path] | None = None,
+) -> tuple[Path, ResumeState] | None:
+    """Sets the state to the newest checkpoint of a directory that can be read, and returns it.
 
-    Returns:
-        The checkpoint and what it says of itself, or None where there is none; and those that were
-        passed over, each of which `warn` was told of.
-
-    Raises:
-        InputDataError: There are checkpoints, and none fits the model and can be read.
+    `warn` is told of each that is passed over, and `refused` gets it; where there are some and none
+    fits the model and can be read, the newest one's error is raised.
     """
-    refused: list[Path] = []
     first: InputDataError | None = None
     for entry in reversed(list_checkpoints(directory)):
         try:
             metadata = read_checkpoint(entry.path)
             restore_state(state, entry.path / STATE_PREFIX)
+            return entry.path, metadata.resume_state
         except InputDataError as error:
-            refused.append(entry.path)
+            if refused is not None:
+                refused.append(entry.path)
             first = first or error
             warn(f"passing over checkpoint {entry.path}: {error.received}")
-        else:
-            return (entry.path, metadata), refused
     if first is not None:
         raise first
-    return None, []
+    return None

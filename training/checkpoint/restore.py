@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ def manifest_sha256(manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class RunReference:
-    """What a run's card names: its config, its dataset version, those of `input.mix`, features."""
+    """What a run's card names: its config, dataset version, those of `input.mix`, features."""
 
     run_dir: Path
     config: TrainConfig
@@ -88,10 +88,7 @@ def read_run_manifest(
     specs: Sequence[FeatureSpec] = (),
     tolerates: ToleratesShard | None = None,
 ) -> Manifest:
-    """Reads the manifest of the dataset version that a run was trained on.
-
-    Another one than the run read is refused: by the feature that does not fit, if there is one.
-    """
+    """Reads the manifest of the dataset version that a run was trained on, and no other."""
     manifest = read_manifest(version_dir, tolerates)
     found = manifest_sha256(manifest)
     if found != expected_sha256:
@@ -106,27 +103,15 @@ def read_run_manifest(
 
 
 @dataclass(frozen=True)
-class SavedPoint:
-    """Which of a run's checkpoints a model is of: `best` or `last`, and where training was."""
-
-    name: str
-    position: Position
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns what `export.json` says of it."""
-        return {"name": self.name, "epoch": self.position.epoch, "batch": self.position.batch}
-
-
-@dataclass(frozen=True)
 class TrainedModel:
-    """A model with what it was trained on, and the checkpoint that it was read from by name."""
+    """A model with what it was trained on, and what `export.json` says of its checkpoint."""
 
     run_dir: Path
     model: Model
     config: TrainConfig
     manifest: Manifest
     version_dir: ReadablePath
-    checkpoint: SavedPoint | None = None
+    checkpoint: Mapping[str, Any] | None = None
 
     @classmethod
     def build(cls, run_dir: Path) -> TrainedModel:
@@ -138,17 +123,21 @@ class TrainedModel:
         return cls(run_dir, model, config, manifest, reference.version_dir)
 
 
-def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> SavedPoint:
-    """Returns which checkpoint of a run is its best or last one."""
+def find_checkpoint(run_dir: Path, which: Literal["best", "last"] = "best") -> Position:
+    """Returns where training was at the best or the last checkpoint of a run."""
     directory = run_dir / CHECKPOINTS_DIR / which
     entries = list_checkpoints(directory)
     if not entries:
-        raise UpstreamNotReadyError(
-            f"this run has no {which} checkpoint yet",
-            received=str(directory),
-            fix="let the training finish at least one epoch",
-        )
-    return SavedPoint(which, entries[-1].position)
+        raise _build_too_early_error(directory)
+    return entries[-1].position
+
+
+def _build_too_early_error(directory: Path) -> UpstreamNotReadyError:
+    return UpstreamNotReadyError(
+        f"this run has no {directory.name} checkpoint yet",
+        received=directory,
+        fix="let the training finish at least one epoch",
+    )
 
 
 def load_run(
@@ -169,21 +158,20 @@ def load_run(
     """
     run_dir = find_run(run)
     trained = TrainedModel.build(run_dir)
-    find_checkpoint(run_dir, which)
     model, config = trained.model, trained.config
-    restored, _ = restore_newest(run_dir / CHECKPOINTS_DIR / which, collect_state(**{MODEL: model}))
+    restored = restore_newest(run_dir / CHECKPOINTS_DIR / which, collect_state(**{MODEL: model}))
     if restored is None:
-        raise TypeError("a checkpoint that was listed is gone")
-    position = restored[1].resume_state.position
+        raise _build_too_early_error(run_dir / CHECKPOINTS_DIR / which)
+    position = restored[1].position
     undo_balance(model, config.input, trained.manifest)
     if is_calibrated and isinstance(model, NetworkRankingModel) and requires_fit(config.model):
         fitted = read_calibrations(run_dir, position)
         model.calibrate({**model.calibrations, **fitted})
-    return replace(trained, checkpoint=SavedPoint(which, position))
+    return replace(trained, checkpoint={"name": which, **asdict(position)})
 
 
 def load_checkpoint(directory: Path) -> TrainedModel:
-    """Loads the model of one checkpoint for its tables; unlike `load_run`, without calibrations."""
+    """Loads the model of one checkpoint for its tables, without calibrations."""
     trained = TrainedModel.build(find_run_of(directory))
     read_checkpoint(directory)
     restore_state(collect_state(**{MODEL: trained.model}), directory / STATE_PREFIX)
@@ -212,21 +200,14 @@ def read_calibrations(run: Path, position: Position) -> dict[str, Calibration]:
 
 
 def resolve_checkpoint(path: str) -> Path:
-    """Returns the checkpoint that a path stands for: itself, or a run's best, else its last one.
-
-    A run may also be named by its series, which stands for the last finished one.
-    """
+    """Returns the checkpoint that a path stands for: itself, or a run's best, else its last one."""
     if not is_remote(path) and (local_path(path) / CHECKPOINT_FILE).is_file():
         return local_path(path)
     run = find_run(path)
     checkpoints = run / CHECKPOINTS_DIR
     entries = list_checkpoints(checkpoints / BEST_DIR) or list_checkpoints(checkpoints / LAST_DIR)
     if not entries:
-        raise UpstreamNotReadyError(
-            "the run to start from has no checkpoint yet",
-            received=run,
-            fix="let it finish at least one epoch, or name another run",
-        )
+        raise _build_too_early_error(checkpoints / BEST_DIR)
     return entries[-1].path
 
 

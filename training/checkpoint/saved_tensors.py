@@ -31,19 +31,14 @@ _LISTS_OF_ALL = {"_variables", "_trainable_variables"}
 
 @runtime_checkable
 class Saveable(Protocol):
-    """State that grows, which no variable of a fixed shape can hold: the keys of a dynamic table.
+    """State that grows, as the keys of a dynamic table; variables below it are not looked at.
 
-    An object with these methods that a model or its optimizers hold as an attribute is saved and
-    restored by them; variables below it are not looked at.
+    Its tensors are copies, which later updates do not change.
     """
 
-    def state_tensors(self) -> Mapping[str, tf.Tensor]:
-        """Returns the state by name, as tensors that later updates do not change."""
-        ...
+    def state_tensors(self) -> Mapping[str, tf.Tensor]: ...
 
-    def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Restores the state from the tensors of an earlier `state_tensors`."""
-        ...
+    def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,9 @@ class TrainingState:
 
     @property
     def sharded(self) -> dict[str, ShardedRows]:
-        """Matrices of which each worker owns some rows."""
         return {n: v for n, v in self.variables.items() if isinstance(v, ShardedRows)}
 
     def name_of(self, variable: TableRows) -> str:
-        """Returns the name that a variable is saved under."""
         return next(name for name, other in self.variables.items() if other is variable)
 
     def name_of_keys(self, rows: TableRows) -> str | None:
@@ -73,11 +66,9 @@ class TrainingState:
 def collect_state(**roots: Any) -> TrainingState:
     """Finds every variable and every `Saveable` that trackable objects hold.
 
-    Names begin with the name of an object. What several of them hold is named after the first: the
-    model comes before its optimizers.
+    What several of them hold is named after the first: the model comes before its optimizers.
     """
-    state = TrainingState({}, {})
-    seen: set[int] = set()
+    state, seen = TrainingState({}, {}), set[int]()
     for root in roots.items():
         _collect(root, state, seen)
     return state
@@ -105,10 +96,7 @@ def _collect(root: tuple[str, Any], state: TrainingState, seen: set[int]) -> Non
 
 
 def copy_state(state: TrainingState) -> dict[str, tf.Tensor]:
-    """Returns the state as tensors in host memory that later steps do not change.
-
-    Of matrices that workers own rows of, these are the rows of this worker.
-    """
+    """Returns the state as tensors in host memory that later steps do not change."""
     tensors = copy_variables(state.variables)
     with tf.device("CPU:0"):
         for name, saveable in state.saveables.items():
@@ -134,23 +122,23 @@ def find_non_finite(tensors: Iterable[tuple[str, tf.Tensor]]) -> str | None:
 def restore_state(state: TrainingState, prefix: Path) -> None:
     """Sets the state to what a checkpoint holds; what is more in it is left alone.
 
-    Raises:
-        InputDataError: The files cannot be read, or a variable is missing or of another shape.
+    One that lacks a variable, or has another shape of it, is refused before anything is set.
     """
     try:
         reader = CheckpointTensors(prefix)
+        shapes = reader.get_variable_to_shape_map()
+        for name, variable in state.variables.items():
+            found = shapes[name] if name in shapes else reader.get_tensor(name)  # It raises.
+            if isinstance(variable, tf.Variable):
+                variable.shape.assert_is_compatible_with(found)
         for name, variable in state.variables.items():
             if isinstance(variable, ShardedRows):
                 variable.assign_own(reader.read_rows(name, variable.owners))
             else:
                 variable.assign(reader.get_tensor(name))
-        names = reader.get_variable_to_shape_map()
         for name, saveable in state.saveables.items():
-            start = f"{name}/"
-            own = [full for full in names if full.startswith(start)]
-            saveable.restore_tensors(
-                {full.removeprefix(start): reader.get_tensor(full) for full in own}
-            )
+            own = [full for full in shapes if full.startswith(f"{name}/")]
+            saveable.restore_tensors({n[len(name) + 1 :]: reader.get_tensor(n) for n in own})
     except Exception as error:  # Damaged bytes end in whatever the code that trips raises.
         raise InputDataError(
             "cannot restore a checkpoint: it is damaged or belongs to another model",
@@ -159,16 +147,8 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
         ) from error
 
 
-def restore_rows(state: TrainingState, prefix: Path) -> None:
-    """Sets the rows that this worker owns to what a checkpoint holds; the chief has checked it."""
-    restore_state(TrainingState(dict(state.sharded), {}), prefix)
-
-
 def share_state(state: TrainingState, workers: Workers) -> None:
-    """Sets the state, on all processes of a run, to what it is on the chief.
-
-    The rows that workers own are left alone.
-    """
+    """Sets the state, but the rows that workers own, to what it is on the chief."""
     for saveable in state.saveables.values():
         tensors = workers.share_arrays(saveable.state_tensors)
         if not workers.is_chief:

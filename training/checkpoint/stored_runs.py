@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +25,11 @@ from conf.artefacts.run import (
     RUNS_DIR,
     resolve_run,
 )
+from conf.deadline import repeating
 from conf.errors import SluiceError
 from conf.publication.lease import hold_lease, read_holder
 from conf.publication.pointer import set_pointer
-from conf.publication.working_copy import WorkingCopy, describe_place, find_working_copy
+from conf.publication.working_copy import WorkingCopy, find_working_copy
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path, is_remote
 from conf.training.train import TrainConfig
@@ -40,27 +40,12 @@ _log = logging.getLogger("sluice.training.stored_runs")
 
 
 def find_run(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of a run, or of a series' last finished one; downloads stored ones.
-
-    Raises:
-        UpstreamNotReadyError: No run has finished there.
-        InputDataError: `CURRENT` names a run that does not exist.
-    """
+    """Returns the directory of a run, or of a series' last finished one; downloads stored ones."""
     if not is_remote(os.fspath(path)):
         return resolve_run(os.fspath(path))
     copy = WorkingCopy.at(str(resolve_entry(find_path(path), RUN)))
     copy.pull()
     return copy.local
-
-
-def describe_run(run: Path) -> str:
-    """Returns the path of a run's directory, or the URI that it stands for."""
-    return describe_place(run)
-
-
-def is_stored(config: TrainConfig) -> bool:
-    """Whether the runs of a config lie in a store."""
-    return is_remote(config.root)
 
 
 def bring_back(run: Path) -> None:
@@ -80,7 +65,7 @@ class StoredSeries:
         with self._copy.reaching():
             runs = self._copy.remote.child(RUNS_DIR).list_folders()
         for run_id in sorted(runs, reverse=True):
-            copy = self._open_run(run_id)
+            copy = self._copy.child(RUNS_DIR).child(run_id)
             copy.pull(lambda key: key == RUN_CARD_FILE)
             card = copy.local / RUN_CARD_FILE
             if card.is_file() and f'"{config_sha256}"' in card.read_text(encoding="utf-8"):
@@ -91,58 +76,35 @@ class StoredSeries:
                     _cut_history(copy.local)
                 return
 
-    def _open_run(self, run_id: str) -> WorkingCopy:
-        return self._copy.child(RUNS_DIR).child(run_id)
-
     @contextmanager
     def kept(self, run: Path) -> Iterator[None]:
-        """Holds a run for this process, and brings its checkpoints to the store while it trains.
-
-        Raises:
-            UpstreamNotReadyError: Another process trains it, or has taken it over.
-        """
-        copy = self._open_run(run.name)
+        """Holds a run for this process, and brings its checkpoints to the store while it trains."""
+        copy = self._copy.child(RUNS_DIR).child(run.name)
         copy.begin()
         with hold_lease(copy.remote, copy.read_id()) as lease:
+            seen: list[Path] = []
 
             def bring() -> None:
                 lease.check()
                 copy.push()
 
-            with _following_checkpoints(run, bring):
-                yield
+            def bring_new() -> None:
+                if (now := _list_checkpoints(run)) != seen:
+                    seen[:] = now
+                    _try("a checkpoint is not in the store yet", bring)
+
+            try:
+                with repeating(_POLL_S, bring_new):
+                    yield
+            except BaseException:  # What went wrong first is raised.
+                _try("the run's last state is not in the store", bring)
+                raise
+            bring()
 
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
-        self._open_run(run.name).push()
+        self._copy.child(RUNS_DIR).child(run.name).push()
         set_pointer(self._copy.remote, run.name)
-
-
-@contextmanager
-def _following_checkpoints(run: Path, bring: Callable[[], None]) -> Iterator[None]:
-    """Calls a function for each new checkpoint while the block runs, and once it has ended."""
-    ended = threading.Event()
-
-    def follow() -> None:
-        seen: list[Path] = []
-        while not ended.wait(_POLL_S):
-            now = _list_checkpoints(run)
-            if now != seen:
-                _try("a checkpoint is not in the store yet", bring)
-            seen = now
-
-    thread = threading.Thread(target=follow, name="bring checkpoints", daemon=True)
-    thread.start()
-    try:
-        yield
-    except BaseException:
-        ended.set()
-        thread.join()
-        _try("the run's last state is not in the store", bring)  # What went wrong first is raised.
-        raise
-    ended.set()
-    thread.join()
-    bring()
 
 
 def _try(otherwise: str, bring: Callable[[], None]) -> None:
@@ -153,10 +115,7 @@ def _try(otherwise: str, bring: Callable[[], None]) -> None:
 
 
 def _remove_unfinished(run: Path) -> None:
-    """Removes checkpoints that a process was killed on its way to bring: their marker comes last.
-
-    The next push removes them from the store, too.
-    """
+    """Removes checkpoints that were brought in part: their marker comes last."""
     for folder in _list_checkpoints(run):
         if not (folder / CHECKPOINT_FILE).is_file():
             _log.warning("%s did not get to the store whole: it is left out", folder.name)
@@ -164,10 +123,7 @@ def _remove_unfinished(run: Path) -> None:
 
 
 def _cut_history(run: Path) -> None:
-    """Leaves out epochs that no whole checkpoint has behind it: they are trained again.
-
-    Training goes on while files are brought, so the history may be epochs ahead of what came last.
-    """
+    """Leaves out epochs that no whole checkpoint has behind it: training went on meanwhile."""
     newest = [path.name for path in _list_checkpoints(run) if path.parent.name == LAST_DIR]
     epochs = int(max(newest).partition("-")[0]) if newest else 0
     file = run / HISTORY_FILE

@@ -151,7 +151,7 @@ def _describe_run(trained: TrainedModel) -> dict[str, Any]:
         "model": trained.config.model.name,
         "run": trained.run_dir.name,
         "run_path": describe(trained.run_dir.resolve()),
-        "checkpoint": None if trained.checkpoint is None else trained.checkpoint.to_json(),
+        "checkpoint": trained.checkpoint,
         "dataset": manifest.dataset_name,
         "dataset_version": manifest.dataset_version,
         "encoders_fingerprint": manifest.encoders_fingerprint,

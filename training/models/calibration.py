@@ -35,23 +35,16 @@ _FOLDS = 5
 
 @dataclass(frozen=True)
 class Calibration:
-    """A rising line from a network's log-odds to calibrated ones.
-
-    Attributes:
-        logits: Knots, float32 numbers, rising.
-        log_odds: What they become, rising.
-    """
+    """A line of rising knots, float32 numbers, from a network's log-odds to calibrated ones."""
 
     logits: tuple[float, ...]
     log_odds: tuple[float, ...]
 
     @classmethod
     def of(cls, knots: Mapping[str, Sequence[float]]) -> Calibration:
-        """Returns the line of what `to_json` gives."""
         return cls(tuple(knots["logits"]), tuple(knots["log_odds"]))
 
     def to_json(self) -> dict[str, list[float]]:
-        """Returns the knots."""
         return {"logits": list(self.logits), "log_odds": list(self.log_odds)}
 
     def apply(self, logits: tf.Tensor) -> tf.Tensor:
@@ -78,13 +71,10 @@ def requires_fit(config: ModelConfig) -> bool:
 
 
 def find_keep_rate(config: InputConfig, manifest: Manifest, label: str) -> float | None:
-    """Returns the rate at which training draws rows of label 0, as against those of label 1.
+    """Returns the rate, above 0, at which training draws rows of label 0 beside those of label 1.
 
     Rows that the build down-samples are none of them: their weights make up for it in the loss.
-
-    Returns:
-        The rate, above 0; None: nothing draws them otherwise, or the manifest does not know what
-        the shares were before.
+    None: nothing draws them otherwise, or the manifest does not know what the shares were before.
     """
     balance = config.class_balance
     hidden = config.filter or config.mix  # Rows read have other shares of labels.
@@ -104,14 +94,10 @@ def undo_keep_rate(keep_rate: float) -> Calibration:
 
 @dataclass(frozen=True)
 class TaskFit:
-    """A calibration, beside the log loss of rows that it was not fitted to.
+    """A calibration of all rows, of which `rarer` have the rarer label.
 
-    Attributes:
-        line: Fitted to all rows.
-        rarer: Rows of the rarer label.
-        loss: Log loss of five folds, each calibrated by the others.
-        loss_before: Log loss without.
-        error: Standard error of the difference.
+    `loss` is the log loss of five folds, each calibrated by the others; `error` is the standard
+    error of its difference from the loss without.
     """
 
     line: Calibration
@@ -132,13 +118,9 @@ def fit_task(
     weights: FloatArray,
     before: Calibration | None = None,
 ) -> TaskFit:
-    """Fits a calibration to rows, and measures it on five folds of them.
+    """Fits a calibration to rows as `fit_isotonic`, and measures it on five folds of them.
 
-    Args:
-        logits: `[rows]`, log-odds of a network, finite.
-        labels: `[rows]`, whether each is a positive.
-        weights: `[rows]`, above 0, what each counts for.
-        before: What log-odds go through without it.
+    `before` is what log-odds go through without it.
     """
     # Folds of like shares of both labels.
     order = np.lexsort((np.random.default_rng(0).random(len(labels)), labels))

@@ -10,10 +10,11 @@ import json
 import math
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from conf.artefacts.run import (
     read_json,
     write_json,
 )
-from conf.deadline import call_within
+from conf.deadline import call_within, repeating
 from conf.errors import ConfigError, TrainingInterruptedError, install_hint
 from conf.training.train import TrainConfig
 from training.monitoring.progress import TrainingProgress
@@ -40,84 +41,10 @@ _SETTINGS = {
 }
 
 
-class MlflowLog:
-    """Sends a run's records as they come; `mlflow.json` has MLflow's id, and what it was sent."""
-
-    def __init__(
-        self, config: TrainConfig, run: Path, tags: Mapping[str, str], progress: TrainingProgress
-    ) -> None:
-        self._config, self._run, self._tags, self._progress = config, run, tags, progress
-        self._client, self._sent = build_client(config), dict[str, Any]()
-        self._said, self._ended = "", threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="mlflow", daemon=True)
-        self._thread.start()
-
-    def end(self, status: str) -> None:
-        """Sends the rest, the artefacts and the status; says what the server lacks."""
-        self._ended.set()
-        self._thread.join()  # Its call ends within its time.
-        self._try(lambda: self._send_rest(status), "it does not have all of this run")
-
-    def _follow(self) -> None:
-        while not self._ended.is_set():
-            self._try(self.send_new, "training goes on, and sends it later")
-            self._ended.wait(_EVERY_S)
-
-    def _try(self, send: Callable[[], Any], consequence: str) -> None:
-        try:
-            call_within(_CALL_S, send)
-        except Exception as error:  # Stores and plugins of MLflow raise what they like.
-            said = f"MLflow fails ({str(error)[:200]}): {consequence}"
-            if said != self._said:
-                self._progress.message(said)
-            self._said = said
-
-    def _send_rest(self, status: str) -> None:
-        run_id = self.send_new()
-        for name in (RUN_CARD_FILE, HISTORY_FILE, WARM_START_FILE):
-            if (self._run / name).exists():
-                self._client.log_artifact(run_id, str(self._run / name))
-        self._client.set_terminated(run_id, status)
-
-    def send_new(self) -> str:
-        """Sends what the server lacks; returns MLflow's id of the run."""
-        from mlflow.entities import Metric
-
-        sent = self._sent = self._sent or self._begin()
-        records = read_records(self._run, self._config.input.batch_size)
-        new = [record for record in records if record[1] > sent.get(record[0], 0)]
-        now = int(time.time() * 1000)
-        metrics = [Metric(*pair, now, step) for _, step, found in new for pair in found.items()]
-        self._client.log_batch(sent["run_id"], metrics=metrics)  # In calls of the API's size.
-        sent |= {kind: step for kind, step, _ in new}
-        write_json(self._run / MLFLOW_FILE, sent)
-        return str(sent["run_id"])
-
-    def _begin(self) -> dict[str, Any]:
-        """Makes the run at the server, or takes up the one that is there; sets its params."""
-        from mlflow.entities import Param
-
-        sent, file = dict[str, Any](), self._run / MLFLOW_FILE
-        if file.exists():
-            sent = read_json(file)
-            self._client.update_run(sent["run_id"], status="RUNNING")
-        else:
-            name, tags = self._config.name, dict(self._tags)
-            found = self._client.get_experiment_by_name(name)
-            place = found.experiment_id if found else self._client.create_experiment(name)
-            made = self._client.create_run(place, tags=tags, run_name=self._run.name)
-            sent["run_id"] = made.info.run_id
-            write_json(file, sent)
-            self._progress.message(f"run {sent['run_id']} of {name!r} at MLflow")
-        params = [Param(*pair) for pair in list_params(self._config).items()]
-        self._client.log_batch(sent["run_id"], params=params)
-        return sent
-
-
 def build_client(config: TrainConfig) -> Any:
     """Returns the client of `mlflow.tracking_uri`, or of what MLflow's own settings name."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    for setting in _SETTINGS.items():
+        os.environ.setdefault(*setting)
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as error:
@@ -125,23 +52,63 @@ def build_client(config: TrainConfig) -> Any:
     return MlflowClient(config.mlflow and config.mlflow.tracking_uri)
 
 
-@contextmanager
-def tracked(
-    config: TrainConfig, run: Path, tags: Mapping[str, str], progress: TrainingProgress
-) -> Iterator[None]:
-    """Sends what a run writes inside the block to `mlflow`'s server, where there is one."""
-    if config.mlflow is None:
-        yield
-        return
-    log, status = MlflowLog(config, run, tags, progress), "FAILED"
-    try:
-        yield
-        status = "FINISHED"
-    except (TrainingInterruptedError, KeyboardInterrupt):
-        status = "KILLED"
-        raise
-    finally:
-        log.end(status)
+class MlflowLog:
+    """Sends what a run writes; its `mlflow.json` has MLflow's id, and what MLflow has of it."""
+
+    def __init__(
+        self, config: TrainConfig, run: Path, tags: Mapping[str, str], progress: TrainingProgress
+    ) -> None:
+        self._config, self._run, self._tags = config, run, dict(tags)
+        self._client, self._say = build_client(config), cache(progress.message)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Sends what comes while the block runs, and all that is left at its end."""
+        status, later = "FAILED", "training goes on, and sends it later"
+        try:
+            with repeating(_EVERY_S, lambda: self._try("RUNNING", later)):
+                yield
+            status = "FINISHED"
+        except (TrainingInterruptedError, KeyboardInterrupt):
+            status = "KILLED"
+            raise
+        finally:
+            self._try(status, "it does not have all of this run")
+
+    def _try(self, status: str, otherwise: str) -> None:
+        try:
+            call_within(_CALL_S, lambda: self._send(status))
+        except Exception as error:  # Stores and plugins of MLflow raise what they like.
+            self._say(f"MLflow fails ({str(error)[:200]}): {otherwise}")
+
+    def _send(self, status: str) -> None:
+        from mlflow.entities import Metric, Param
+
+        sent, now = self._find_sent(), int(time.time() * 1000)
+        records = read_records(self._run, self._config.input.batch_size)
+        new = [record for record in records if record[1] > sent.get(record[0], 0)]
+        metrics = [Metric(*pair, now, step) for _, step, found in new for pair in found.items()]
+        params = [] if "params" in sent else [Param(*p) for p in list_params(self._config).items()]
+        self._client.log_batch(sent["run_id"], metrics, params)  # In calls of the API's size.
+        sent |= {"params": 1, **{kind: step for kind, step, _ in new}}
+        write_json(self._run / MLFLOW_FILE, sent)
+        ended = () if status == "RUNNING" else (RUN_CARD_FILE, HISTORY_FILE, WARM_START_FILE)
+        for file in (self._run / name for name in ended):
+            if file.exists():
+                self._client.log_artifact(sent["run_id"], str(file))
+        mark = self._client.set_terminated if ended else self._client.update_run
+        mark(sent["run_id"], status)
+
+    def _find_sent(self) -> dict[str, Any]:
+        """Returns what the server has, at first nothing but the run."""
+        name, file = self._config.name, self._run / MLFLOW_FILE
+        if not file.exists():
+            found = self._client.get_experiment_by_name(name)
+            place = found.experiment_id if found else self._client.create_experiment(name)
+            made = self._client.create_run(place, tags=self._tags, run_name=self._run.name)
+            write_json(file, {"run_id": made.info.run_id})
+            self._say(f"run {made.info.run_id} of {name!r} at MLflow")
+        return read_json(file)
 
 
 def send_artefact(config: TrainConfig, run: Path, file: Path) -> None:
@@ -153,9 +120,9 @@ def send_artefact(config: TrainConfig, run: Path, file: Path) -> None:
 
 def read_records(run: Path, batch_size: int) -> Iterator[tuple[str, int, dict[str, float]]]:
     """Yields what a run has recorded: its kind, its step, and its metrics by name."""
-    shown = ("loss", "examples_per_s", "input_wait_share", "epoch")
     for line in read_steps(run):
-        yield "steps", line.step, _name("train", {name: getattr(line, name) for name in shown})
+        values = asdict(line)
+        yield "steps", values.pop("step"), _name("train", values)
     for found in read_step_validations(run):
         yield "validations", found.step, _name("validation", found.validation)
     examples = 0
@@ -166,27 +133,23 @@ def read_records(run: Path, batch_size: int) -> Iterator[tuple[str, int, dict[st
         yield "epochs", examples // batch_size, metrics
 
 
-def list_params(config: TrainConfig) -> dict[str, str]:
-    """Returns a config as MLflow's params: keys by dots, values as text, what is unset left out."""
-    return {
-        _clean(key): value if isinstance(value, str) else json.dumps(value)
-        for key, value in _flatten(config.resolved())
-        if value is not None and not key.startswith("mlflow.")
-    }
-
-
-def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, part in value.items():
-            yield from _flatten(part, f"{key}.{name}" if key else name)
-    else:
-        yield key, value
-
-
 def _name(group: str, values: Mapping[str, float]) -> dict[str, float]:
     """Names metrics; numbers that are not finite have no place in JSON."""
-    pairs = {f"{group}/{_clean(name)}": float(value) for name, value in values.items()}
-    return {name: value for name, value in pairs.items() if math.isfinite(value)}
+    found = {f"{group}/{_clean(name)}": float(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def list_params(config: TrainConfig) -> dict[str, str]:
+    """Returns a config as MLflow's params: keys by dots, values as text, what is unset left out."""
+    return dict(_flatten("", config.model_copy(update={"mlflow": None}).resolved()))
+
+
+def _flatten(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _flatten(f"{key}.{name}", part)
+    elif value is not None:
+        yield _clean(key[1:]), value if isinstance(value, str) else json.dumps(value)
 
 
 def _clean(name: str) -> str:

@@ -16,27 +16,15 @@ if TYPE_CHECKING:  # Progress is made before TensorFlow starts.
     from training.monitoring.run_logs import EpochRecord
 
 LogFormat = Literal["text", "json"]
-SHOWN_METRICS = ("hit_rate@10", "ndcg@10", "mrr")
-SECONDS_PER_LINE = 10.0
+_SHOWN_METRICS = ("hit_rate@10", "ndcg@10", "mrr")
 
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Where training stands.
+    """Where training stands: in a one-based epoch (sums and means are of it), and in the run.
 
-    Attributes:
-        epoch: One-based epoch.
-        epochs: Epochs of the whole run.
-        step: Steps done in this epoch.
-        steps: Steps per epoch.
-        loss: Mean loss of this epoch so far.
-        examples_per_s: Rows per second in this epoch.
-        input_wait_share: Share of the time that steps waited for input, in [0, 1].
-        eta_s: Seconds left if no epoch is saved by early stopping; None while unknown.
-        run_step: Steps of the run so far: `step` of `metrics.jsonl`.
-        run_steps: Steps of the run if no epoch is saved by early stopping.
-        metric: Name of the metric that chooses the epoch, and its value after the last epoch; None
-            while there is none.
+    `eta_s` is None while unknown, `metric` (the one that chooses the epoch, as it was last) while
+    there is none.
     """
 
     epoch: int
@@ -71,25 +59,20 @@ class TrainingProgress(Protocol):
 class NoProgress:
     """Progress that is not shown."""
 
-    def message(self, text: str, **fields: Any) -> None:
-        """Drops the message."""
+    def message(self, text: str, **fields: Any) -> None: ...
 
-    def step(self, status: StepStatus) -> None:
-        """Drops the status."""
+    def step(self, status: StepStatus) -> None: ...
 
-    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Drops the record."""
+    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def close(self) -> None: ...
 
 
 def build_progress(
-    log_format: LogFormat, every_seconds: float | None = None, stream: TextIO | None = None
+    log_format: LogFormat, every_seconds: float = 10.0, stream: TextIO | None = None
 ) -> TrainingProgress:
     """Returns the progress for an output stream (None: standard error)."""
     stream = stream or sys.stderr
-    every_seconds = SECONDS_PER_LINE if every_seconds is None else every_seconds
     if log_format == "json":
         return JsonProgress(stream, every_seconds)
     if stream.isatty():
@@ -104,18 +87,15 @@ class LineProgress(NoProgress):
         self._stream, self._every_seconds, self._last = stream, every_seconds, time.monotonic()
 
     def message(self, text: str, **fields: Any) -> None:
-        """Writes a message."""
         print(text, file=self._stream, flush=True)
 
     def step(self, status: StepStatus) -> None:
-        """Writes the status, if the last one is old enough."""
         now = time.monotonic()
         if now - self._last >= self._every_seconds:
             self._last = now
             self._show(status)
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Writes the epoch's summary."""
         print(render_epoch(record, best, metric), file=self._stream, flush=True)
 
     def _show(self, status: StepStatus) -> None:
@@ -126,11 +106,9 @@ class JsonProgress(LineProgress):
     """One JSON object per line."""
 
     def message(self, text: str, **fields: Any) -> None:
-        """Writes a message with its fields."""
         self._write("message", {"message": text, **fields})
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Writes the epoch's record."""
         self._write("epoch", {**asdict(record), "best": best})
 
     def _show(self, status: StepStatus) -> None:
@@ -152,31 +130,21 @@ class TerminalProgress:
         self._bar.start()
 
     def message(self, text: str, **fields: Any) -> None:
-        """Prints a message above the bar."""
         self._console.print(text, highlight=False, markup=False)
 
     def step(self, status: StepStatus) -> None:
-        """Renews the line and moves the bar."""
         line = render_status(status, self._console.width)
         self._bar.update(self._task, total=status.steps, completed=status.step, description=line)
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
-        """Prints the epoch's summary above the bar."""
         self.message(render_epoch(record, best, metric))
 
     def close(self) -> None:
-        """Takes the bar away."""
         self._bar.stop()
 
 
 def render_status(status: StepStatus, width: int | None = None) -> str:
-    """Returns where training stands as one line.
-
-    Args:
-        status: Where it stands.
-        width: Characters that there is room for: words are shortened where they are too long, no
-            figure is left out. None: no bound.
-    """
+    """Returns where training stands as one line; shorter words where it would not fit a width."""
     eta = "" if status.eta_s is None else f"  ETA {render_duration(status.eta_s)}"
     metric = "" if status.metric is None else f"  {status.metric[0]} {status.metric[1]:.4f}"
     loss, wait = f"loss {status.loss:.4f}{metric}", f"{status.input_wait_share:.0%}{eta}"
@@ -190,8 +158,8 @@ def render_status(status: StepStatus, width: int | None = None) -> str:
 
 def render_epoch(record: EpochRecord, best: bool, metric: str | None) -> str:
     """Returns one epoch's summary as text; the metric that chooses comes before the others."""
-    shown = [name for name in SHOWN_METRICS if name in record.validation]
-    names = shown or sorted(record.validation)[: len(SHOWN_METRICS)]
+    shown = [name for name in _SHOWN_METRICS if name in record.validation]
+    names = shown or sorted(record.validation)[: len(_SHOWN_METRICS)]
     if metric is not None and metric in record.validation:
         names = [metric, *(name for name in names if name != metric)]
     metrics = "".join(f"  {name} {record.validation[name]:.4f}" for name in names)

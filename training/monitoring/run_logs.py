@@ -32,23 +32,12 @@ from training.monitoring.progress import TrainingProgress
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch.
+    """One epoch, from 1: mean loss over its rows, wall time of its training, what validation found.
 
-    Attributes:
-        epoch: One-based.
-        loss: Mean training loss over the epoch's rows.
-        seconds: Wall time of the training steps, validation apart.
-        examples: Rows trained on.
-        examples_per_s: Rows per second of training.
-        input_wait_share: Share of the time that steps waited for their batch, in [0, 1].
-        validation: Validation metrics by name; empty where nothing is validated on.
-        left_out: What the input left out of the epoch, by kind: `bad_records`, `shards`,
-            `filtered_rows`; empty where it left nothing out.
-        tables: What has happened to the keys of dynamic tables in the epoch, by table: `keys` with
-            a row at its end and `bytes` of memory; with rules also `waiting` keys, keys
-            `admitted` and `evicted`, lookups `rejected` and (of a full table) `refused`; of two
-            tiers rows that were on the device (`device_hits`), those `swapped` in, and
-            `device_bytes`.
+    `left_out` counts what the input left out (`bad_records`, `shards`, `filtered_rows`). `tables`
+    tells of dynamic ones: their `keys` and `bytes` at the end of the epoch; with rules also keys
+    `waiting`, `admitted` and `evicted`, and lookups `rejected` and (of a full table) `refused`; of
+    two tiers rows found on the device (`device_hits`), those `swapped` in, and `device_bytes`.
     """
 
     epoch: int
@@ -87,10 +76,7 @@ def _find_value(name: str, found: Mapping[str, float]) -> float:
         names = sorted(found)
         advice = did_you_mean(name, names) + "; cut-offs are set by evaluation.ks"
         if find_family(name) in ("auc", "gauc"):
-            advice = (
-                "the held-out labels are of one class (for gauc: those of each user), so that no "
-                "pair can be ordered; set fit.early_stopping.metric=log_loss"
-            )
+            advice = "labels of one class have no pairs: set fit.early_stopping.metric=log_loss"
         raise ConfigError(
             "fit.early_stopping.metric is not among the validation metrics",
             received=name,
@@ -104,11 +90,8 @@ def _find_value(name: str, found: Mapping[str, float]) -> float:
 class TrainingResult:
     """How a run ended; what ran before a resume is included.
 
-    Attributes:
-        best_epoch: One-based epoch whose weights, or in which the weights, are kept as the best.
-        left_out: What the input left out of the last epoch; see `EpochRecord`.
-        best_step: Steps after which these were validated, where validations of steps choose them.
-        selected_by: Metric that chose the epoch or the step; None: the last epoch is kept.
+    The best epoch (from 1), and the step where steps were validated, are those whose weights are
+    kept by the metric `selected_by`, or the last ones. `left_out` is of the last epoch.
     """
 
     best_epoch: int
@@ -138,23 +121,17 @@ def read_history(run: Path) -> list[EpochRecord]:
 
 
 def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRecord]:
-    """Reads the entries of the epochs that a resumed run goes on from.
+    """Reads the entries of the epochs that the restored checkpoint has behind it.
 
-    An epoch's entry is written before its checkpoint, so one entry more than there are
-    checkpoints is what a kill in between leaves.
-
-    Args:
-        run: Directory of the run.
-        finished: Epochs that the restored checkpoint has behind it.
-        newest: Epoch of the newest checkpoint, which is later where damaged ones were passed over.
+    An epoch's entry is written before its checkpoint, so a kill in between leaves one entry more
+    than the epochs of the newest checkpoint, later than the restored one if that was damaged.
     """
     records = read_history(run)
     epochs = [record.epoch for record in records]
     if epochs != list(range(1, len(epochs) + 1)) or not finished <= len(epochs) <= newest + 1:
         raise InputDataError(
             "the history of this run does not fit its checkpoints",
-            received=f"{run / HISTORY_FILE} with {len(epochs)} epochs, "
-            f"a checkpoint of epoch {newest}",
+            received=f"{run / HISTORY_FILE} with {len(epochs)} epochs",
             allowed=f"epochs 1 to {newest}, or one more",
             fix="restore the missing files, or train again without --resume",
         )
@@ -204,12 +181,10 @@ class RecordLog(Generic[Record]):
             self._handle.flush()
 
     def sync(self) -> None:
-        """Brings all lines through to the disk."""
         with _writing(self._file):
             os.fsync(self._handle.fileno())
 
     def close(self) -> None:
-        """Ends the file."""
         with _writing(self._file):
             self._handle.close()
 
@@ -288,16 +263,14 @@ class EpochLog:
                 tf.summary.scalar(tag, value)
 
     def close(self) -> None:
-        """Ends the event file."""
         with _writing(self._directory):
             self._writer.close()
 
 
 class StepProfiler:
-    """Runs steps as another function does, and profiles those of a range.
+    """Runs steps as another function does, and profiles exactly those of a range.
 
-    Compiled calls that reach over an end of the range are cut in two there, so it is exact; steps
-    give the same losses and weights either way.
+    Compiled calls that reach over an end of it are cut there, with the same losses and weights.
     """
 
     def __init__(self, run_steps: RunSteps, wanted: StepRange, progress: TrainingProgress) -> None:
@@ -312,17 +285,13 @@ class StepProfiler:
         return closing(self)
 
     def __call__(self, iterator: Any, steps: tf.Tensor) -> StepsResult:
-        """Runs the steps, one call for each part on either side of the range."""
-        left, results = int(steps), list[StepsResult]()
-        while left:
+        end, results = self._step + int(steps), list[StepsResult]()
+        ends = {e for e in (self._wanted.start, self._wanted.end) if self._step < e < end}
+        for part_end in sorted({*ends, end}):
             self._start_or_stop()
-            ends = [e - self._step for e in (self._wanted.start, self._wanted.end)]
-            part = min([left, *(end for end in ends if end > 0)])
-            result = self._run_steps(iterator, tf.constant(part))
-            results.append(result)
-            losses = result.losses.numpy()
+            results.append(self._run_steps(iterator, tf.constant(part_end - self._step)))
+            losses = results[-1].losses.numpy()
             self._step += len(losses)
-            left -= part
             if not np.isfinite(losses[-1]):
                 break
         self._start_or_stop()

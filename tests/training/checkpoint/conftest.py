@@ -14,9 +14,17 @@ from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig
-from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState
+from training.checkpoint.checkpoint_files import (
+    CheckpointMetadata,
+    EpochSums,
+    Position,
+    ResumeState,
+    seal_checkpoint,
+    write_part,
+)
 from training.checkpoint.manager import CheckpointManager
 from training.checkpoint.saved_tensors import copy_state
+from training.embedding.worker_rows import RowOwners
 from training.loop.optimizers import Optimizers
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
@@ -26,6 +34,15 @@ MODEL = DSSMConfig(embedding_dim=4)
 
 def state_at(epoch: int, batch: int = 0, sums: EpochSums | None = None) -> ResumeState:
     return ResumeState(Position(epoch, batch), sums or EpochSums(), seed=7)
+
+
+def write_checkpoint(
+    directory: Path, tensors: dict[str, tf.Tensor], metadata: CheckpointMetadata
+) -> Path:
+    """Writes a checkpoint as one process does."""
+    write_part(directory, RowOwners(0, 1), {}, tensors)
+    seal_checkpoint(directory, 1, metadata)
+    return directory
 
 
 @dataclass(frozen=True)

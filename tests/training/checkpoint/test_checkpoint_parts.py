@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError, InternalError, TrainingDivergedError
-from tests.training.checkpoint.conftest import state_at
+from tests.training.checkpoint.conftest import state_at, write_checkpoint
 from training.checkpoint.checkpoint_files import (
     STATE_PREFIX,
     CheckpointLayout,
@@ -20,7 +20,6 @@ from training.checkpoint.checkpoint_files import (
     count_parts,
     read_checkpoint,
     seal_checkpoint,
-    write_checkpoint,
     write_part,
 )
 from training.checkpoint.manager import CheckpointManager
@@ -52,8 +51,7 @@ def write(directory: Path, count: int, whole: np.ndarray = WHOLE) -> Path:
     """A checkpoint of so many workers; 1: of a process that holds all rows."""
     common = {"model/w": tf.constant([1.0, 2.0])}
     if count == 1:
-        write_checkpoint(directory, {**common, NAME: tf.constant(whole)}, METADATA)
-        return directory
+        return write_checkpoint(directory, {**common, NAME: tf.constant(whole)}, METADATA)
     for owners in (RowOwners(index, count) for index in range(count)):
         own = {NAME: tf.constant(whole[owners.list_rows(len(whole))])}
         write_part(directory, owners, own, {} if owners.index else common)
@@ -83,33 +81,18 @@ def test_rows_go_to_their_owners_of_now(tmp_path: Path, written: int, now: int) 
         np.testing.assert_array_equal(reader.read_rows(NAME, owners), WHOLE[owners.list_rows(ROWS)])
 
 
-def test_a_part_that_is_missing_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_part_of_another_run_takes_no_ones_place(tmp_path: Path, workers: int) -> None:
     directory = write(tmp_path / "c", 2)
-    next(directory.glob("rows-00001-of-00002.data*")).unlink()
+    other = write(tmp_path / "other", workers, WHOLE + np.float32(1.0))
+    for file in other.glob("rows-00001-*"):
+        shutil.copy(file, directory / file.name)
+    if workers == 3:  # Its name says that it is none of these.
+        read_checkpoint(directory)
+        reader = CheckpointTensors(directory / STATE_PREFIX)
+        np.testing.assert_array_equal(reader.get_tensor(NAME), WHOLE)
+        next(directory.glob("rows-00001-of-00002.data*")).unlink()
     with pytest.raises(InputDataError, match="rows-00001-of-00002"):
-        read_checkpoint(directory)
-
-
-def test_a_part_of_another_run_is_refused(tmp_path: Path) -> None:
-    directory = write(tmp_path / "c", 2)
-    other = write(tmp_path / "other", 2, WHOLE + np.float32(1.0))
-    for file in other.glob("rows-00001-of-00002.*"):
-        shutil.copy(file, directory / file.name)
-    with pytest.raises(InputDataError, match=r"rows-00001-of-00002.*SHA-256"):
-        read_checkpoint(directory)
-
-
-def test_a_part_of_another_number_of_workers_takes_no_ones_place(tmp_path: Path) -> None:
-    directory = write(tmp_path / "c", 2)
-    other = write(tmp_path / "other", 3, WHOLE + np.float32(1.0))
-    for file in other.glob("rows-*"):
-        shutil.copy(file, directory / file.name)
-    read_checkpoint(directory)
-    reader = CheckpointTensors(directory / STATE_PREFIX)
-    np.testing.assert_array_equal(reader.get_tensor(NAME), WHOLE)
-    for file in directory.glob("rows-00000-of-00002.*"):
-        file.unlink()
-    with pytest.raises(InputDataError, match="rows-00000-of-00002"):
         read_checkpoint(directory)
 
 

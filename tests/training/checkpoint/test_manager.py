@@ -80,19 +80,9 @@ def test_so_many_are_kept(begin, tmp_path: Path) -> None:
     for epoch in range(1, 6):
         training.save(state_at(epoch), best=epoch != 4)
         training.save(state_at(epoch, 6))
+    training.save(state_at(5, 6))  # Again: it takes the place of the first.
     assert positions(tmp_path) == [Position(4, 6), Position(5, 0), Position(5, 6)]
     assert positions(tmp_path, "best") == [Position(3, 0), Position(5, 0)]
-
-
-def test_a_position_that_is_saved_again_replaces_the_first(begin, tmp_path: Path) -> None:
-    training = begin()
-    training.save(state_at(1), best=True)
-    training.step()
-    training.save(state_at(1), best=True)
-    assert positions(tmp_path) == positions(tmp_path, "best") == [Position(1, 0)]
-    other = begin(seed=2)
-    other.checkpoints.restore_last()
-    assert_same(other.values(), training.values())
 
 
 def test_numbers_that_are_not_finite_are_not_saved(begin, tmp_path: Path) -> None:
@@ -116,21 +106,12 @@ def damage(file: Path, kind: str) -> None:
     file.unlink()  # The best checkpoint may share the file.
     if kind == "truncated":
         file.write_bytes(content[:-1])
-    elif kind == "empty":
-        file.write_bytes(b"")
-    elif kind == "extended":
-        file.write_bytes(content + b"\0")
-    elif kind.startswith("flipped"):
-        at = {"first": 0, "middle": len(content) // 2, "last": -1}[kind.split()[1]]
-        content[at] ^= 4
+    elif kind != "missing":
+        content[{"flipped first": 0, "flipped last": -1}[kind]] ^= 4
         file.write_bytes(content)
 
 
-KINDS = ["truncated", "empty", "extended", "missing"]
-KINDS += ["flipped first", "flipped middle", "flipped last"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["truncated", "missing", "flipped first", "flipped last"])
 @pytest.mark.parametrize("name", FILES)
 def test_the_checkpoint_before_a_damaged_one_is_resumed(
     begin, tmp_path: Path, name: str, kind: str
@@ -159,7 +140,7 @@ def test_where_none_can_be_read_nothing_is_touched(begin, tmp_path: Path) -> Non
     for batch in (1, 2):
         training.save(state_at(0, batch))
     for entry in list_checkpoints(tmp_path / "checkpoints" / "last"):
-        damage(entry.path / FILES[1], "flipped middle")
+        damage(entry.path / FILES[1], "flipped first")
     other = begin(seed=2)
     before = other.values()
     told: list[str] = []

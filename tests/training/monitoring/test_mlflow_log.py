@@ -24,7 +24,7 @@ from conf.training.models import DSSMConfig
 from conf.training.train import FitConfig, MlflowConfig, TrainConfig
 from training.fit import fit_run
 from training.monitoring import mlflow_log
-from training.monitoring.mlflow_log import build_client, list_params, send_artefact
+from training.monitoring.mlflow_log import MlflowLog, build_client, list_params, send_artefact
 from training.monitoring.progress import build_progress
 from training.run_directory import config_sha256
 
@@ -185,7 +185,7 @@ def test_a_server_that_fails_ends_nothing_and_gets_all_when_it_answers(
 def test_how_a_run_ends_is_sent(store: str, tmp_path: Path, error: Exception, status: str) -> None:
     config = configure(tmp_path, tmp_path, store)
     progress = build_progress("text", 3600, io.StringIO())
-    with pytest.raises(type(error)), mlflow_log.tracked(config, tmp_path, {}, progress):
+    with pytest.raises(type(error)), MlflowLog(config, tmp_path, {}, progress).following():
         raise error
     assert find_sent(config, tmp_path)[2].info.status == status
 
@@ -197,12 +197,12 @@ def test_lines_that_a_resume_cut_off_are_sent_once(store: str, tmp_path: Path) -
         json.dumps({"step": step, "epoch": 1, "loss": step / 10} | speed) for step in range(1, 6)
     ]
     progress = build_progress("text", 3600, io.StringIO())
-    with mlflow_log.tracked(config, tmp_path, {}, progress):
+    with MlflowLog(config, tmp_path, {}, progress).following():
         pass
     texts = ("\n".join(lines[:4]) + "\n" + lines[4][:9], "\n".join(lines[:3]), "\n".join(lines))
     for text in texts:
         (tmp_path / "metrics.jsonl").write_text(f"{text}\n")
-        with mlflow_log.tracked(config, tmp_path, {}, progress):
+        with MlflowLog(config, tmp_path, {}, progress).following():
             pass
     points = list_points(config, tmp_path, "train/loss")
     assert points == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
