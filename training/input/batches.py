@@ -1,8 +1,7 @@
 """Batches of a dataset version as a `tf.data.Dataset`: a training epoch, a split, held-out rows.
 
 A batch is `dict[str, tf.Tensor]`: scalars `[batch]`, lists padded to `[batch, max_len]`, lists
-without a bound (and those asked for) as `tf.RaggedTensor`, ids with weights as
-`tf.SparseTensor`.
+without a bound as `tf.RaggedTensor`, ids with weights as `tf.SparseTensor`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.errors import ConfigError, SluiceError
+from conf.errors import SluiceError
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.storage.locations import find_path
@@ -91,9 +90,8 @@ def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> I
 def close_iterators_at_exit() -> None:
     """Has iterators that are still open let go of before the interpreter finalizes.
 
-    To be called where a dataset that calls Python is built. Threads of TensorFlow read such a
-    dataset ahead. A finalizing interpreter stops each thread that wants to run Python, and an
-    iterator that is let go of after that waits for its stopped thread for ever.
+    A finalizing interpreter stops each thread that wants to run Python, such as TensorFlow's that
+    read ahead, and an iterator that is let go of after that waits for its thread for ever.
     """
     atexit.register(close_iterators)
 
@@ -110,11 +108,7 @@ def close_iterators() -> None:
 
 
 def build_dataset(shape: BatchShape, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
-    """Builds the dataset of batches.
-
-    Each of its iterators calls `read`, which begins to read the rows, in parts of any size: in
-    batches where lists are cut.
-    """
+    """Builds the dataset of batches; each of its iterators calls `read` for rows in parts."""
     close_iterators_at_exit()
     size, drop, is_uniform = shape.batch_size, shape.drop_remainder, shape.is_uniform
     most = max(1, SLAB_ROWS // size) * size if is_uniform else size
@@ -225,19 +219,15 @@ def build_train_dataset(
     """Returns one epoch of the train split, shuffled; the same for the same seed and epoch.
 
     The last, incomplete batch is dropped: an uneven tail would give its rows another weight when
-    it is split over replicas. Lists are padded to `max_len`, or to the longest list of the split
-    where the manifest's statistics tell it.
-
-    From `start_batch` on, what follows is, bit for bit, the tail of the whole epoch. Nothing before
-    it is decoded, unless rows are left out (`filter`, `validation`, `on_corrupt`) or batches depend
-    on more than their own rows (`bucket_boundaries`, `mix`): then those are read and dropped.
-    Without `features`, all but those of role id are read.
+    it is split over replicas. Lists are padded to `max_len`, or to the longest that the statistics
+    count. From `start_batch` on it is, bit for bit, the tail of the whole epoch.
     """
     source = SplitSource(version_dir, manifest, "train", config, options or InputOptions())
     if (rows := manifest.split("train").rows) < config.batch_size:
         raise build_size_error(source, rows)
-    excluded = () if features else ("id",)
-    specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
+    if features is None:
+        features = [spec.name for spec in manifest.schema.features if spec.role != "id"]
+    specs = [bound_list(manifest, spec) for spec in select_features(manifest, features)]
     plan = Batches(source, specs, is_shuffled=True, seed=seed, drop_remainder=True).plan()
     return build_dataset(plan.shape, lambda: plan.read(epoch, start_batch))
 
@@ -252,16 +242,14 @@ def build_eval_dataset(
     evaluation_filter: tuple[FilterConfig, ...] = (),
     on_corrupt: OnCorrupt = "fail",
 ) -> tf.data.Dataset:
-    """Returns a split in the manifest's order, every record once, the last batch included.
+    """Returns a split in the manifest's order, the last batch included.
 
-    Without `features`, all that the split's records hold are read: of the catalogue those of role
-    item, of the users those of role user and their seen items. Features of `ragged` come as
+    Without `features`, all that the split's records hold are read. Features of `ragged` come as
     RaggedTensors: lists rather than padded, and scalars that records may lack, which have a row of
     length 0 there. Rows must pass `evaluation_filter`.
     """
-    config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt)
-    options = InputOptions(evaluation_filter=evaluation_filter)
-    source = SplitSource(version_dir, manifest, split, config, options)
+    config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt, filter=evaluation_filter)
+    source = SplitSource(version_dir, manifest, split, config)
     return _build_ordered(source, features or split_features(manifest, split), ragged)
 
 
@@ -279,13 +267,9 @@ def build_held_out_dataset(
 
     Arguments as for `build_eval_dataset`; labels of `binary_labels` must be 0 or 1.
     """
-    if config.validation is None:
-        raise ConfigError(
-            "no rows of train are held out", fix="set input.validation.hash_of and .share"
-        )
-    own = config.model_copy(update={"batch_size": batch_size, "mix": ()})
-    options = InputOptions(binary_labels, evaluation_filter=evaluation_filter)
-    source = SplitSource(version_dir, manifest, "train", own, options, is_held_out=True)
+    kept = (*config.filter, *evaluation_filter)
+    own = config.model_copy(update={"batch_size": batch_size, "filter": kept})
+    source = SplitSource(version_dir, manifest, "train", own, InputOptions(binary_labels), True)
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 
@@ -352,8 +336,9 @@ def open_dataset(
     version_dir = resolve_version(find_path(version))
     manifest = read_manifest(version_dir, config.tolerates)
     inputs, targets, weight = _choose_elements(manifest, split, features, labels)
-    own = InputOptions(worker=worker)
-    source = SplitSource(version_dir, manifest, split, config, own, held_out)
+    source = SplitSource(
+        version_dir, manifest, split, config, InputOptions(worker=worker), held_out
+    )
     specs = bound_specs(manifest, (*inputs, *targets, *weight))
     batches = Batches(source, specs, is_shuffled, seed, drop_remainder)
     count, shape = batches.count(), batches.plan().shape
