@@ -21,17 +21,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import SluiceError
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
-from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
 from training.reader.batch_plan import Batches, BatchShape, bound_specs, build_config, check_number
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList, regroup
 from training.reader.shards import InputCounts, explain_error, warn_of_losses
-from training.reader.training_data import InputOptions, SplitSource, build_size_error
+from training.reader.training_data import InputOptions, SplitSource, build_size_error, open_version
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]
@@ -72,10 +70,7 @@ def _find_carried(error: tf.errors.OpError) -> SluiceError | None:
 
 @contextmanager
 def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> Iterator[None]:
-    """Raises an input's error as what it was before it went through TensorFlow's runtime.
-
-    Iterate datasets of this module inside this context.
-    """
+    """Raises errors of datasets that are iterated inside as what they were before TensorFlow."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -98,12 +93,10 @@ def close_iterators_at_exit() -> None:
 
 def close_iterators() -> None:
     """Lets all iterators of this process go of what they read; none can be used any more."""
-    is_iterator: dict[type, bool] = {}
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if kind not in is_iterator:
-            is_iterator[kind] = issubclass(kind, tf.data.Iterator)
-        if is_iterator[kind]:
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, tf.data.Iterator)}
+    for thing in things:
+        if type(thing) in kinds:
             vars(thing).clear()
 
 
@@ -113,21 +106,22 @@ def build_dataset(shape: BatchShape, read: Callable[[], Iterator[DecodedRows]]) 
     size, drop, is_uniform = shape.batch_size, shape.drop_remainder, shape.is_uniform
     most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 
+    names = [column.name for column in shape.columns]
+
+    def pack(values: Iterator[Any]) -> Any:
+        return dict(zip(names, values, strict=True)) if is_uniform else tuple(values)
+
     def generate() -> Iterator[Any]:
         try:
             for rows in regroup(read(), size, most, drop):
-                flat = _flatten(shape, rows)
-                yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
+                yield pack(_flatten(shape, rows))
         except SluiceError as error:
             raise carry(error) from error
 
-    names, signature = [column.name for column in shape.columns], _signature(shape)
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=pack(_signature(shape)))
     if is_uniform:
-        specs = dict(zip(names, signature, strict=True))
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
         dataset = dataset.rebatch(size, drop_remainder=drop)
     else:
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         dataset = dataset.map(functools.partial(_assemble, shape))
     options = tf.data.Options()
     # There is nothing to tune, and TensorFlow's tuning thread may sleep through its end: whoever
@@ -142,18 +136,13 @@ def _flatten(shape: BatchShape, rows: DecodedRows) -> Iterator[np.ndarray]:
         yield from value if isinstance(value, RaggedList) else (value,)
 
 
-def _signature(shape: BatchShape) -> tuple[tf.TensorSpec, ...]:
-    specs = []
+def _signature(shape: BatchShape) -> Iterator[tf.TensorSpec]:
     for column in shape.columns:
         dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
-        if column.is_dense and column.length is not None:
-            length = None if column.name in shape.cut else column.length
-            specs.append(tf.TensorSpec([None, length], dtype))
-        else:
-            specs.append(tf.TensorSpec([None], dtype))
+        width = (None,) if column.name in shape.cut else column.width
+        yield tf.TensorSpec([None, *width], dtype)
         if not column.is_dense and column.wire.is_list:
-            specs.append(tf.TensorSpec([None], tf.int64))
-    return tuple(specs)
+            yield tf.TensorSpec([None], tf.int64)
 
 
 def _assemble(shape: BatchShape, *tensors: tf.Tensor) -> Batch:
@@ -276,7 +265,6 @@ def build_held_out_dataset(
 def _build_ordered(
     source: SplitSource, features: Sequence[str], ragged: Sequence[str]
 ) -> tf.data.Dataset:
-    select_features(source.manifest, ragged)
     specs = select_features(source.manifest, features)
     plan = Batches(source, specs, ragged=tuple(ragged)).plan()
     return build_dataset(plan.shape, plan.read)
@@ -330,15 +318,12 @@ def open_dataset(
         worker: Number of this worker and of all of them: each reads other rows.
     """
     check_number("worker", worker)
-    # The config counts the rows of all workers.
-    rows = batch_size * worker[1]
+    rows = batch_size * worker[1]  # those of all workers
     config, is_shuffled = build_config(rows, options, split, shuffle, held_out)
-    version_dir = resolve_version(find_path(version))
-    manifest = read_manifest(version_dir, config.tolerates)
+    version_dir, manifest = open_version(version, config)
     inputs, targets, weight = _choose_elements(manifest, split, features, labels)
-    source = SplitSource(
-        version_dir, manifest, split, config, InputOptions(worker=worker), held_out
-    )
+    own = InputOptions(worker=worker)
+    source = SplitSource(version_dir, manifest, split, config, own, held_out)
     specs = bound_specs(manifest, (*inputs, *targets, *weight))
     batches = Batches(source, specs, is_shuffled, seed, drop_remainder)
     count, shape = batches.count(), batches.plan().shape

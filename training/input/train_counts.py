@@ -84,10 +84,7 @@ def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
 
 def _read_file(version_dir: ReadablePath, info: FileInfo) -> TrainCounts:
     file = version_dir / info.path
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    content = file.read_bytes()
     found = f"{crc32c(content):08x}"
     if found != info.crc32c:
         raise InputDataError(

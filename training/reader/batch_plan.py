@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.encoders.bags import SparseIndices, Weights
 from conf.errors import ConfigError, InputDataError
 from conf.load import override_config
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
-from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from training.encoders.vocabularies import match_keys, read_encoded_version, read_plan
 from training.reader.epoch_plan import BatchShare
@@ -35,6 +33,7 @@ from training.reader.training_data import (
     SplitSource,
     build_size_error,
     count_steps,
+    open_version,
 )
 
 EVAL_BUFFER_ROWS = 16_384
@@ -74,11 +73,7 @@ class BatchPlan:
         return read_epoch(self.rows, epoch, first_batch * self.shape.batch_size)
 
     def read_part(self, epoch: int, first_batch: int, share: BatchShare) -> Iterator[DecodedRows]:
-        """Reads this rank's rows of every n-th batch, from a batch on.
-
-        Rows of the other parts are not decoded, unless rows are left out or drawn anew: only then
-        it is known which rows a batch has.
-        """
+        """Reads this rank's rows of every n-th batch, from a batch on."""
         size, drop = self.shape.batch_size, self.shape.drop_remainder
         if not share.is_whole and self.remade is None and self.rows.can_skip:
             total = self.rows.rows - (self.rows.rows % size if drop else 0)
@@ -107,7 +102,12 @@ class Batches:
     def plan(self) -> BatchPlan:
         """Plans how they are read."""
         source = self.source if self.is_shuffled else self.source.in_order(EVAL_BUFFER_ROWS)
-        pairs = self._find_sparse() if source.config.sparse else {}
+        pairs: dict[str, str] = {}
+        if source.config.sparse:
+            names = {spec.name for spec in self.specs}
+            found = find_sparse_pairs(source.version_dir, source.manifest)
+            pairs = {ids: weights for ids, weights in found.items() if {ids, weights} <= names}
+        select_features(source.manifest, self.ragged)
         ragged = (*self.ragged, *pairs, *pairs.values())
         columns = plan_columns(source.manifest, self.specs, ragged)
         boundaries = source.config.bucket_boundaries
@@ -134,11 +134,6 @@ class Batches:
         if not batches:
             raise build_size_error(source, rows, ranks)
         return batches
-
-    def _find_sparse(self) -> dict[str, str]:
-        names = {spec.name for spec in self.specs}
-        pairs = find_sparse_pairs(self.source.version_dir, self.source.manifest)
-        return {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
 
 
 def _padded_lists(columns: Sequence[FeatureColumn]) -> dict[str, int]:
@@ -176,12 +171,9 @@ def build_config(
     return config, is_shuffled
 
 
-def bound_specs(
-    manifest: Manifest, names: Sequence[str], ragged: Sequence[str] = ()
-) -> list[FeatureSpec]:
-    """Specs of features, and `ragged` ones known; lists are bounded by the longest of any split."""
+def bound_specs(manifest: Manifest, names: Sequence[str]) -> list[FeatureSpec]:
+    """Specs of features; lists are bounded by the longest of any split."""
     splits = [found.name for found in manifest.splits]
-    select_features(manifest, ragged)
     return [bound_list(manifest, spec, splits) for spec in select_features(manifest, names)]
 
 
@@ -221,13 +213,9 @@ def find_mixed(
     config: InputConfig, manifest: Manifest, names: Sequence[str]
 ) -> list[tuple[ReadablePath, Manifest]]:
     """Finds the datasets of `input.mix`, which must have the features of these names alike."""
-    found: list[tuple[ReadablePath, Manifest]] = []
-    specs = select_features(manifest, names)
-    for part in config.mix:
-        version_dir = resolve_version(find_path(part.dataset))
-        other = read_manifest(version_dir, config.tolerates)
-        check_specs(other, specs)
-        found.append((version_dir, other))
+    found = [open_version(part.dataset, config) for part in config.mix]
+    for _, other in found:
+        check_specs(other, select_features(manifest, names))
     return found
 
 

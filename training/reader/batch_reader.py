@@ -14,17 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.local_paths import local_path
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
 from conf.paths import ReadablePath
 from conf.schema import FeatureSchema, FeatureSpec, fingerprint
-from conf.storage.locations import find_path
 from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
-    crc32c,
+    describe_file,
     detect_compression,
     infer_features,
     read_record_blocks,
@@ -41,14 +39,18 @@ from training.reader.epoch_plan import BatchShare
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList
 from training.reader.shards import WIRE_COMPRESSIONS, InputCounts, explain_error, warn_of_losses
-from training.reader.training_data import WHICH_ROWS, SplitSource, build_size_error
+from training.reader.training_data import (
+    WHICH_ROWS,
+    SplitSource,
+    build_size_error,
+    open_version,
+)
 
 Arrays = dict[str, np.ndarray | RaggedList]
 """A batch: numbers `[batch]` or `[batch, length]`, byte strings as objects, lists of any length."""
 T = TypeVar("T")
 
 _FORMAT = 1
-_READ_BYTES = 4 << 20
 # A number in JSON is exact up to 2^53, which is 13 digits of 16.
 _DIGITS = 13
 # Keys of `input` that decide in which order rows come.
@@ -218,13 +220,12 @@ def open_batches(
     if not isinstance(source, str | Path):
         version_dir, manifest = describe_shards(source, split, schema, config.on_corrupt)
     else:
-        version_dir = resolve_version(find_path(source))
-        manifest = read_manifest(version_dir, config.tolerates)
+        version_dir, manifest = open_version(source, config)
     if features is None:
         found = select_features(manifest, split_features(manifest, split))
         features = [spec.name for spec in found if spec.role != "id"]
     chosen = SplitSource(version_dir, manifest, split, config, is_held_out=held_out)
-    specs = bound_specs(manifest, features, ragged)
+    specs = bound_specs(manifest, features)
     batches = Batches(chosen, specs, is_shuffled, seed, drop_remainder, tuple(ragged))
     return BatchReader(batches, share, first_epoch)
 
@@ -291,10 +292,9 @@ def describe_shards(
         if schema is None:
             hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
             found = infer_features(paths, on_corrupt=hook)
-            shapes = [(None,) if feature.is_list else () for feature in found]
             schema = [
-                FeatureSpec(feature.name, feature.kind, "context", shape)
-                for feature, shape in zip(found, shapes, strict=True)
+                FeatureSpec(one.name, one.kind, "context", (None,) if one.is_list else ())
+                for one in found
             ]
     except OSError as error:
         raise InputDataError(
@@ -332,8 +332,5 @@ def _describe_shard(folder: Path, path: Path, is_salvaging: bool) -> ShardInfo:
     blocks = read_record_blocks(path, verify=False, on_corrupt=bad.append if is_salvaging else None)
     # What reads them counts a range of bad bytes as a record.
     rows = sum(len(block.index) for block in blocks) + sum(not one.continues for one in bad)
-    checksum = size = 0
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            checksum, size = crc32c(piece, checksum), size + len(piece)
-    return ShardInfo(str(path.relative_to(folder)), rows, size, f"{checksum:08x}")
+    file = describe_file(folder, path)
+    return ShardInfo(file.path, rows, file.bytes, file.crc32c)

@@ -58,6 +58,11 @@ class FeatureColumn:
         return list_length(self.spec) if self.spec.is_list else None
 
     @property
+    def width(self) -> tuple[int, ...]:
+        """Shape of a dense row."""
+        return () if self.length is None or not self.is_dense else (self.length,)
+
+    @property
     def absent(self) -> int | float | str | None:
         """What a scalar is where the record lacks it; None refuses the record."""
         if self.may_lack:

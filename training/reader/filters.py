@@ -105,8 +105,8 @@ def _check_value(column: FeatureColumn, config: FilterConfig) -> None:
     values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     is_text = column.spec.dtype == "bytes" and not column.wire.is_list
     is_whole = column.wire.is_list or column.spec.dtype == "int64"
-    fits = _is_int64 if is_whole and config.op in ("in", "not_in") else _is_number
-    if not all(isinstance(value, str) if is_text else fits(value) for value in values):
+    is_int = is_whole and config.op in ("in", "not_in")
+    if not all(isinstance(v, str) if is_text else _is_number(v, is_int) for v in values):
         kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
         raise ConfigError(
             f"{_SETTING}: feature {column.name!r} is {kind}",
@@ -115,25 +115,18 @@ def _check_value(column: FeatureColumn, config: FilterConfig) -> None:
         )
 
 
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, str) and abs(value) <= sys.float_info.max
-
-
-def _is_int64(value: Any) -> bool:
-    return _is_number(value) and value == int(value) and -(2**63) <= value < 2**63
+def _is_number(value: Any, is_int64: bool) -> bool:
+    if isinstance(value, str) or not abs(value) <= sys.float_info.max:
+        return False
+    return not is_int64 or (value == int(value) and -(2**63) <= value < 2**63)
 
 
 def find_passing(
     config: FilterConfig, values: np.ndarray, is_absent: np.ndarray | None = None
 ) -> np.ndarray:
     """Which values pass, bool `[rows]`; absent numbers pass `!=` and `not_in` alone."""
-    passed = _compare(values, config)
-    if is_absent is None:
-        return passed
-    return np.where(is_absent, config.op in ("!=", "not_in"), passed)
-
-
-def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
+    if is_absent is not None:
+        return np.where(is_absent, config.op in ("!=", "not_in"), find_passing(config, values))
     wanted: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     if values.dtype == object:
         wanted = [str(text).encode() for text in wanted]

@@ -6,13 +6,11 @@ shuffle costs one copy.
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +39,6 @@ from training.reader.shards import (
     decode_records,
     find_shard_damage,
 )
-
-T = TypeVar("T")
 
 _ORDER, _BUFFER = 0, 1  # streams of random numbers
 _DAMAGE_OF_SHARD: dict[tuple[object, ...], str | None] = {}
@@ -85,12 +81,6 @@ class ReadPlan:
         wires = {column.name: column.wire for column in (*extra, *self.columns)}
         return tuple(wires.values())
 
-    @functools.cached_property
-    def column_positions(self) -> tuple[tuple[FeatureColumn, int, bool], ...]:
-        """The columns, the position of each among the features, and whether it is dense."""
-        positions = {feature.name: number for number, feature in enumerate(self.features)}
-        return tuple((column, positions[column.name], column.is_dense) for column in self.columns)
-
     def build_decoder(self) -> Decoder:
         """A decoder for one thread."""
         return build_decoder(self.features, self.record_type, self.slots)
@@ -123,10 +113,9 @@ class ShuffleBuffer:
         self._open_ranges, self._is_over = 0, True
 
     def start(self, buffer: BufferPlan, indices: np.ndarray) -> Callable[[], DecodedRows]:
-        """Begins to fill a buffer, and returns what waits for its rows; the one before it is full.
+        """Begins to fill a buffer; what waits for its rows comes back. The one before it is full.
 
-        Each record goes to its output index, of `indices` int64 `[rows]`; below 0 it is not
-        decoded.
+        Each record goes to its output index, int64 `[rows]`; below 0 it is not decoded.
         """
         filling = _Filling(self._plan, indices)
         self._waiting = queue.SimpleQueue()
@@ -216,7 +205,7 @@ class _Filling:
         self._lock = threading.Lock()
         self._kept = np.zeros(self._rows, bool)
         dense = [column for column in plan.columns if column.is_dense]
-        shapes = {c.name: (_shape(self._rows, c), np.dtype(c.spec.dtype)) for c in dense}
+        shapes = {c.name: ((self._rows, *c.width), np.dtype(c.spec.dtype)) for c in dense}
         if plan.has_lengths:
             shapes[LENGTH_COLUMN] = (self._rows,), np.dtype(np.int64)
         self._dense = allocate(shapes)
@@ -233,11 +222,11 @@ class _Filling:
         dense: list[pa.Array] = []
         lists: list[pa.Array] = []
         longest = np.zeros(len(indices), np.int64)
-        for column, position, is_dense in plan.column_positions:
-            array = self._check(column, batch.column(position), where)
-            if plan.has_lengths and is_dense and column.spec.is_ragged:
+        for column in plan.columns:
+            array = self._check(column, batch.column(column.name), where)
+            if plan.has_lengths and column.is_dense and column.spec.is_ragged:
                 longest = np.maximum(longest, list_lengths(array))
-            (dense if is_dense else lists).append(array)
+            (dense if column.is_dense else lists).append(array)
         if plan.has_lengths:
             dense.append(pa.array(longest))
         self._writer.write(dense, indices)
@@ -281,16 +270,8 @@ class _Filling:
         return {name: pa.concat_arrays(parts).take(order) for name, parts in columns.items()}
 
 
-def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
-    return (rows,) if column.length is None else (rows, column.length)
-
-
 def read_epoch(
-    plan: ReadPlan,
-    epoch: int,
-    first_row: int = 0,
-    share: BatchShare = WHOLE,
-    total: int = 0,
+    plan: ReadPlan, epoch: int, first_row: int = 0, share: BatchShare = WHOLE, total: int = 0
 ) -> Iterator[DecodedRows]:
     """Reads an epoch's rows from one on, the same for the same seed and epoch.
 
@@ -329,13 +310,13 @@ def read_epoch(
         shuffle.close()
 
 
-def _read_ahead(begun: Iterator[Callable[[], T]]) -> Iterator[T]:
-    """What pieces of work give; the next one begins before the result of one is used."""
+def _read_ahead(begun: Iterator[Callable[[], DecodedRows]]) -> Iterator[DecodedRows]:
+    """The rows of one buffer after another; the next one begins before those of one are used."""
     wait = next(begun, None)
     while wait is not None:
-        found = wait()
+        rows = wait()
         wait = next(begun, None)
-        yield found
+        yield rows
 
 
 def _plan_epoch(plan: ReadPlan, epoch: int) -> list[BufferPlan]:

@@ -95,10 +95,7 @@ class SplitSource:
 
     @functools.cached_property
     def _possible_rows(self) -> list[int]:
-        """Records of each filled shard, no more than it can hold where damage is tolerated.
-
-        One that is missing has a record, so that it is looked for.
-        """
+        """Records of each filled shard: at most what it holds, and one where it is missing."""
         shards = filled_shards(self.manifest, self.split)
         if self.config.on_corrupt == "fail":
             return [shard.rows for shard in shards]
@@ -163,16 +160,14 @@ def count_steps(source: SplitSource, file: Path | None = None) -> int:
 def build_size_error(source: SplitSource, rows: int | None, ranks: int = 1) -> InputDataError:
     """The error of a split whose rows (None: not counted) fill no batch, or give ranks none."""
     listed = source.manifest.split(source.split).rows
-    of = "" if rows == listed else f" that the input leaves of {listed}"
-    lower = f"set input.batch_size to {rows} or less, or " if rows else ""
-    left = "let input.filter, input.validation and input.on_corrupt leave rows, or "
     kind = TooFewRowsError if listed else InputDataError
     return kind(
         f"the {source.split} split is {'empty' if rows == 0 else 'smaller than one batch'}",
-        received=f"{'too few' if rows is None else rows} rows{of}",
+        received=f"{'too few' if rows is None else rows} rows, of {listed} in the dataset",
         allowed=f"at least input.batch_size = {source.config.batch_size} rows"
         + (f", and one for each of {ranks} ranks" if ranks > 1 else ""),
-        fix=f"{lower}{left if listed else ''}build the dataset with more rows in this split",
+        fix="set input.batch_size lower, let input.filter, input.validation and input.on_corrupt "
+        "leave more rows, or build the dataset with more rows in this split",
     )
 
 
@@ -198,7 +193,10 @@ def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
             "worker": [worker, source.options.worker[1]],
         }
     )
-    kept, own = _read_counts(file), f"{source.version_dir}\0{key}"
+    kept: dict[str, int] = {}
+    if file is not None and file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    own = f"{source.version_dir}\0{key}"
     if key in kept:
         _COUNTED[own] = kept[key]
     elif own not in _COUNTED:
@@ -212,16 +210,6 @@ def _read_through(source: SplitSource, worker: int) -> int:
     options = InputOptions(worker=(worker, source.options.worker[1]))
     counted = replace(source.in_order(), options=options)
     return sum(rows.count for rows in read_epoch(counted.plan(()), 0))
-
-
-def _read_counts(file: Path | None) -> dict[str, int]:
-    if file is None or not file.exists():
-        return {}
-    try:
-        counts = dict(json.loads(file.read_text(encoding="utf-8")))
-        return {str(key): int(rows) for key, rows in counts.items()}
-    except (ValueError, TypeError):  # damaged: count again
-        return {}
 
 
 @dataclass(frozen=True)
@@ -241,37 +229,31 @@ class TrainingData:
         self, config: InputConfig, evaluation_filter: tuple[FilterConfig, ...] = ()
     ) -> int:
         """Rows of train that `config.validation` keeps apart, and that pass `evaluation.filter`."""
-        return self._count("train", config, evaluation_filter, is_held_out=True)
+        own = config.model_copy(update={"filter": (*config.filter, *evaluation_filter)})
+        source = SplitSource(self.version_dir, self.manifest, "train", own, is_held_out=True)
+        return count_rows(source, self.counts_file)
 
     def filtered_rows(self, split: str, evaluation_filter: tuple[FilterConfig, ...]) -> int:
         """Rows of a split that pass `evaluation.filter`."""
-        return self._count(split, InputConfig(), evaluation_filter)
-
-    def _count(
-        self,
-        split: str,
-        config: InputConfig,
-        evaluation_filter: tuple[FilterConfig, ...],
-        is_held_out: bool = False,
-    ) -> int:
-        own = config.model_copy(update={"filter": (*config.filter, *evaluation_filter)})
-        source = SplitSource(self.version_dir, self.manifest, split, own, is_held_out=is_held_out)
+        config = InputConfig(filter=evaluation_filter)
+        source = SplitSource(self.version_dir, self.manifest, split, config)
         return count_rows(source, self.counts_file)
+
+
+def open_version(dataset: str | Path, config: InputConfig) -> tuple[ReadablePath, Manifest]:
+    """Directory and manifest of a dataset's current version, or of the one that is named."""
+    version_dir = resolve_version(find_path(dataset))
+    return version_dir, read_manifest(version_dir, config.tolerates)
 
 
 def read_current_data(config: TrainConfig) -> TrainingData:
     """Reads the manifest of the dataset version that a new run of a config trains on."""
-    return _read_current(config.dataset, config)
+    return TrainingData(*open_version(config.dataset, config.input))
 
 
 def read_current_mixed(config: TrainConfig) -> tuple[TrainingData, ...]:
     """Reads the manifests of the versions that a new run mixes in."""
-    return tuple(_read_current(part.dataset, config) for part in config.input.mix)
-
-
-def _read_current(dataset: str, config: TrainConfig) -> TrainingData:
-    version_dir = resolve_version(find_path(dataset))
-    return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
+    return tuple(TrainingData(*open_version(p.dataset, config.input)) for p in config.input.mix)
 
 
 def pin_mixed(config: TrainConfig, versions: Sequence[str]) -> TrainConfig:
