@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,18 +262,13 @@ def test_workers_of_a_loader_are_counted_by_the_main_process(version: Path) -> N
 
 
 def test_a_state_of_another_version_is_refused(version: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(version, tmp_path / "copy"))
     state = open_batches(version, 48).state()
-    manifest = read_manifest(version)
-    for name, own in (("2", replace(manifest, dataset_version="2")), ("same", manifest)):
-        folder = tmp_path / name
-        folder.mkdir()
-        for part in version.iterdir():
-            if part.name != MANIFEST_FILE:
-                (folder / part.name).symlink_to(part)
-        write_text_atomic(folder / MANIFEST_FILE, own.dumps())
-    open_batches(tmp_path / "same", 48).restore(state)  # a copy
+    open_batches(copy, 48).restore(state)
+    own = replace(read_manifest(version), dataset_version="2")
+    write_text_atomic(copy / MANIFEST_FILE, own.dumps())
     with pytest.raises(ConfigError, match="another version"):
-        open_batches(tmp_path / "2", 48).restore(state)
+        open_batches(copy, 48).restore(state)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +314,6 @@ def test_what_is_no_state_is_refused(change: dict[str, Any], version: Path) -> N
         ({"split": "test", "class_balance": BALANCE}, ConfigError),
         ({"features": ["movie"]}, InputDataError),
         ({"ragged": ["movie"]}, InputDataError),
-        ({"split": "traim"}, InputDataError),
         ({"batch_size": 999, "drop_remainder": True}, TooFewRowsError),
     ],
 )

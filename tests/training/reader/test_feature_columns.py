@@ -30,18 +30,6 @@ def test_what_a_feature_becomes(tiny_manifest: Manifest) -> None:
     assert not left.is_dense
 
 
-def test_absent_and_padding_values(tiny_manifest: Manifest) -> None:
-    specs = [
-        FeatureSpec("ids", "int64", "user", vocabulary_size=9),
-        FeatureSpec("number", "float32", "user", pad_value=-1.0),
-        FeatureSpec("strict", "float32", "user"),
-    ]
-    ids, number, strict = plan_columns(tiny_manifest, specs)
-    assert (ids.absent, ids.pad) == (1, 0)
-    assert (number.absent, number.pad) == (-1.0, -1.0)
-    assert (strict.absent, strict.pad) == (None, 0.0)
-
-
 @pytest.mark.parametrize(
     ("change", "both"),
     [

@@ -152,10 +152,8 @@ def test_what_a_filter_cannot_compare_is_refused(
     for item, error in (
         ({"feature": "movie", "value": 1}, InputDataError),
         ({"feature": "movie_id", "value": "x"}, ConfigError),
-        *(
-            ({"feature": "movie_id", "op": "in", "value": [3, n]}, ConfigError)
-            for n in (1.5, 2**63)
-        ),
+        ({"feature": "movie_id", "op": "in", "value": [3, 1.5]}, ConfigError),
+        ({"feature": "movie_id", "op": "in", "value": [3, 2**63]}, ConfigError),
     ):
         config = InputConfig.model_validate({**BASE, "filter": [item]})
         with pytest.raises(error, match="movie"):
