@@ -49,10 +49,7 @@ class TrainCounts:
 def read_train_counts(
     version_dir: ReadablePath, manifest: Manifest, part: KeyPart, config: InputConfig | None = None
 ) -> TrainCounts:
-    """Reads how often the users or items (`part`) occur in the rows that the config leaves.
-
-    Shares of classes and mixed datasets are not looked at.
-    """
+    """Reads how often the users or items (`part`) occur in the rows that the config leaves."""
     keys = require_counted_keys(manifest, part)
     if config is None or config.is_exact:
         if part in manifest.train_counts:
@@ -137,12 +134,9 @@ def _find_counts(rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> np.ndar
 def read_train_pairs(
     version_dir: ReadablePath, manifest: Manifest, config: InputConfig, *, positives: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Reads which items users had in the rows that train; of sequences, all items of histories.
+    """Reads which items users had in events of train, or in those with a label above 0.
 
-    With `positives`, events with a label above 0 alone are read, else all events.
-
-    Yields:
-        Ids of users and of items, int64 `[n]` each; a pair may come several times.
+    Yields ids of users and of items, int64 `[n]` each; a pair may come several times.
     """
     keys = require_counted_keys(manifest, "user", "item")
     user, item = (keys.features[part] for part in ("user", "item"))

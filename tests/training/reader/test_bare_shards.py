@@ -36,14 +36,11 @@ def write_files(folder: Path, compression: Any = None) -> list[Path]:
     return paths
 
 
-def list_shards(version: Path, manifest: Manifest) -> list[Path]:
-    return [version / shard.path for shard in manifest.split("train").shards]
-
-
 def test_files_of_a_version_give_its_batches(tiny_version: Path, tiny_manifest: Manifest) -> None:
     specs = [tiny_manifest.schema[name] for name in COLUMNS]
+    files = [tiny_version / shard.path for shard in tiny_manifest.split("train").shards]
     options: dict[str, Any] = {"seed": 4, "shuffle_buffer": 200, "features": COLUMNS}
-    bare = open_batches(list_shards(tiny_version, tiny_manifest), 48, schema=specs, **options)
+    bare = open_batches(files, 48, schema=specs, **options)
     for ours, theirs in zip(bare, open_batches(tiny_version, 48, **options), strict=True):
         for name in COLUMNS:
             np.testing.assert_array_equal(ours[name], theirs[name])

@@ -230,7 +230,7 @@ def test_it_resumes_with_another_number_of_ranks(version: Path) -> None:
         readers = [open_way(version, "shuffled", rank=(rank, ranks)) for rank in range(ranks)]
         for one in readers:
             one.restore(state)
-        streams = [iter_for_ever(one) for one in readers]
+        streams = [itertools.chain.from_iterable(itertools.repeat(one)) for one in readers]
         for _ in range(min(batches, len(expected) - len(found))):
             found.append(np.concatenate([next(stream)["movie_id"] for stream in streams]))
         states = [one.state() for one in readers]
@@ -238,11 +238,6 @@ def test_it_resumes_with_another_number_of_ranks(version: Path) -> None:
         state = states[0]
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def iter_for_ever(reader: BatchReader) -> Iterator[Arrays]:
-    while True:
-        yield from reader
 
 
 def test_workers_of_a_loader_are_counted_by_the_main_process(version: Path) -> None:
