@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,20 +123,21 @@ class ShuffleBuffer:
         for part in buffer.ranges:
             self._waiting.put(part)
         futures = [self._executor.submit(self._work, filling, d) for d in self._decoders]
-        return lambda: self._finish(filling, futures)
+
+        def wait() -> DecodedRows:
+            errors = [error for error in (future.exception() for future in futures) if error]
+            if errors:
+                # The same error whichever thread was first: by its text.
+                raise min(errors, key=str)
+            return filling.build()
+
+        return wait
 
     def close(self) -> None:
         """Stops all work and closes the shards."""
         self._end()
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._readers.clear()
-
-    def _finish(self, filling: _Filling, futures: list[Future[None]]) -> DecodedRows:
-        errors = [error for error in (future.exception() for future in futures) if error]
-        if errors:
-            # The same error whichever thread was first: by its text.
-            raise min(errors, key=str)
-        return filling.build()
 
     def _work(self, filling: _Filling, decoder: Decoder) -> None:
         try:
