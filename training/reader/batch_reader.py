@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from conf.errors import ConfigError, InputDataError, SluiceError
+from conf.errors import ConfigError, SluiceError
 from conf.local_paths import local_path
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
 from conf.paths import ReadablePath
@@ -282,26 +282,16 @@ def describe_shards(
     Without a schema, reading them tells what they hold: scalars, and lists without a bound.
     """
     paths = [local_path(file).absolute() for file in files]
-    if not paths:
-        raise ConfigError("there is no file to read", received="an empty list of files")
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    try:
-        compression = _find_compression(paths)
-        is_salvaging = on_corrupt != "fail"
-        shards = tuple(_describe_shard(folder, path, is_salvaging) for path in paths)
-        if schema is None:
-            hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
-            found = infer_features(paths, on_corrupt=hook)
-            schema = [
-                FeatureSpec(one.name, one.kind, "context", (None,) if one.is_list else ())
-                for one in found
-            ]
-    except OSError as error:
-        raise InputDataError(
-            "a file cannot be read",
-            received=f"{error.filename}: {error.strerror}",
-            fix="correct the list of files",
-        ) from error
+    compression = _find_compression(paths)
+    is_salvaging = on_corrupt != "fail"
+    shards = tuple(_describe_shard(folder, path, is_salvaging) for path in paths)
+    if schema is None:
+        hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
+        schema = [
+            FeatureSpec(one.name, one.kind, "context", (None,) if one.is_list else ())
+            for one in infer_features(paths, on_corrupt=hook)
+        ]
     return folder, Manifest(
         dataset_name="bare files", dataset_version="", created_at="", record_type="Example",
         compression=compression, splits=(SplitInfo(split, shards),),

@@ -125,6 +125,5 @@ def test_refuses_files_that_do_not_go_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="compressed alike"):
         open_batches([files[0], others[0]], 8)
     files[1].write_bytes(files[1].read_bytes()[:-3])
-    for given in ([tmp_path / "none.tfrecord"], files):
-        with pytest.raises(InputDataError, match=given[-1].name):
-            open_batches(given, 8)
+    with pytest.raises(InputDataError, match=files[1].name):
+        open_batches(files, 8)
