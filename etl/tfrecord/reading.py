@@ -3,7 +3,7 @@
 Records of a file, damage, decoders, rows of batches, checksums, and the compiler of kernels.
 """
 
-from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.decode_columns import Decoder
 from etl.tfrecord.codec.framing import (
@@ -32,6 +32,7 @@ __all__ = [
     "allocate",
     "build_decoder",
     "crc32c",
+    "describe_file",
     "detect_compression",
     "infer_features",
     "inlined",

@@ -1,8 +1,7 @@
 """Batches of a dataset version as a `tf.data.Dataset`: a training epoch, a split, held-out rows.
 
 A batch is `dict[str, tf.Tensor]`: scalars `[batch]`, lists padded to `[batch, max_len]`, lists
-without a bound (and those asked for) as `tf.RaggedTensor`, ids with weights as
-`tf.SparseTensor`.
+without a bound as `tf.RaggedTensor`, ids with weights as `tf.SparseTensor`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.errors import ConfigError, SluiceError
+from conf.errors import SluiceError
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
-from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig, OnCorrupt
 from training.reader.batch_plan import Batches, BatchShape, bound_specs, build_config, check_number
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList, regroup
 from training.reader.shards import InputCounts, explain_error, warn_of_losses
-from training.reader.training_data import InputOptions, SplitSource, build_size_error
+from training.reader.training_data import InputOptions, SplitSource, build_size_error, open_version
 
 Batch = dict[str, Any]
 Features = Mapping[str, Any]
@@ -73,10 +70,7 @@ def _find_carried(error: tf.errors.OpError) -> SluiceError | None:
 
 @contextmanager
 def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> Iterator[None]:
-    """Raises an input's error as what it was before it went through TensorFlow's runtime.
-
-    Iterate datasets of this module inside this context.
-    """
+    """Raises errors of datasets that are iterated inside as what they were before TensorFlow."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -91,49 +85,43 @@ def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> I
 def close_iterators_at_exit() -> None:
     """Has iterators that are still open let go of before the interpreter finalizes.
 
-    To be called where a dataset that calls Python is built. Threads of TensorFlow read such a
-    dataset ahead. A finalizing interpreter stops each thread that wants to run Python, and an
-    iterator that is let go of after that waits for its stopped thread for ever.
+    A finalizing interpreter stops each thread that wants to run Python, such as TensorFlow's that
+    read ahead, and an iterator that is let go of after that waits for its thread for ever.
     """
     atexit.register(close_iterators)
 
 
 def close_iterators() -> None:
     """Lets all iterators of this process go of what they read; none can be used any more."""
-    is_iterator: dict[type, bool] = {}
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if kind not in is_iterator:
-            is_iterator[kind] = issubclass(kind, tf.data.Iterator)
-        if is_iterator[kind]:
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, tf.data.Iterator)}
+    for thing in things:
+        if type(thing) in kinds:
             vars(thing).clear()
 
 
 def build_dataset(shape: BatchShape, read: Callable[[], Iterator[DecodedRows]]) -> tf.data.Dataset:
-    """Builds the dataset of batches.
-
-    Each of its iterators calls `read`, which begins to read the rows, in parts of any size: in
-    batches where lists are cut.
-    """
+    """Builds the dataset of batches; each of its iterators calls `read` for rows in parts."""
     close_iterators_at_exit()
     size, drop, is_uniform = shape.batch_size, shape.drop_remainder, shape.is_uniform
     most = max(1, SLAB_ROWS // size) * size if is_uniform else size
 
+    names = [column.name for column in shape.columns]
+
+    def pack(values: Iterator[Any]) -> Any:
+        return dict(zip(names, values, strict=True)) if is_uniform else tuple(values)
+
     def generate() -> Iterator[Any]:
         try:
             for rows in regroup(read(), size, most, drop):
-                flat = _flatten(shape, rows)
-                yield dict(zip(names, flat, strict=True)) if is_uniform else tuple(flat)
+                yield pack(_flatten(shape, rows))
         except SluiceError as error:
             raise carry(error) from error
 
-    names, signature = [column.name for column in shape.columns], _signature(shape)
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=pack(_signature(shape)))
     if is_uniform:
-        specs = dict(zip(names, signature, strict=True))
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
         dataset = dataset.rebatch(size, drop_remainder=drop)
     else:
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         dataset = dataset.map(functools.partial(_assemble, shape))
     options = tf.data.Options()
     # There is nothing to tune, and TensorFlow's tuning thread may sleep through its end: whoever
@@ -148,18 +136,13 @@ def _flatten(shape: BatchShape, rows: DecodedRows) -> Iterator[np.ndarray]:
         yield from value if isinstance(value, RaggedList) else (value,)
 
 
-def _signature(shape: BatchShape) -> tuple[tf.TensorSpec, ...]:
-    specs = []
+def _signature(shape: BatchShape) -> Iterator[tf.TensorSpec]:
     for column in shape.columns:
         dtype = tf.string if column.spec.dtype == "bytes" else tf.as_dtype(column.spec.dtype)
-        if column.is_dense and column.length is not None:
-            length = None if column.name in shape.cut else column.length
-            specs.append(tf.TensorSpec([None, length], dtype))
-        else:
-            specs.append(tf.TensorSpec([None], dtype))
+        width = (None,) if column.name in shape.cut else column.width
+        yield tf.TensorSpec([None, *width], dtype)
         if not column.is_dense and column.wire.is_list:
-            specs.append(tf.TensorSpec([None], tf.int64))
-    return tuple(specs)
+            yield tf.TensorSpec([None], tf.int64)
 
 
 def _assemble(shape: BatchShape, *tensors: tf.Tensor) -> Batch:
@@ -225,19 +208,15 @@ def build_train_dataset(
     """Returns one epoch of the train split, shuffled; the same for the same seed and epoch.
 
     The last, incomplete batch is dropped: an uneven tail would give its rows another weight when
-    it is split over replicas. Lists are padded to `max_len`, or to the longest list of the split
-    where the manifest's statistics tell it.
-
-    From `start_batch` on, what follows is, bit for bit, the tail of the whole epoch. Nothing before
-    it is decoded, unless rows are left out (`filter`, `validation`, `on_corrupt`) or batches depend
-    on more than their own rows (`bucket_boundaries`, `mix`): then those are read and dropped.
-    Without `features`, all but those of role id are read.
+    it is split over replicas. Lists are padded to `max_len`, or to the longest that the statistics
+    count. From `start_batch` on it is, bit for bit, the tail of the whole epoch.
     """
     source = SplitSource(version_dir, manifest, "train", config, options or InputOptions())
     if (rows := manifest.split("train").rows) < config.batch_size:
         raise build_size_error(source, rows)
-    excluded = () if features else ("id",)
-    specs = [bound_list(manifest, spec) for spec in select_features(manifest, features, excluded)]
+    if features is None:
+        features = [spec.name for spec in manifest.schema.features if spec.role != "id"]
+    specs = [bound_list(manifest, spec) for spec in select_features(manifest, features)]
     plan = Batches(source, specs, is_shuffled=True, seed=seed, drop_remainder=True).plan()
     return build_dataset(plan.shape, lambda: plan.read(epoch, start_batch))
 
@@ -252,16 +231,14 @@ def build_eval_dataset(
     evaluation_filter: tuple[FilterConfig, ...] = (),
     on_corrupt: OnCorrupt = "fail",
 ) -> tf.data.Dataset:
-    """Returns a split in the manifest's order, every record once, the last batch included.
+    """Returns a split in the manifest's order, the last batch included.
 
-    Without `features`, all that the split's records hold are read: of the catalogue those of role
-    item, of the users those of role user and their seen items. Features of `ragged` come as
+    Without `features`, all that the split's records hold are read. Features of `ragged` come as
     RaggedTensors: lists rather than padded, and scalars that records may lack, which have a row of
     length 0 there. Rows must pass `evaluation_filter`.
     """
-    config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt)
-    options = InputOptions(evaluation_filter=evaluation_filter)
-    source = SplitSource(version_dir, manifest, split, config, options)
+    config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt, filter=evaluation_filter)
+    source = SplitSource(version_dir, manifest, split, config)
     return _build_ordered(source, features or split_features(manifest, split), ragged)
 
 
@@ -279,20 +256,15 @@ def build_held_out_dataset(
 
     Arguments as for `build_eval_dataset`; labels of `binary_labels` must be 0 or 1.
     """
-    if config.validation is None:
-        raise ConfigError(
-            "no rows of train are held out", fix="set input.validation.hash_of and .share"
-        )
-    own = config.model_copy(update={"batch_size": batch_size, "mix": ()})
-    options = InputOptions(binary_labels, evaluation_filter=evaluation_filter)
-    source = SplitSource(version_dir, manifest, "train", own, options, is_held_out=True)
+    kept = (*config.filter, *evaluation_filter)
+    own = config.model_copy(update={"batch_size": batch_size, "filter": kept})
+    source = SplitSource(version_dir, manifest, "train", own, InputOptions(binary_labels), True)
     return _build_ordered(source, features or manifest.schema.names, ragged)
 
 
 def _build_ordered(
     source: SplitSource, features: Sequence[str], ragged: Sequence[str]
 ) -> tf.data.Dataset:
-    select_features(source.manifest, ragged)
     specs = select_features(source.manifest, features)
     plan = Batches(source, specs, ragged=tuple(ragged)).plan()
     return build_dataset(plan.shape, plan.read)
@@ -346,11 +318,9 @@ def open_dataset(
         worker: Number of this worker and of all of them: each reads other rows.
     """
     check_number("worker", worker)
-    # The config counts the rows of all workers.
-    rows = batch_size * worker[1]
+    rows = batch_size * worker[1]  # those of all workers
     config, is_shuffled = build_config(rows, options, split, shuffle, held_out)
-    version_dir = resolve_version(find_path(version))
-    manifest = read_manifest(version_dir, config.tolerates)
+    version_dir, manifest = open_version(version, config)
     inputs, targets, weight = _choose_elements(manifest, split, features, labels)
     own = InputOptions(worker=worker)
     source = SplitSource(version_dir, manifest, split, config, own, held_out)

@@ -1,7 +1,6 @@
 """Train counts: how often users and items occur in the rows that a run trains on.
 
-The version's files have them. Where there are none, or where the input leaves rows out, the train
-split is read through and counted, once in a process.
+The version's files have them, unless the input leaves rows out: those are read and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from etl.tfrecord.reading import crc32c
 from training.reader.feature_columns import plan_columns
 from training.reader.rows import DecodedRows
 from training.reader.shuffle_buffer import read_epoch
-from training.reader.training_data import SplitSource
+from training.reader.training_data import WHICH_ROWS, SplitSource
 
 _log = logging.getLogger("sluice.training.input")
 
@@ -50,11 +49,7 @@ class TrainCounts:
 def read_train_counts(
     version_dir: ReadablePath, manifest: Manifest, part: KeyPart, config: InputConfig | None = None
 ) -> TrainCounts:
-    """Reads how often the users or items (`part`) occur in the rows that train.
-
-    Rows that the config leaves out, or keeps apart for validation, do not count; None: all rows.
-    Shares of classes and mixed datasets are not looked at.
-    """
+    """Reads how often the users or items (`part`) occur in the rows that the config leaves."""
     keys = require_counted_keys(manifest, part)
     if config is None or config.is_exact:
         if part in manifest.train_counts:
@@ -86,10 +81,7 @@ def require_counted_keys(manifest: Manifest, *parts: KeyPart) -> CountedKeys:
 
 def _read_file(version_dir: ReadablePath, info: FileInfo) -> TrainCounts:
     file = version_dir / info.path
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputDataError(f"cannot read {file}", received=error.strerror) from error
+    content = file.read_bytes()
     found = f"{crc32c(content):08x}"
     if found != info.crc32c:
         raise InputDataError(
@@ -108,22 +100,19 @@ _COUNTED: dict[str, dict[KeyPart, TrainCounts]] = {}
 def _count(
     version_dir: ReadablePath, manifest: Manifest, keys: CountedKeys, config: InputConfig
 ) -> dict[KeyPart, TrainCounts]:
-    scope = config.model_dump(mode="json", include={"filter", "validation", "on_corrupt"})
+    scope = config.model_dump(mode="json", include=set(WHICH_ROWS))
     shards = [[shard.path, shard.crc32c] for shard in manifest.split("train").shards]
     own = canonical_json([str(version_dir), asdict(keys), shards, scope])
     if own not in _COUNTED:
         why = "input leaves rows out" if manifest.train_counts else "it was built without counts"
-        _log.info(
-            "counting users and items: reading the train split of %s through once (%s)",
-            manifest.dataset_name,
-            why,
-        )
+        what = "counting users and items: reading the train split of %s through once (%s)"
+        _log.info(what, manifest.dataset_name, why)
         found = dict.fromkeys(keys.features, np.zeros((0, 4), np.int64))
         for rows in _read_rows(version_dir, manifest, keys, config):
             for part, table in found.items():
                 found[part] = _add_up(np.concatenate([table, _find_counts(rows, keys, part)]))
-        tables = {part: np.ascontiguousarray(table.T) for part, table in found.items()}
-        _COUNTED[own] = {part: TrainCounts(*table) for part, table in tables.items()}
+        columns = {part: np.ascontiguousarray(table.T) for part, table in found.items()}
+        _COUNTED[own] = {part: TrainCounts(*column) for part, column in columns.items()}
     return _COUNTED[own]
 
 
@@ -131,9 +120,7 @@ def _find_counts(rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> np.ndar
     """Ids, and whether each is of a row, an event, a positive; int64 `[n, 4]`."""
     ids = rows.dense[keys.features[part]]
     event, positive = _find_events(rows, keys)
-    table = np.stack(
-        [ids, np.ones(len(ids), bool), event, positive], axis=1, dtype=np.int64, casting="unsafe"
-    )
+    table = np.column_stack([ids, np.ones_like(ids), event, positive])
     if keys.history is None:
         return table
     values, lengths = keys.cut(*_read_history(rows, keys.history))
@@ -147,12 +134,9 @@ def _find_counts(rows: DecodedRows, keys: CountedKeys, part: KeyPart) -> np.ndar
 def read_train_pairs(
     version_dir: ReadablePath, manifest: Manifest, config: InputConfig, *, positives: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Reads which items users had in the rows that train; of sequences, all items of histories.
+    """Reads which items users had in events of train, or in those with a label above 0.
 
-    With `positives`, events with a label above 0 alone are read, else all events.
-
-    Yields:
-        Ids of users and of items, int64 `[n]` each; a pair may come several times.
+    Yields ids of users and of items, int64 `[n]` each; a pair may come several times.
     """
     keys = require_counted_keys(manifest, "user", "item")
     user, item = (keys.features[part] for part in ("user", "item"))
@@ -183,14 +167,10 @@ def read_train_rows(
     names: Sequence[str],
     lists: Sequence[str] = (),
 ) -> Iterator[DecodedRows]:
-    """Yields the rows of train as the first epoch has them, without mixed datasets, in parts.
-
-    Features of `lists` stay lists of their own length.
-    """
-    alone = config.model_copy(update={"mix": (), "bucket_boundaries": None})
-    source = SplitSource(version_dir, manifest, "train", alone)
+    """Yields the rows of train in their order, in parts; features of `lists` stay lists."""
+    source = SplitSource(version_dir, manifest, "train", config).in_order()
     specs = [manifest.schema[name] for name in dict.fromkeys(names)]
-    yield from read_epoch(source.plan(plan_columns(manifest, specs, lists), None), 0)
+    yield from read_epoch(source.plan(plan_columns(manifest, specs, lists)), 0)
 
 
 def _find_events(rows: DecodedRows, keys: CountedKeys) -> tuple[np.ndarray, np.ndarray]:

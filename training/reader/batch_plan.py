@@ -1,7 +1,4 @@
-"""Which rows make which batches of a split, and of which columns; in whatever form they come out.
-
-`training.input` makes tensors of them, `training.reader.batch_reader` arrays.
-"""
+"""Which rows make which batches of a split, and of which columns, in whatever form they come."""
 
 from __future__ import annotations
 
@@ -13,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.encoders.bags import SparseIndices, Weights
-from conf.errors import ConfigError, InputDataError, TooFewRowsError
+from conf.errors import ConfigError, InputDataError
 from conf.load import override_config
 from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
-from conf.storage.locations import find_path
 from conf.training.input import InputConfig
 from training.encoders.vocabularies import match_keys, read_encoded_version, read_plan
 from training.reader.epoch_plan import BatchShare
@@ -33,12 +28,16 @@ from training.reader.feature_columns import (
 from training.reader.rows import DecodedRows, bucket_batches, mix_rows, regroup
 from training.reader.shards import compare_begun
 from training.reader.shuffle_buffer import ReadPlan, read_epoch
-from training.reader.training_data import SplitSource, build_size_error, count_steps
+from training.reader.training_data import (
+    SHUFFLED_ONLY,
+    SplitSource,
+    build_size_error,
+    count_steps,
+    open_version,
+)
 
 EVAL_BUFFER_ROWS = 16_384
 """Rows that are decoded at a time where they keep their order."""
-# Options of `input` that decide which rows are drawn, and in which order.
-_SHUFFLED_ONLY = ("class_balance", "mix", "bucket_boundaries", "sparse")
 _Remade = Callable[[int, int], Iterator[DecodedRows]]
 
 
@@ -74,16 +73,12 @@ class BatchPlan:
         return read_epoch(self.rows, epoch, first_batch * self.shape.batch_size)
 
     def read_part(self, epoch: int, first_batch: int, share: BatchShare) -> Iterator[DecodedRows]:
-        """Reads this rank's rows of every n-th batch, from a batch on.
-
-        Rows of the other parts are not decoded, unless rows are left out or drawn anew: only then
-        it is known which rows a batch has.
-        """
+        """Reads this rank's rows of every n-th batch, from a batch on."""
         size, drop = self.shape.batch_size, self.shape.drop_remainder
         if not share.is_whole and self.remade is None and self.rows.can_skip:
-            rows = self.rows.rows - (self.rows.rows % size if drop else 0)
+            total = self.rows.rows - (self.rows.rows % size if drop else 0)
             own = size // share.ranks
-            read = read_epoch(self.rows, epoch, first_batch * size, (share, rows))
+            read = read_epoch(self.rows, epoch, first_batch * size, share, total)
             yield from regroup(read, own, own, drop_remainder=False)
             return
         batches = regroup(self.read(epoch, first_batch), size, size, drop)
@@ -106,29 +101,27 @@ class Batches:
 
     def plan(self) -> BatchPlan:
         """Plans how they are read."""
-        source, manifest = self.source, self.source.manifest
-        if not self.is_shuffled:
-            columns = plan_columns(manifest, self.specs, self.ragged)
-            rows = source.plan(columns, None, EVAL_BUFFER_ROWS)
-            return BatchPlan(BatchShape(columns, source.batch_size, self.drop_remainder), rows)
-        pairs = self._find_sparse()
-        columns = plan_columns(manifest, self.specs, (*self.ragged, *pairs, *pairs.values()))
-        cut = _padded_lists(columns) if source.config.bucket_boundaries else {}
+        source = self.source if self.is_shuffled else self.source.in_order(EVAL_BUFFER_ROWS)
+        pairs: dict[str, str] = {}
+        if source.config.sparse:
+            names = {spec.name for spec in self.specs}
+            found = find_sparse_pairs(source.version_dir, source.manifest)
+            pairs = {ids: weights for ids, weights in found.items() if {ids, weights} <= names}
+        select_features(source.manifest, self.ragged)
+        ragged = (*self.ragged, *pairs, *pairs.values())
+        columns = plan_columns(source.manifest, self.specs, ragged)
+        boundaries = source.config.bucket_boundaries
+        cut = _padded_lists(columns) if boundaries else {}
         shape = BatchShape(columns, source.batch_size, self.drop_remainder, tuple(cut), pairs)
-        read_columns = _with_class(source, columns)
-        rows = source.plan(read_columns, self.seed)
+        rows = source.plan(columns, self.seed if self.is_shuffled else None)
         if source.config.mix:
-            return BatchPlan(shape, rows, _plan_mix(source, read_columns, rows, self.seed))
-        if cut:
-            boundaries = source.config.bucket_boundaries or ()
+            return BatchPlan(shape, rows, _plan_mix(source, rows, self.seed))
+        if boundaries:
             return BatchPlan(shape, rows, functools.partial(_read_bucketed, rows, boundaries, cut))
         return BatchPlan(shape, rows)
 
     def count(self, ranks: int = 1) -> int | None:
-        """Batches of an epoch, None where only reading tells; the same for workers in step.
-
-        A batch with fewer rows than the `ranks` that share it is dropped.
-        """
+        """Batches of an epoch with a row for each rank, None where only reading tells."""
         source, config, drop = self.source, self.source.config, self.drop_remainder
         number, workers = source.options.worker
         if config.mix or (drop and workers > 1):
@@ -136,32 +129,11 @@ class Batches:
         if not config.is_exact or config.bucket_boundaries:
             return None
         rows = sum(count for _, count in source.ranges(number))
-        batches = rows // source.batch_size if drop else -(-rows // source.batch_size)
+        batches, rest = divmod(rows, source.batch_size)
+        batches += rest >= ranks and not drop
         if not batches:
-            raise build_size_error(source, rows)
-        if 0 < rows % source.batch_size < ranks and not drop:
-            batches -= 1
-        if not batches:
-            raise build_share_error(source.split, ranks)
+            raise build_size_error(source, rows, ranks)
         return batches
-
-    def _find_sparse(self) -> dict[str, str]:
-        if not self.source.config.sparse:
-            return {}
-        names = {spec.name for spec in self.specs}
-        pairs = find_sparse_pairs(self.source.version_dir, self.source.manifest)
-        return {ids: weights for ids, weights in pairs.items() if {ids, weights} <= names}
-
-
-def _with_class(
-    source: SplitSource, columns: tuple[FeatureColumn, ...]
-) -> tuple[FeatureColumn, ...]:
-    """The columns, and the class that rows are drawn by where the model does not read it."""
-    balance = source.config.class_balance
-    if balance is None or any(column.name == balance.feature for column in columns):
-        return columns
-    specs = select_features(source.manifest, [balance.feature])
-    return (*columns, *plan_columns(source.manifest, specs))
 
 
 def _padded_lists(columns: Sequence[FeatureColumn]) -> dict[str, int]:
@@ -183,70 +155,42 @@ def _read_bucketed(
     return itertools.islice(batches, batch, None)
 
 
-def build_share_error(split: str, ranks: int) -> TooFewRowsError:
-    return TooFewRowsError(
-        f"an epoch of the {split} split has no batch",
-        received=f"fewer rows than the {ranks} ranks that share them" if ranks > 1 else "no row",
-        allowed="a batch with a row for each rank",
-        fix="let filter, validation and on_corrupt leave rows, or open it with fewer ranks",
-    )
-
-
 def build_config(
     batch_size: int, options: Mapping[str, Any], split: str, shuffle: bool | None, held_out: bool
 ) -> tuple[InputConfig, bool]:
-    """Builds the config of batches that are asked for, and tells whether they are shuffled.
-
-    `shuffle` None shuffles train alone; `held_out` asks for the rows that `validation` keeps apart.
-    """
+    """Builds the config of batches that are asked for, and tells whether they are shuffled."""
     is_shuffled = split == "train" and not held_out if shuffle is None else shuffle
     config = override_config(InputConfig(), {**options, "batch_size": batch_size}, "of the input")
-    unfit = [name for name in _SHUFFLED_ONLY if getattr(config, name) and not is_shuffled]
+    unfit = [name for name in SHUFFLED_ONLY if getattr(config, name) and not is_shuffled]
     if unfit:
         raise ConfigError(
             f"{unfit[0]} needs shuffled rows",
             received="shuffle=False",
             fix=f"set shuffle=True, or leave {unfit[0]} out",
         )
-    if held_out and (config.validation is None or split != "train"):
-        raise ConfigError(
-            "no rows are held out",
-            received=f"split={split!r}, validation={config.validation}",
-            allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
-        )
     return config, is_shuffled
 
 
-def bound_specs(
-    manifest: Manifest, names: Sequence[str], ragged: Sequence[str] = ()
-) -> list[FeatureSpec]:
-    """Specs of features, and `ragged` ones known; lists are bounded by the longest of any split."""
+def bound_specs(manifest: Manifest, names: Sequence[str]) -> list[FeatureSpec]:
+    """Specs of features; lists are bounded by the longest of any split."""
     splits = [found.name for found in manifest.splits]
-    select_features(manifest, ragged)
     return [bound_list(manifest, spec, splits) for spec in select_features(manifest, names)]
 
 
 def check_number(what: str, given: tuple[int, int]) -> None:
-    is_pair = isinstance(given, Sequence) and len(given) == 2
-    if not is_pair or not all(map(is_whole, given)) or not given[0] < given[1]:
+    number, count = given
+    if not 0 <= number < count:
         raise ConfigError(
             f"there is no such {what}",
             received=repr(given),
-            allowed=f"(number, {what}s), whole numbers with 0 <= number < {what}s",
+            allowed=f"(number, {what}s) with 0 <= number < {what}s",
         )
-
-
-def is_whole(value: Any) -> bool:
-    """Whether it is a whole number, 0 or more; arrays of checkpoints have such of NumPy's."""
-    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_number and int(value) >= 0
 
 
 def find_sparse_pairs(version_dir: ReadablePath, manifest: Manifest) -> dict[str, str]:
     """Finds the halves of sparse rows: feature of the weights by feature of the indices.
 
-    The encoders tell: weights are made from the columns of weights and, behind these, the very
-    columns of ids that the indices are made from.
+    Weights are encoded from columns of weights and, behind these, the indices' own columns.
     """
     plan = read_plan(version_dir, manifest)
     names = set(manifest.schema.names)
@@ -268,36 +212,27 @@ def find_sparse_pairs(version_dir: ReadablePath, manifest: Manifest) -> dict[str
 def find_mixed(
     config: InputConfig, manifest: Manifest, names: Sequence[str]
 ) -> list[tuple[ReadablePath, Manifest]]:
-    """Finds the datasets of `input.mix`: directory and manifest of each version.
-
-    One that lacks a feature of these names, or has it with another type, shape or vocabulary, is
-    refused.
-    """
-    found: list[tuple[ReadablePath, Manifest]] = []
-    specs = select_features(manifest, names)
-    for part in config.mix:
-        version_dir = resolve_version(find_path(part.dataset))
-        other = read_manifest(version_dir, config.tolerates)
-        check_specs(other, specs)
-        found.append((version_dir, other))
+    """Finds the datasets of `input.mix`, which must have the features of these names alike."""
+    found = [open_version(part.dataset, config) for part in config.mix]
+    for _, other in found:
+        check_specs(other, select_features(manifest, names))
     return found
 
 
-def _plan_mix(
-    source: SplitSource, columns: Sequence[FeatureColumn], own: ReadPlan, seed: int
-) -> _Remade:
-    names = [column.name for column in columns]
+def _plan_mix(source: SplitSource, own: ReadPlan, seed: int) -> _Remade:
+    names = [column.name for column in own.columns]
     plans = [own]
     for version_dir, manifest in find_mixed(source.config, source.manifest, names):
         lists = manifest.find_feature_lists()
-        theirs = [replace(column, is_sequence=column.name in lists) for column in columns]
+        theirs = [replace(column, is_sequence=column.name in lists) for column in own.columns]
         other = replace(source, version_dir=version_dir, manifest=manifest)
         plans.append(other.plan(theirs, seed))
     batches = count_steps(source)
 
     def read(epoch: int, batch: int) -> Iterator[DecodedRows]:
         # Each pass of a dataset is an epoch of its own, which no other pass has.
-        sources = [functools.partial(_read_pass, plan, epoch * (batches + 1)) for plan in plans]
+        first = epoch * (batches + 1)
+        sources = [lambda number, p=plan: read_epoch(p, first + number) for plan in plans]
         shares, size = source.config.mix_shares, source.batch_size
         mixed = mix_rows(sources, shares, batches, size, [seed, epoch])
         yield from itertools.islice(mixed, batch, None)
@@ -306,20 +241,13 @@ def _plan_mix(
     return read
 
 
-def _read_pass(plan: ReadPlan, first: int, number: int) -> Iterator[DecodedRows]:
-    return read_epoch(plan, first + number)
-
-
 def check_mixed_ids(
     version_dir: ReadablePath,
     manifest: Manifest,
     mixed: Sequence[tuple[ReadablePath, Manifest]],
     features: Sequence[str],
 ) -> None:
-    """Refuses datasets whose ids stand for other tokens: they would train the wrong rows.
-
-    Vocabularies of one length need not hold the same tokens in the same order.
-    """
+    """Refuses datasets whose ids stand for other tokens: they would train the wrong rows."""
     names = [name for name in features if manifest.schema[name].vocabulary_size is not None]
     mixed = [one for one in mixed if one[1].encoders_fingerprint != manifest.encoders_fingerprint]
     if not names or not mixed:

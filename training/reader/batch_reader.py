@@ -14,17 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.errors import ConfigError, InputDataError, SluiceError
+from conf.errors import ConfigError, SluiceError
 from conf.local_paths import local_path
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
 from conf.paths import ReadablePath
 from conf.schema import FeatureSchema, FeatureSpec, fingerprint
-from conf.storage.locations import find_path
 from etl.tfrecord.reading import (
     HEADER_BYTES,
     BadRange,
-    crc32c,
+    describe_file,
     detect_compression,
     infer_features,
     read_record_blocks,
@@ -34,37 +32,29 @@ from training.reader.batch_plan import (
     BatchShape,
     bound_specs,
     build_config,
-    build_share_error,
     check_number,
     find_mixed,
-    is_whole,
 )
 from training.reader.epoch_plan import BatchShare
 from training.reader.feature_columns import select_features, split_features
 from training.reader.rows import DecodedRows, RaggedList
 from training.reader.shards import WIRE_COMPRESSIONS, InputCounts, explain_error, warn_of_losses
-from training.reader.training_data import SplitSource
+from training.reader.training_data import (
+    WHICH_ROWS,
+    SplitSource,
+    build_size_error,
+    open_version,
+)
 
 Arrays = dict[str, np.ndarray | RaggedList]
 """A batch: numbers `[batch]` or `[batch, length]`, byte strings as objects, lists of any length."""
 T = TypeVar("T")
 
 _FORMAT = 1
-_READ_BYTES = 4 << 20
 # A number in JSON is exact up to 2^53, which is 13 digits of 16.
 _DIGITS = 13
-# Keys of `input` that decide which rows an epoch has; in the second group, in which order.
-_WHICH_ROWS = ("filter", "validation", "on_corrupt")
+# Keys of `input` that decide in which order rows come.
 _WHICH_ORDER = ("class_balance", "bucket_boundaries", "shuffle_buffer", "interleave_shards")
-_AS_THEY_WERE = {
-    "format": "begin anew: the state is of another release",
-    "seed": "open the batches with the seed that the state names",
-    "batch_size": "open the batches with the batch_size that the state names; it counts the rows "
-    "of all ranks, whose number may change",
-    "version": "open the version, or the files, and the split that the state was taken from",
-    "rows": "give split, held_out, shuffle, drop_remainder, "
-    f"{', '.join((*_WHICH_ROWS, 'mix', *_WHICH_ORDER))} as they were",
-}
 
 
 class BatchReader:
@@ -122,7 +112,7 @@ class BatchReader:
             explain_error(error, source.version_dir, source.manifest, source.split)
             raise
         if is_empty:
-            raise build_share_error(source.split, share.ranks)
+            raise build_size_error(source, None, share.ranks)
         if source.config.on_corrupt != "fail":
             warn_of_losses(counts, source.split, epoch)
         self.epoch, self.batch = epoch + 1, 0
@@ -140,7 +130,7 @@ class BatchReader:
 
         The numbers fit into JSON. They do not depend on the rank or the number of ranks.
         """
-        return {"format": _FORMAT, "epoch": self.epoch, "batch": self.batch, **self._identity}
+        return {"epoch": self.epoch, "batch": self.batch, **self._identity}
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Goes to where a reader stood; what follows is, bit for bit, what followed there.
@@ -152,21 +142,23 @@ class BatchReader:
                 rows.
         """
         expected = self.state()
-        is_state = isinstance(state, Mapping) and set(state) == set(expected)
-        if not is_state or not all(map(is_whole, state.values())):
+        if set(state) != set(expected) or min(state["epoch"], state["batch"]) < 0:
             raise ConfigError(
                 "this is no state of a reader",
                 received=str(state)[:300],
-                allowed=f"whole numbers, 0 or more: {', '.join(sorted(expected))}",
                 fix="restore what state() returned",
             )
-        for name, fix in _AS_THEY_WERE.items():
-            if state[name] != expected[name]:
+        for name, own in self._identity.items():
+            if state[name] != own:
+                keys = ", ".join((*WHICH_ROWS, "mix", *_WHICH_ORDER))
                 raise ConfigError(
                     f"the state of a reader is of another {name}",
-                    received=state[name], allowed=expected[name], fix=fix,
-                )  # fmt: skip
-        self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
+                    received=state[name],
+                    allowed=own,
+                    fix="give the version or the files, split, seed, batch_size (of all ranks), "
+                    f"held_out, shuffle, drop_remainder, {keys} as they were, or begin anew",
+                )
+        self.epoch, self.batch = operator.index(state["epoch"]), operator.index(state["batch"])
 
 
 def open_batches(
@@ -228,13 +220,12 @@ def open_batches(
     if not isinstance(source, str | Path):
         version_dir, manifest = describe_shards(source, split, schema, config.on_corrupt)
     else:
-        version_dir = resolve_version(find_path(source))
-        manifest = read_manifest(version_dir, config.tolerates)
+        version_dir, manifest = open_version(source, config)
     if features is None:
         found = select_features(manifest, split_features(manifest, split))
         features = [spec.name for spec in found if spec.role != "id"]
     chosen = SplitSource(version_dir, manifest, split, config, is_held_out=held_out)
-    specs = bound_specs(manifest, features, ragged)
+    specs = bound_specs(manifest, features)
     batches = Batches(chosen, specs, is_shuffled, seed, drop_remainder, tuple(ragged))
     return BatchReader(batches, share, first_epoch)
 
@@ -246,9 +237,11 @@ def _identify(batches: Batches) -> dict[str, int]:
     mixed = find_mixed(config, source.manifest, names)
     versions = [source.manifest, *(manifest for _, manifest in mixed)]
     shards = [[[s.path, s.rows, s.crc32c] for s in m.split(source.split).shards] for m in versions]
-    names_of = [[m.dataset_name, m.dataset_version] for m in versions]
-    outlines = [[*own, files] for own, files in zip(names_of, shards, strict=True)]
-    keys = (*_WHICH_ROWS, *(_WHICH_ORDER if is_shuffled else ()))
+    outlines = [
+        [m.dataset_name, m.dataset_version, files]
+        for m, files in zip(versions, shards, strict=True)
+    ]
+    keys = (*WHICH_ROWS, *(_WHICH_ORDER if is_shuffled else ()))
     rows = {
         "split": [source.split, source.is_held_out, batches.drop_remainder, is_shuffled],
         **config.model_dump(mode="json", include=set(keys)),
@@ -257,15 +250,12 @@ def _identify(batches: Batches) -> dict[str, int]:
         "lists": names if config.bucket_boundaries else [],
     }
     return {
+        "format": _FORMAT,
         "seed": batches.seed,
         "batch_size": config.batch_size,
-        "version": _number(outlines),
-        "rows": _number(rows),
+        "version": int(fingerprint(outlines)[:_DIGITS], 16),
+        "rows": int(fingerprint(rows)[:_DIGITS], 16),
     }
-
-
-def _number(value: Any) -> int:
-    return int(fingerprint(value)[:_DIGITS], 16)
 
 
 def _build_arrays(shape: BatchShape, rows: DecodedRows) -> Arrays:
@@ -287,33 +277,21 @@ def describe_shards(
     schema: Sequence[FeatureSpec] | None = None,
     on_corrupt: str = "fail",
 ) -> tuple[ReadablePath, Manifest]:
-    """Describes files of `tf.train.Example` as a version, whose folder is the one around them.
+    """Describes local files of `tf.train.Example` as a version in the folder around them.
 
-    They are local, all compressed alike or none, and read through once to count their records.
     Without a schema, reading them tells what they hold: scalars, and lists without a bound.
     """
     paths = [local_path(file).absolute() for file in files]
-    if not paths:
-        raise ConfigError("there is no file to read", received="an empty list of files")
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    try:
-        compression = _find_compression(paths)
-        is_salvaging = on_corrupt != "fail"
-        shards = tuple(_describe_shard(folder, path, is_salvaging) for path in paths)
-        if schema is None:
-            hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
-            found = infer_features(paths, on_corrupt=hook)
-            shapes = [(None,) if feature.is_list else () for feature in found]
-            schema = [
-                FeatureSpec(feature.name, feature.kind, "context", shape)
-                for feature, shape in zip(found, shapes, strict=True)
-            ]
-    except OSError as error:
-        raise InputDataError(
-            "a file cannot be read",
-            received=f"{error.filename}: {error.strerror}",
-            fix="correct the list of files",
-        ) from error
+    compression = _find_compression(paths)
+    is_salvaging = on_corrupt != "fail"
+    shards = tuple(_describe_shard(folder, path, is_salvaging) for path in paths)
+    if schema is None:
+        hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
+        schema = [
+            FeatureSpec(one.name, one.kind, "context", (None,) if one.is_list else ())
+            for one in infer_features(paths, on_corrupt=hook)
+        ]
     return folder, Manifest(
         dataset_name="bare files", dataset_version="", created_at="", record_type="Example",
         compression=compression, splits=(SplitInfo(split, shards),),
@@ -325,14 +303,14 @@ def describe_shards(
 
 
 def _find_compression(paths: Sequence[Path]) -> str | None:
-    found: dict[str | None, Path] = {}
+    found = set()
     for path in paths:
         with path.open("rb") as file:
-            found.setdefault(detect_compression(file.read(HEADER_BYTES)), path)
+            found.add(detect_compression(file.read(HEADER_BYTES)))
     if len(found) > 1:
         raise ConfigError(
             "files that are read as one split must be compressed alike",
-            received=", ".join(f"{path}: {kind or 'plain'}" for kind, path in found.items()),
+            received=", ".join(kind or "plain" for kind in found),
             fix="open them apart, or write them anew in one way",
         )
     (wire,) = found
@@ -344,8 +322,5 @@ def _describe_shard(folder: Path, path: Path, is_salvaging: bool) -> ShardInfo:
     blocks = read_record_blocks(path, verify=False, on_corrupt=bad.append if is_salvaging else None)
     # What reads them counts a range of bad bytes as a record.
     rows = sum(len(block.index) for block in blocks) + sum(not one.continues for one in bad)
-    checksum = size = 0
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            checksum, size = crc32c(piece, checksum), size + len(piece)
-    return ShardInfo(str(path.relative_to(folder)), rows, size, f"{checksum:08x}")
+    file = describe_file(folder, path)
+    return ShardInfo(file.path, rows, file.bytes, file.crc32c)

@@ -1,17 +1,20 @@
 """The plan of an epoch: which records meet in which buffer, and whose batches they make.
 
-Arithmetic on the manifest's counts alone. Training workers divide the shards before anything is
-shuffled (`divide_shards`): each reads its own files, and has an order of its own. Ranks of
-data-parallel loops and the workers of a data loader divide batches that all of them plan alike
-(`BatchShare`): together they have one order.
+Training workers divide the shards before anything is shuffled (`divide_shards`): each has an order
+of its own. Ranks of data-parallel loops and the workers of a data loader divide batches that all of
+them plan alike (`BatchShare`): together they have one order.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+
+Rows = TypeVar("Rows", int, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,10 @@ def divide_shards(
     Whole files, as evenly as they divide: each goes to the worker that has the fewest records so
     far, the largest first. With fewer files than workers, an equal range of records of every file.
     """
-    if not 0 <= worker < workers:
-        raise ValueError(f"worker {worker} of {workers}")
     if sum(rows > 0 for rows in shard_rows) < workers:
         edges = [[rows * i // workers for i in (worker, worker + 1)] for rows in shard_rows]
         return tuple((first, last - first) for first, last in edges)
-    loads = [0] * workers
-    owner = [0] * len(shard_rows)
+    loads, owner = [0] * workers, [0] * len(shard_rows)
     for shard in sorted(range(len(shard_rows)), key=lambda s: (-shard_rows[s], s)):
         owner[shard] = int(np.argmin(loads))
         loads[owner[shard]] += shard_rows[shard]
@@ -65,9 +65,8 @@ def plan_buffers(
     """Plans the shuffle buffers of an epoch, which together hold each record once.
 
     `ranges` are the first record and the number of records to read of each shard. `interleave`
-    shards are read at once, a buffer taking like many records of each; when one ends the next in
-    order follows it. Buffers are of like size, none left with few records; they but the last hold
-    a multiple of `multiple`: batches then cross no buffer.
+    shards are read at once, a buffer taking like many records of each. Buffers are of like size;
+    all but the last hold a multiple of `multiple`: batches then cross no buffer.
     """
     total = sum(rows for _, rows in ranges)
     size = _buffer_size(total, buffer_rows, multiple)
@@ -75,23 +74,24 @@ def plan_buffers(
     opened: list[list[int]] = []
     buffers: list[BufferPlan] = []
     for first in range(0, total, max(1, size)):
-        rows = min(size, total - first)
+        need = rows = min(size, total - first)
         taken: dict[int, list[int]] = {}  # shard: first record, records; in order
-        need = rows
         while need:
             while len(opened) < interleave and unopened:
                 shard = unopened.pop()
                 opened.append([shard, *ranges[shard]])
             need = _take_evenly(opened, taken, need)
             opened = [entry for entry in opened if entry[2]]
-        buffers.append(BufferPlan(len(buffers), first, rows, _number_ranges(taken)))
+        starts = itertools.accumulate((count for _, count in taken.values()), initial=0)
+        parts = [(s, *part, start) for (s, part), start in zip(taken.items(), starts, strict=False)]
+        buffers.append(BufferPlan(len(buffers), first, rows, tuple(ShardRange(*p) for p in parts)))
     return buffers
 
 
 def _take_evenly(opened: Sequence[list[int]], taken: dict[int, list[int]], need: int) -> int:
-    """Takes like many records of each open shard; returns how many are needed still.
+    """Takes like many records of each open shard (number, next record, records that are left).
 
-    A shard that is open: its number, its next record, how many are left.
+    Returns how many are needed still.
     """
     share = -(-need // len(opened))
     for entry in opened:
@@ -102,14 +102,6 @@ def _take_evenly(opened: Sequence[list[int]], taken: dict[int, list[int]], need:
         entry[1:] = record + count, left - count
         need -= count
     return need
-
-
-def _number_ranges(taken: dict[int, list[int]]) -> tuple[ShardRange, ...]:
-    parts, start = [], 0
-    for shard, (record, count) in taken.items():
-        parts.append(ShardRange(shard, record, count, start))
-        start += count
-    return tuple(parts)
 
 
 def _buffer_size(total: int, buffer_rows: int, multiple: int) -> int:
@@ -135,13 +127,12 @@ class BatchShare:
     def is_whole(self) -> bool:
         return self.ranks == 1 and self.workers == 1
 
-    def find_rows(self, count: int) -> tuple[int, int]:
+    def find_rows(self, count: Rows) -> tuple[Rows, Rows]:
         """Rows `[first, last)` of a batch of `count` rows that the rank takes.
 
         A batch with fewer rows than ranks gives none to any of them: so all have as many batches.
         """
-        if count < self.ranks:
-            return 0, 0
+        count = count * (count >= self.ranks)
         return count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks
 
     def select_rows(self, first: int, rows: int, batch_size: int, total: int) -> np.ndarray:
@@ -149,14 +140,10 @@ class BatchShare:
 
         Rows before 0 are not taken, row 0 begins a batch, and `total` rows are shared out.
         """
-        numbers = np.arange(first, first + rows)
-        batch, place = np.divmod(numbers, batch_size)
-        start, stop = self.find_rows(batch_size)
-        last, rest = divmod(total, batch_size)
-        rest_start, rest_stop = self.find_rows(rest)
-        is_tail = batch == last
-        inside = np.where(
-            is_tail, (place >= rest_start) & (place < rest_stop), (place >= start) & (place < stop)
-        )
-        taken = (numbers >= 0) & (batch % self.workers == self.worker)
-        return taken & inside & (numbers < total)
+        batch, place = np.divmod(np.arange(first, first + rows), batch_size)
+        start, stop = self.find_rows(np.clip(total - batch * batch_size, 0, batch_size))
+        is_own = (batch >= 0) & (batch % self.workers == self.worker)
+        return is_own & (start <= place) & (place < stop)
+
+
+WHOLE = BatchShare()

@@ -58,6 +58,11 @@ class FeatureColumn:
         return list_length(self.spec) if self.spec.is_list else None
 
     @property
+    def width(self) -> tuple[int, ...]:
+        """Shape of a dense row."""
+        return () if self.length is None or not self.is_dense else (self.length,)
+
+    @property
     def absent(self) -> int | float | str | None:
         """What a scalar is where the record lacks it; None refuses the record."""
         if self.may_lack:
@@ -89,25 +94,19 @@ def plan_columns(
 
 
 def select_features(
-    manifest: Manifest, names: Sequence[str] | None, exclude_roles: Sequence[str] = ()
+    manifest: Manifest, names: Sequence[str], what: str = "dataset"
 ) -> tuple[FeatureSpec, ...]:
-    """Returns the specs of the named features, or of all but some roles."""
+    """Returns the specs of the named features."""
     schema = manifest.schema
-    if names is None:
-        return tuple(spec for spec in schema.features if spec.role not in exclude_roles)
     for name in names:
         if name not in schema:
-            raise unknown_feature(f"dataset {manifest.dataset_name!r}", name, schema.names)
+            raise InputDataError(
+                f"{what} {manifest.dataset_name!r} has no such feature",
+                received=name,
+                allowed=", ".join(schema.names),
+                fix=did_you_mean(name, schema.names),
+            )
     return tuple(schema[name] for name in dict.fromkeys(names))
-
-
-def unknown_feature(where: str, name: str, names: Sequence[str]) -> InputDataError:
-    return InputDataError(
-        f"{where} has no such feature",
-        received=name,
-        allowed=", ".join(names),
-        fix=did_you_mean(name, names),
-    )
 
 
 def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
@@ -149,9 +148,12 @@ def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
         return array.fill_null([]) if array.null_count else array
     if column.may_lack and pc.any(pc.is_nan(array)).as_py():
         raise _unfit(column, where, "NaN", "a number, or none")
-    if not spec.is_list:
-        return _fill_scalars(column, array, where) if array.null_count else array
-    if not spec.is_ragged:
+    if not spec.is_list and array.null_count:
+        if column.absent is None:
+            raise _unfit(column, where, "no value", "one value")
+        value = column.absent.encode() if isinstance(column.absent, str) else column.absent
+        return array.fill_null(pa.scalar(value, array.type))
+    if column.is_fixed_list:
         lengths = list_lengths(array)
         bad = lengths != spec.shape[0]
         if spec.pad_value is not None or spec.vocabulary_size is not None:  # all padding then
@@ -160,14 +162,6 @@ def fill_absent(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
             found = int(lengths[int(bad.argmax())])
             raise _unfit(column, where, f"a list of {found}", f"a list of {spec.shape[0]}")
     return array
-
-
-def _fill_scalars(column: FeatureColumn, array: pa.Array, where: str) -> pa.Array:
-    absent = column.absent
-    if absent is None:
-        raise _unfit(column, where, "no value", "one value")
-    value = absent.encode() if isinstance(absent, str) else absent
-    return array.fill_null(pa.scalar(value, array.type))
 
 
 def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputDataError:

@@ -21,7 +21,6 @@ from training.reader.feature_columns import (
     fill_absent,
     plan_columns,
     select_features,
-    unknown_feature,
 )
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,6 +29,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 EVALUATION_FILTER = "evaluation.filter"
 """The setting that says which rows are measured."""
+_SETTING = f"input.filter, input.validation or {EVALUATION_FILTER}"
 _FNV_OFFSET, _FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 
 
@@ -43,11 +43,7 @@ class RowFilter:
     is_held_out: bool = False
 
     def keep(self, batch: pa.RecordBatch, where: str) -> np.ndarray:
-        """Which rows of a decoded block are kept, bool `[rows]`; `where` names it in errors.
-
-        Of a number that records may lack, rows without it pass `!=` and `not_in` alone; a text is
-        empty there.
-        """
+        """Which rows of a decoded block are kept, bool `[rows]`; `where` names it in errors."""
         kept = np.ones(batch.num_rows, bool)
         for config in self.filters:
             kept &= find_passing(config, *self._values(batch, config.feature, where))
@@ -85,82 +81,61 @@ def _take_first(lists: pa.ListArray) -> pa.Array:
 
 
 def build_row_filter(
-    manifest: Manifest,
-    config: InputConfig,
-    is_held_out: bool = False,
-    evaluation_filter: tuple[FilterConfig, ...] = (),
+    manifest: Manifest, config: InputConfig, is_held_out: bool
 ) -> RowFilter | None:
-    """Builds the filter of a config's `filter` and `validation`; None where all rows are kept.
-
-    Rows must pass `evaluation_filter` as well.
-    """
-    asked = [("input.filter", item) for item in config.filter]
-    asked += [(EVALUATION_FILTER, item) for item in evaluation_filter]
-    for setting, item in asked:
-        if item.feature not in manifest.schema:
-            where = f"{setting}: dataset {manifest.dataset_name!r}"
-            raise unknown_feature(where, item.feature, manifest.schema.names)
+    """Builds the filter of a config's `filter` and `validation`; None where all rows are kept."""
     key = () if config.validation is None else config.validation.key
-    names = [item.feature for _, item in asked] + list(key)
+    names = [*(item.feature for item in config.filter), *key]
     if not names:
         return None
-    columns = plan_columns(manifest, select_features(manifest, names))
+    columns = plan_columns(manifest, select_features(manifest, names, f"{_SETTING}: dataset"))
     by_name = {column.name: column for column in columns}
-    for setting, item in asked:
-        _check_value(by_name[item.feature], item, setting)
+    for item in config.filter:
+        _check_value(by_name[item.feature], item)
     for name in key:
         if by_name[name].wire.is_list:
             raise ConfigError(
                 "input.validation.hash_of must be one value per row",
                 received=f"{name}: a list", fix="name the id of the user or of the session",
             )  # fmt: skip
-    return RowFilter(columns, (*config.filter, *evaluation_filter), config.validation, is_held_out)
+    return RowFilter(columns, config.filter, config.validation, is_held_out)
 
 
-def _check_value(column: FeatureColumn, config: FilterConfig, setting: str) -> None:
+def _check_value(column: FeatureColumn, config: FilterConfig) -> None:
     values: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     is_text = column.spec.dtype == "bytes" and not column.wire.is_list
     is_whole = column.wire.is_list or column.spec.dtype == "int64"
-    fits = _is_int64 if is_whole and config.op in ("in", "not_in") else _is_number
-    if not all(isinstance(value, str) if is_text else fits(value) for value in values):
+    is_int = is_whole and config.op in ("in", "not_in")
+    if not all(isinstance(v, str) if is_text else _is_number(v, is_int) for v in values):
         kind = "a list: its length is compared" if column.wire.is_list else column.spec.dtype
         raise ConfigError(
-            f"{setting}: feature {column.name!r} is {kind}",
+            f"{_SETTING}: feature {column.name!r} is {kind}",
             received=config.value,
             allowed="text" if is_text else "numbers of 64 bits",
         )
 
 
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, str) and abs(value) <= sys.float_info.max
-
-
-def _is_int64(value: Any) -> bool:
-    return _is_number(value) and value == int(value) and -(2**63) <= value < 2**63
+def _is_number(value: Any, is_int64: bool) -> bool:
+    if isinstance(value, str) or not abs(value) <= sys.float_info.max:
+        return False
+    return not is_int64 or (value == int(value) and -(2**63) <= value < 2**63)
 
 
 def find_passing(
     config: FilterConfig, values: np.ndarray, is_absent: np.ndarray | None = None
 ) -> np.ndarray:
-    """Which values pass, bool `[rows]`; absent ones pass `!=` and `not_in` alone."""
-    passed = _compare(values, config)
-    if is_absent is None:
-        return passed
-    return np.where(is_absent, config.op in ("!=", "not_in"), passed)
-
-
-def _compare(values: np.ndarray, config: FilterConfig) -> np.ndarray:
-    wanted: Any = config.value
+    """Which values pass, bool `[rows]`; absent numbers pass `!=` and `not_in` alone."""
+    if is_absent is not None:
+        return np.where(is_absent, config.op in ("!=", "not_in"), find_passing(config, values))
+    wanted: Sequence[Any] = config.value if isinstance(config.value, tuple) else (config.value,)
     if values.dtype == object:
-        texts = wanted if isinstance(wanted, tuple) else (wanted,)
-        wanted = tuple(str(text).encode() for text in texts)
-        wanted = wanted if isinstance(config.value, tuple) else wanted[0]
+        wanted = [str(text).encode() for text in wanted]
         values = np.array([value or b"" for value in values], object)
-    if isinstance(wanted, tuple):
-        found = pc.is_in(pa.array(values), value_set=pa.array(wanted, pa.array(values).type))
-        inside = found.to_numpy(zero_copy_only=False)
-        return inside if config.op == "in" else ~inside
-    return np.asarray(_COMPARE[config.op](values, wanted), bool)
+    if config.op not in ("in", "not_in"):
+        return np.asarray(_COMPARE[config.op](values, wanted[0]), bool)
+    found = pc.is_in(pa.array(values), value_set=pa.array(wanted, pa.array(values).type))
+    inside = found.to_numpy(zero_copy_only=False)
+    return inside if config.op == "in" else ~inside
 
 
 def passes(config: InputConfig, feature: str, value: float) -> bool:
@@ -173,8 +148,7 @@ def hash_keys(values: np.ndarray) -> np.ndarray:
     """Hashes keys to uint64 `[rows]`, the same on every machine and in every run.
 
     Integers (and float32, by their bits) go through the finalizer of SplitMix64 (Steele, Lea and
-    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); byte strings (objects,
-    None counts as empty) through 64-bit FNV-1a and then the same.
+    Flood, OOPSLA 2014); byte strings (objects, None counts as empty) first through 64-bit FNV-1a.
     """
     if values.dtype == object:
         keys = np.array([_fnv(value or b"") for value in values], np.uint64)

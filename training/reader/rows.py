@@ -18,15 +18,10 @@ _MIX, _BALANCE, _BUCKETS = 2, 3, 4  # streams of random numbers
 
 
 class RaggedList(NamedTuple):
-    """Lists of any length: row `i` holds `values[offsets[i]:offsets[i + 1]]`.
+    """Lists of any length: row `i` holds `values[offsets[i]:offsets[i + 1]]`."""
 
-    Attributes:
-        values: All values, row after row: int64, float32, or byte strings as objects, `[values]`.
-        offsets: Where each row begins, and the end: int64 `[rows + 1]`.
-    """
-
-    values: np.ndarray
-    offsets: np.ndarray
+    values: np.ndarray  # `[values]`: int64, float32, or byte strings as objects
+    offsets: np.ndarray  # `[rows + 1]`, int64
 
     def pad(self, length: int | None = None, value: Any = None) -> np.ndarray:
         """Pads the lists, and cuts longer ones, to a length; None: of the longest list.
@@ -99,11 +94,7 @@ def concat_rows(parts: Sequence[DecodedRows]) -> DecodedRows:
 def regroup(
     parts: Iterator[DecodedRows], batch_size: int, most: int, drop_remainder: bool
 ) -> Iterator[DecodedRows]:
-    """Cuts rows into runs of whole batches, copying where a batch lies across two parts.
-
-    A run has at most `most` rows, a multiple of `batch_size`; the last may have any number where
-    nothing is dropped.
-    """
+    """Cuts rows into runs of whole batches of at most `most` rows; the last run may have any."""
     rest: DecodedRows | None = None
     for part in parts:
         first = 0
@@ -124,11 +115,10 @@ def regroup(
 def balance_classes(
     rows: DecodedRows, feature: str, shares: Mapping[int, float], seed: Sequence[int]
 ) -> DecodedRows:
-    """Draws the rows of a shuffle buffer anew so that classes have given shares.
+    """Draws the rows of a shuffle buffer anew, as many, so that classes have given shares.
 
-    A class with more rows than its share gives a random part of them, each once; one with fewer
-    repeats its rows, each as often as any other but for the rest. The number of rows stays; a
-    class that the buffer does not hold leaves its share to the others.
+    A class with more rows than its share gives a random part of them; one with fewer repeats its
+    rows evenly; one that the buffer does not hold leaves its share to the others.
     """
     if not rows.count:
         return rows
@@ -175,9 +165,8 @@ def bucket_batches(
 ) -> Iterator[DecodedRows]:
     """Makes batches of rows of like length; their lists are cut to the bucket's boundary.
 
-    Boundaries are the greatest lengths of the buckets, rising; longer rows make one more. Rows that
-    fill no batch of their bucket wait for the next buffer; those that are left at the end of the
-    epoch make batches together. Only rows that fill no batch at all are dropped.
+    Rows that fill no batch of their bucket wait for the next buffer; those that are left at the end
+    of the epoch make batches together.
     """
     rest: DecodedRows | None = None
     for number, shuffled in enumerate(buffers):
@@ -217,8 +206,7 @@ def mix_rows(
 ) -> Iterator[DecodedRows]:
     """Draws batches from several sources: functions of the number of a pass to its rows.
 
-    How many rows of a batch come from which source is drawn from a multinomial distribution, and
-    their order within the batch is random. A source that ends begins anew, in another order.
+    How many rows come from which is drawn from a multinomial distribution.
     """
     taps = [_Tap(source) for source in sources]
     for number in range(batches):

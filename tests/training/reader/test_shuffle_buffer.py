@@ -181,17 +181,13 @@ def epoch_of(version: Path, manifest: Manifest, seed: int | None, **config) -> R
     return SplitSource(version, manifest, "train", settings).plan(columns, seed)
 
 
-def pairs(config: ReadPlan, epoch: int = 0, first: int = 0) -> np.ndarray:
-    parts = [
-        np.stack([rows.dense["user_id"], rows.dense["movie_id"]], 1)
-        for rows in read_epoch(config, epoch, first)
-    ]
-    return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
-
-
-def buffers(config: ReadPlan, epoch: int = 0) -> Iterator[np.ndarray]:
-    for rows in read_epoch(config, epoch):
+def buffers(config: ReadPlan, epoch: int = 0, first: int = 0) -> Iterator[np.ndarray]:
+    for rows in read_epoch(config, epoch, first):
         yield np.stack([rows.dense["user_id"], rows.dense["movie_id"]], 1)
+
+
+def pairs(config: ReadPlan, epoch: int = 0, first: int = 0) -> np.ndarray:
+    return np.concatenate([np.zeros((0, 2), np.int64), *buffers(config, epoch, first)])
 
 
 def test_an_epoch_is_a_permutation(tiny_version: Path, tiny_manifest: Manifest) -> None:
