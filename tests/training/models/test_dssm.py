@@ -14,7 +14,7 @@ from training.embedding.static_table import EmbeddingTable
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.registry import build_model
 from training.models.retrieval import tell_later_items
-from training.models.two_towers import DSSM, build_youtube_dnn
+from training.models.two_towers import DSSM
 from training.networks.network import Network, StepContext, build_keras_model
 from training.networks.tower import build_tower
 
@@ -250,7 +250,7 @@ def test_items_that_know_what_came_later_are_told(tiny_manifest: Manifest) -> No
 def test_youtube_dnn_pools_what_a_user_met(tiny_manifest: Manifest) -> None:
     """Without hidden layers the vector is the mean of the items' own rows, of no user's id."""
     config = YouTubeDNNConfig(embedding_dim=4, user_features=("history",))
-    model = build_youtube_dnn(config, tiny_manifest, 1)
+    model = DSSM(config, tiny_manifest, 1)
     assert (model.user_inputs, model.item_inputs) == (("history",), ("movie_id",))
     rows = model.tables["movie_id"].rows.numpy()
     found = model.embed_users({"history": tf.constant([[5, 6, 7], [8, 0, 0], [0, 0, 0]])}).numpy()

@@ -17,7 +17,8 @@ from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, build_eval_dataset
 from training.models.embedding_tables import TableBuilder, table_size
-from training.models.registry import build_model, undo_balance
+from training.models.ranking import undo_balance
+from training.models.registry import build_model
 from training.models.two_towers import MatrixFactorization
 
 CONFIGS = [
