@@ -49,6 +49,8 @@ class SequenceModel(TwoTowers):
     one vocabulary.
     """
 
+    user_tower: Network
+
     def __init__(
         self, config: SequenceConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
