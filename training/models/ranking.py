@@ -35,10 +35,9 @@ from training.networks.network import (
     call_in_groups,
     plan_groups,
 )
-from training.networks.registry import NetworkKind, build_logits, find_network
+from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
 
-NO_INPUTS = ("label", "weight", "id")
-"""Roles of features that are not known when a row is scored."""
+NO_INPUTS = ("label", "weight", "id")  # Roles that are not known when a row is scored.
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Task:
 class RankingModel(Model):
     """One score for each task, from everything in a row."""
 
+    # By task, what its log-odds go through outside of training.
     calibrations: Mapping[str, Calibration] = MappingProxyType({})
-    """By task, what its log-odds go through outside of training."""
 
     def __init__(self, name: str, tasks: tuple[Task, ...]) -> None:
         super().__init__(name=name)
@@ -95,8 +94,7 @@ class RankingModel(Model):
 class NetworkRankingModel(RankingModel):
     """A network over the embedded features of a row; one score for each task."""
 
-    left_out: tuple[str, ...]
-    """Features of the dataset that the network does not read."""
+    left_out: tuple[str, ...]  # Features that the network does not read.
 
     def __init__(
         self, config: RankingConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
@@ -118,7 +116,10 @@ class NetworkRankingModel(RankingModel):
             base = find_base_scores(self.tasks, manifest)
             logits = build_logits(config.network, kind, tensors, params, base)
             self.network = Network(build_keras_model("network", tensors, logits))
-        self._groups, self._mask = _plan_groups(kind, self.network, manifest, positions)
+        self._groups, self._mask = 1, ""
+        if kind.is_grouped and not self.network.state_variables:  # Statistics are of all rows.
+            history = bound_list(manifest, manifest.schema[positions[0]])
+            self._groups, self._mask = plan_groups(manifest, history), history.name + MASK_SUFFIX
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
@@ -255,19 +256,8 @@ def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, flo
     return scores
 
 
-def _plan_groups(
-    kind: NetworkKind, network: Network, manifest: Manifest, positions: Sequence[str]
-) -> tuple[int, str]:
-    """Returns the number of groups that rows are trained in, and the mask that tells lengths."""
-    # A network with statistics of a batch reads all of its rows at once.
-    if not kind.is_grouped or network.state_variables:
-        return 1, ""
-    history = bound_list(manifest, manifest.schema[positions[0]])
-    return plan_groups(manifest, history), positions[0] + MASK_SUFFIX
-
-
 def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpec]:
-    """Returns the features that a network may read; weights of a list are none by themselves."""
+    """Returns the features that a network may read; weights of lists are none."""
     if config.features is None:
         specs = [spec for spec in manifest.schema.features if spec.role not in NO_INPUTS]
     else:
@@ -310,7 +300,7 @@ def _plan_input(
         )
     # Numbers of a fixed length are a vector, unless something is asked for.
     is_asked = name in config.pooling or pooling != MEAN
-    has_biases = kind.has_biases if config.biases is None else config.biases
+    has_biases = _reads_biases(config, kind)
     # `max` and `last` make one field of a list, `none` one of each position.
     elements = {None: "sum", "sum": "sum", "mean": "mean"}.get(combiner)
     return replace(
@@ -320,6 +310,16 @@ def _plan_input(
         has_order=kind.has_order,
         is_cut=kind.takes_any_width and name in positions,
     )
+
+
+def _reads_biases(config: RankingConfig, kind: NetworkKind) -> bool:
+    if config.biases and config.network in NETWORKS and not kind.has_biases:
+        raise ConfigError(
+            f"network {config.network} reads no weights of ids",
+            received="model.biases = true",
+            fix="leave model.biases out, or choose another model.network",
+        )
+    return kind.has_biases if config.biases is None else config.biases
 
 
 def _drop_unread(

@@ -153,26 +153,17 @@ def _build_network(
         tensors[times.name] = ages
         names, of_items = [*names, times.name], SequenceTimes(ages, times.of_targets)
     network = SEQUENCE_NETWORKS[config.name]
-    encoded = network.build(sequence, of_items, config)
+    output = network.build(sequence, of_items, config)
     if network.looks_back and not trains_everywhere(config):
-        encoded = encoded[:, 0]
-    output = _project(encoded, flatten_each(tensors, without=names), config)
+        output = output[:, 0]
+    others = flatten_each(tensors, without=names)
+    if others or config.hidden_units or output.shape[-1] != config.embedding_dim:
+        if len(output.shape) == 3:
+            each = keras.ops.zeros_like(output[:, :, :1])
+            others = [each + keras.ops.expand_dims(other, 1) for other in others]
+        layers, joined = HiddenLayers(dropout=config.dropout), concatenate([output, *others])
+        output = keras.layers.Dense(config.embedding_dim)(layers.stack(joined, config.hidden_units))
     return Network(build_keras_model("user_tower", tensors, output))
-
-
-def _project(
-    encoded: keras.KerasTensor, others: Sequence[keras.KerasTensor], config: SequenceConfig
-) -> keras.KerasTensor:
-    """Joins other features, and maps all to the length of an item's vector if it has to."""
-    dim = config.embedding_dim
-    if not others and not config.hidden_units and encoded.shape[-1] == dim:
-        return encoded
-    if len(encoded.shape) == 3:
-        each = keras.ops.zeros_like(encoded[:, :, :1])
-        others = [each + keras.ops.expand_dims(other, 1) for other in others]
-    layers = HiddenLayers(dropout=config.dropout)
-    hidden = layers.stack(concatenate([encoded, *others]), config.hidden_units)
-    return keras.layers.Dense(dim)(hidden)
 
 
 def find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:

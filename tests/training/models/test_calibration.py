@@ -240,7 +240,6 @@ def test_the_keep_rate_of_balanced_classes_is_what_the_input_draws(
         ({"class_balance": {"feature": "gender", "shares": HALVES}}, 0.03),
         ({"class_balance": {"shares": {0: 1.0, 1: 0.0}}}, 0.03),
         ({"class_balance": {"shares": HALVES}}, 0.0),
-        ({"class_balance": {"shares": HALVES}, "take": 100}, 0.03),
         ({"class_balance": {"shares": HALVES}, "filter": [FEMALE]}, 0.03),
         ({"class_balance": {"shares": HALVES}, "mix": [{"dataset": "d", "weight": 0.5}]}, 0.03),
     ],

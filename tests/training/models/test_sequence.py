@@ -305,8 +305,9 @@ def test_scores_are_those_of_the_nearest_vector_and_so_are_gradients() -> None:
     labels = tf.constant([0.0, 1.0] * 3)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(users)
-        losses = compute_binary_loss(users, items, labels, temperature=0.5)
-        alone = compute_binary_loss(choose_vectors(users, items), items, labels, temperature=0.5)
+        losses = compute_binary_loss(labels, score_rows(users, items) / 0.5)
+        nearest = choose_vectors(users, items)
+        alone = compute_binary_loss(labels, score_rows(nearest, items) / 0.5)
     np.testing.assert_allclose(losses, alone)
     gradient = tape.gradient(losses, users).numpy()
     np.testing.assert_allclose(gradient, tape.gradient(alone, users))
