@@ -22,14 +22,11 @@ from training.models.model import Model, unknown_name
 
 @dataclass(frozen=True)
 class MatchedKeys:
-    """Keys and rows of an earlier table that a dynamic table continues.
-
-    `history` holds counts and times of the keys, the keys that waited for a row, and the counters,
-    by the names of `RuledIndex.read_state`; empty where the earlier table had no rules.
-    """
+    """Keys and rows of an earlier table that a dynamic table continues."""
 
     keys: np.ndarray  # int64 `[n]`, in the order of the earlier table
     rows: np.ndarray  # int64 `[2 + n]`, row of the earlier table for each row of the new one
+    # What the rules of a table know of its keys, as it is saved; of one without rules empty.
     history: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 

@@ -83,8 +83,7 @@ class InputFeature:
     @property
     def field_names(self) -> tuple[str, ...]:
         """Names of the inputs that sum over its elements, and over their squares."""
-        is_read = self.spec.is_list and self.dim is not None and self.has_vector
-        if self.elements is None or not is_read:
+        if self.elements is None or self.dim is None or not (self.spec.is_list and self.has_vector):
             return ()
         return tuple(self.name + suffix for suffix in FIELD_SUFFIXES)
 

@@ -123,9 +123,8 @@ class NetworkRankingModel(RankingModel):
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
-        if self.left_out:
-            names = ", ".join(self.left_out)
-            self.notes = (f"network {config.network} does not read {names}: left out",)
+        names = ", ".join(self.left_out)
+        self.notes = (f"network {config.network} does not read {names}: left out",) if names else ()
         self.tables = builder.build_tables(features)
         self._inputs = builder.build_inputs(features)
 

@@ -212,9 +212,7 @@ def _weigh_history(
             fix="set model.history_pooling=mean, add the history to model.user_features, or build "
             "the dataset with a history feature that has a max_len",
         )
-    return {
-        n: PositionWeights(f"user_tower/{n}", int(length or 0)) for n, length in lengths.items()
-    }
+    return {n: PositionWeights(f"user_tower/{n}", int(most or 0)) for n, most in lengths.items()}
 
 
 def plan_pooling(

@@ -156,7 +156,7 @@ def test_the_longest_list_ends_at_its_last_token(tokens: Any, longest: int) -> N
     assert int(find_longest(tf.constant(tokens, tf.int64))) == longest
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def groups_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "MIN_GROUP_ROWS", 1)
 
@@ -173,7 +173,6 @@ def draw() -> dict[str, tf.Tensor]:
     }
 
 
-@pytest.mark.usefixtures("groups_of_any_size")
 @pytest.mark.parametrize("count", [2, 3, 7, 9])
 @pytest.mark.parametrize("keeps_positions", [True, False])
 def test_groups_give_each_row_what_it_gives_alone(count: int, keeps_positions: bool) -> None:
@@ -193,9 +192,8 @@ def test_groups_give_each_row_what_it_gives_alone(count: int, keeps_positions: b
             lists = ("items", "items_mask")
             output = encode_in_groups(encode, {**inputs, **values}, lists, "items_mask", groups)
             kept = output[:, :5] if keeps_positions else output
-            mask = (
-                tf.cast(inputs["items_mask"][:, :5, None], tf.float32) if keeps_positions else 1.0
-            )
+            is_read = tf.cast(inputs["items_mask"][:, :5, None], tf.float32)
+            mask = is_read if keeps_positions else 1.0
             loss = tf.reduce_sum(tf.sin(kept * mask))
         found.append([kept * mask, *tape.gradient(loss, list(values.values()))])
     for one, other in zip(*found, strict=True):
@@ -220,7 +218,6 @@ GROUPED = ["sasrec", "ligr, features beside", "hstu, times of the row", "bst of 
 GROUPED += ["bst concat", "bst target", "bst mean"]
 
 
-@pytest.mark.usefixtures("groups_of_any_size")
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_model_learns_the_same_in_groups(
     name: str, timed_manifest: Manifest, batch: Batch, monkeypatch: pytest.MonkeyPatch
@@ -251,7 +248,6 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.usefixtures("groups_of_any_size")
 def test_groups_drop_other_numbers_and_the_same_again(
     timed_manifest: Manifest, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +263,6 @@ def test_groups_drop_other_numbers_and_the_same_again(
     assert len(np.unique(rows[0][:, 0])) == 7
 
 
-@pytest.mark.usefixtures("groups_of_any_size")
 @pytest.mark.parametrize(
     ("network", "params", "is_grouped"),
     [("bst", {"activation": "relu"}, True), ("bst", {"activation": "dice"}, False),

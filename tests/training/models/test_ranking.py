@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,9 +197,7 @@ def two(inputs, tasks):
 def alone(inputs):
     return keras.layers.Dense(1)(keras.Input((3,), name="mine"))
 """
-OWN_MODULES = {
-    "own_nets.py": NETS,
-}
+OWN_MODULES = {"own_nets.py": NETS}
 
 
 def plan(version: Path, root: Path, **model: Any) -> TrainConfig:
@@ -259,26 +256,17 @@ def test_a_network_of_ones_own_trains_and_is_evaluated_where_its_module_is(
     assert str(in_own_folder) not in sys.path
 
 
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float | None], Path]:
-    """Writes a small version whose labels are all of one value, or those of the users' ids."""
+def test_labels_of_a_binary_task_are_0_or_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = tiny_dataset._row
 
-    def write(label: float | None) -> Path:
-        def row(*args: Any, **options: Any) -> dict[str, Any]:
-            made = original(*args, **options)
-            return {**made, "label": float(made["user_id"] % 3) if label is None else label}
+    def row(*args: Any, **options: Any) -> dict[str, Any]:
+        made = original(*args, **options)
+        return {**made, "label": float(made["user_id"] % 3)}
 
-        monkeypatch.setattr(tiny_dataset, "_row", row)
-        return write_tiny_dataset(tmp_path / "datasets", config=TinyConfig(users=12))
-
-    return write
-
-
-def test_labels_of_a_binary_task_are_0_or_1(
-    write: Callable[[float | None], Path], tmp_path: Path
-) -> None:
-    version = write(None)
+    monkeypatch.setattr(tiny_dataset, "_row", row)
+    version = write_tiny_dataset(tmp_path / "datasets", config=TinyConfig(users=12))
     with pytest.raises(InputDataError, match=r"(?s)label 'label'.*2\.0.*0 or 1") as caught:
         fit_run(plan(version, tmp_path / "runs", network="lr"), NoProgress())
     assert caught.value.exit_code == ExitCode.INPUT_REFUSED
@@ -293,10 +281,6 @@ def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
     return replace(manifest, schema=FeatureSchema(tuple(specs)))
 
 
-def add(manifest: Manifest, spec: FeatureSpec) -> Manifest:
-    return replace(manifest, schema=FeatureSchema((*manifest.schema.features, spec)))
-
-
 def test_labels_that_are_no_numbers_are_refused(tiny_manifest: Manifest) -> None:
     texts = change(tiny_manifest, "label", dtype="bytes")
     with pytest.raises(ConfigError, match=r"(?s)label: bytes.*map the label"):
@@ -308,17 +292,17 @@ def test_labels_that_are_no_numbers_are_refused(tiny_manifest: Manifest) -> None
 def test_keys_are_not_read_as_numbers(tiny_manifest: Manifest) -> None:
     bare = {"vocabulary_size": None, "shared_embedding": None}
     keyed = change(tiny_manifest, "movie_id", encoding="hash:movie_id", **bare)
-    with pytest.raises(ConfigError, match=r"(?s)movie_id.*keys of 64 bits.*movie_id.kind=dynamic"):
-        build(keyed, "deepfm")
     plain = change(tiny_manifest, "user_id", encoding="identity", **bare)
-    with pytest.raises(ConfigError, match=r"(?s)user_id.*keys of 64 bits"):
-        build(plain, "deepfm")
+    for name, manifest in (("movie_id", keyed), ("user_id", plain)):
+        with pytest.raises(ConfigError, match=f"(?s){name}.*keys of 64 bits.*{name}.kind=dynamic"):
+            build(manifest, "deepfm")
     dynamic, features = {"movie_id": {"kind": "dynamic"}}, ["user_id", "movie_id"]
     assert "movie_id" in build(keyed, "deepfm", embeddings=dynamic, features=features).tables
 
 
 def test_a_feature_that_no_network_can_read_is_named(tiny_manifest: Manifest) -> None:
-    manifest = add(tiny_manifest, FeatureSpec("title", "bytes", "item"))
+    features = (*tiny_manifest.schema.features, FeatureSpec("title", "bytes", "item"))
+    manifest = replace(tiny_manifest, schema=FeatureSchema(features))
     with pytest.raises(ConfigError, match=r"(?s)cannot read feature 'title'.*vocabulary"):
         build(manifest, "lr")
     names = ["user_id", "movie_id"]
