@@ -151,11 +151,6 @@ def test_layers_of_towers_equal_the_reference(tiny_manifest: Manifest) -> None:
         np.testing.assert_allclose(found, run_tower(weights, tower, inputs, layers), rtol=1e-4)
 
 
-def begin(model: DSSM) -> StepContext:
-    state = model.state_variables
-    return StepContext(tf.constant([1, 8]), state, [v.read_value() for v in state])
-
-
 def test_items_that_know_what_came_later_are_told(tiny_manifest: Manifest) -> None:
     model = build_model(DSSMConfig(item_features=("movie_id", "genres")), tiny_manifest, 1)
     assert not tell_later_items(model, tiny_manifest)
@@ -190,10 +185,10 @@ def test_empty_lists_have_finite_vectors_and_gradients(tiny_manifest: Manifest) 
         embedding_dim=4, user_features=("history",), item_features=("genres",), dropout=0.1
     )
     model = DSSM(config, tiny_manifest, 1)
-    empty = tf.zeros([2, 3], tf.int64)
+    empty, context = tf.zeros([2, 3], tf.int64), StepContext(tf.constant([1, 8]))
     with tf.GradientTape() as tape:
-        users = model.embed_users({"history": empty}, begin(model))
-        items = model.embed_items({"genres": empty[:, :2]}, begin(model))
+        users = model.embed_users({"history": empty}, context)
+        items = model.embed_items({"genres": empty[:, :2]}, context)
         loss = tf.reduce_sum(users * items)
     gradients = tape.gradient(loss, model.dense_variables)
     assert all(np.isfinite(g).all() for g in gradients if g is not None)

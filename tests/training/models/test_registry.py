@@ -11,13 +11,11 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, YouTubeDNNConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, build_eval_dataset
 from training.models.embedding_tables import TableBuilder, table_size
-from training.models.ranking import undo_balance
 from training.models.registry import build_model
 from training.models.two_towers import MatrixFactorization
 
@@ -210,12 +208,3 @@ def test_tables_that_no_factorization_has_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         MatrixFactorization(MFConfig(embeddings=embeddings), tiny_manifest, 1)
-
-
-def test_a_balance_that_a_retrieval_model_keeps_is_told(tiny_manifest: Manifest) -> None:
-    balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
-    config = InputConfig.model_validate({"batch_size": 32, "class_balance": balance})
-    model = build_model(MFConfig(embedding_dim=4), tiny_manifest, 1)
-    (note,) = undo_balance(model, config, tiny_manifest)
-    assert "not undone" in note
-    assert not undo_balance(model, InputConfig(batch_size=32), tiny_manifest)

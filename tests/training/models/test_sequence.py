@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -93,21 +95,6 @@ def positions(w: Weights, length: int) -> Array:
     return w["add_positions/positions"][:length][::-1]
 
 
-def reference_sasrec(w: Weights, sequence: Array) -> Array:
-    hidden = sequence + positions(w, len(sequence))
-    for number, attention in enumerate(("multi_head_attention", "multi_head_attention_1")):
-        each = norm(w, hidden, f"layer_normalization{'' if number == 0 else f'_{2 * number}'}")
-        hidden = hidden + np.array([attend(w, attention, each, t) for t in range(len(each))])
-        each = norm(w, hidden, f"layer_normalization_{2 * number + 1}")
-        first, last = ("dense", "dense_1") if number == 0 else ("dense_2", "dense_3")
-        hidden = hidden + w.dense(relu(w.dense(each, first)), last)
-    return norm(w, hidden, "layer_normalization_4")
-
-
-def silu(x: Array) -> Array:
-    return x * sigmoid(x)
-
-
 def attend(w: Weights, name: str, each: Array, t: int) -> Array:
     """What position t reads of itself and of what came before, by two heads."""
     found = w[f"{name}/attention_output/bias"].copy()
@@ -120,21 +107,21 @@ def attend(w: Weights, name: str, each: Array, t: int) -> Array:
     return found
 
 
-def reference_ligr(w: Weights, sequence: Array) -> Array:
+def reference_sasrec(w: Weights, sequence: Array, is_gated: bool = False) -> Array:
     hidden = sequence + positions(w, len(sequence))
-    kernels = iter(["", *(f"_{n}" for n in range(1, 20))])
-
-    def dense() -> str:
-        return f"dense{next(kernels)}"
-
+    names = (f"dense_{n}" if n else "dense" for n in itertools.count())
     for number, attention in enumerate(("multi_head_attention", "multi_head_attention_1")):
         each = norm(w, hidden, f"layer_normalization{'' if number == 0 else f'_{2 * number}'}")
         attended = np.array([attend(w, attention, each, t) for t in range(len(each))])
-        hidden = hidden + sigmoid(w.dense(hidden, dense())) * attended
+        hidden = hidden + (sigmoid(w.dense(hidden, next(names))) if is_gated else 1.0) * attended
         each = norm(w, hidden, f"layer_normalization_{2 * number + 1}")
-        gate, up, down = (w[f"{dense()}/kernel"] for _ in range(3))
-        added = (silu(each @ gate) * (each @ up)) @ down
-        hidden = hidden + sigmoid(w.dense(hidden, dense())) * added
+        if is_gated:
+            gate, up, down = (w[f"{next(names)}/kernel"] for _ in range(3))
+            added = ((each @ gate) * sigmoid(each @ gate) * (each @ up)) @ down
+            hidden = hidden + sigmoid(w.dense(hidden, next(names))) * added
+        else:
+            first, last = next(names), next(names)
+            hidden = hidden + w.dense(relu(w.dense(each, first)), last)
     return norm(w, hidden, "layer_normalization_4")
 
 
@@ -157,9 +144,13 @@ def reference_bst(w: Weights, sequence: Array) -> Array:
     return reference_block(w, sequence + positions(w, len(sequence)), everyone)[-1:]
 
 
+reference_ligr = partial(reference_sasrec, is_gated=True)
 NETWORKS: dict[str, tuple[Any, Step]] = {
     "sasrec": (SASRecConfig(heads=2, dropout=0.5), reference_sasrec),
-    "ligr": (SASRecConfig(heads=2, dropout=0.5, block="ligr"), reference_ligr),
+    "ligr": (
+        SASRecConfig(heads=2, dropout=0.5, block="ligr"),
+        partial(reference_sasrec, is_gated=True),
+    ),
     "gru": (GRUConfig(dropout=0.5), reference_gru),
     "bst": (BSTConfig(heads=2), reference_bst),
 }
