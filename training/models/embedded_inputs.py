@@ -158,9 +158,7 @@ class EmbeddedInputs(tf.Module):
         """Features whose ids are looked up as a batch holds them, and the tables."""
         names = [one.name for one in self.features if one.name not in self.position_weights]
         both = (self.tables, self.biases)
-        return [
-            (name, tables[name].variable) for name in names for tables in both if name in tables
-        ]
+        return [(n, tables[n].variable) for n in names for tables in both if n in tables]
 
     def build_keras_inputs(self) -> NetworkInputs:
         return build_keras_inputs(self.features)
@@ -233,9 +231,10 @@ class EmbeddedInputs(tf.Module):
             counts = None if positions is None else positions(tf.shape(ids)[1])
             inputs[name] = pool_rows(self.tables[name], ids, counts, rows)
         elif name in self.tables or feature.pools_numbers:
-            each = tf.cast(values, tf.float32)[..., tf.newaxis]
-            if name in self.tables:
-                source = None if feature.cut_length is None else batch[name]
+            source = None if feature.cut_length is None else batch[name]
+            if feature.pools_numbers:
+                each = tf.cast(values, tf.float32)[..., tf.newaxis]
+            else:
                 each = gather_positions(self.tables[name], ids, source, rows)
             inputs[name] = combine_positions(each, ids, weights, feature.combiner)
             if feature.field_names:
@@ -259,13 +258,10 @@ class EmbeddedInputs(tf.Module):
         for feature in self.features:
             name = feature.name
             for table in [own[name] for own in (self.tables, self.biases) if name in own]:
-                l2 = table.updates.l2
-                if (
-                    l2 is None or table.updates.are_dense
-                ):  # Tables updated as a whole add their own.
-                    continue
-                ids = _read_list(feature, batch)[1] if feature.spec.is_list else batch[name]
-                terms.append(l2 * sum_squared_norms(table, ids, rows))
+                updates = table.updates
+                if updates.l2 is not None and not updates.are_dense:
+                    ids = _read_list(feature, batch)[1] if feature.spec.is_list else batch[name]
+                    terms.append(updates.l2 * sum_squared_norms(table, ids, rows))
         return terms
 
 
