@@ -290,11 +290,9 @@ def test_the_median_is_that_of_an_optuna_study() -> None:
 
 def test_keys_that_make_trials_incomparable_are_refused(config: TrainConfig) -> None:
     between = override_config(config, {"fit.validation": {"every_steps": 5}}, "of the test")
-    check_space(between, {"input.take": [10, 20], "fit.validation.batches": [1, 20]})
-    held_out = {"input.validation": {"hash_of": "user_id", "share": 0.1}}
+    check_space(between, {"fit.validation.batches": [1, 20]})
     by_steps = {"fit.validation": {"every_steps": 5}, "fit.early_stopping": {"by": "steps"}}
     for changes, key in (
-        (held_out, "input.take"),
         (by_steps, "fit.validation.batches"),
         ({}, "name"),
         ({}, "evaluation.mask_seen"),

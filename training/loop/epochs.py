@@ -27,7 +27,7 @@ from training.checkpoint.checkpoint_files import Position, ResumeState
 from training.checkpoint.manager import CheckpointManager, build_divergence_error
 from training.checkpoint.saved_tensors import find_non_finite
 from training.distribution.strategy import RunSteps, distribute_batches
-from training.distribution.workers import NullWriter, Workers, describe_error
+from training.distribution.workers import NullWriter, Workers
 from training.embedding.distinct_rows import Lookups, add_distinct_ids
 from training.embedding.key_mapping import KeyedFeatures, map_keys
 from training.input.batches import (
@@ -244,11 +244,12 @@ class EpochInput:
             ) from error
         except tf.errors.InvalidArgumentError as error:
             # What CPUs say of a gather beyond a table; not of what the input itself has raised.
-            if is_carried(error) or "is not in [0" not in str(error):
+            said = [line for line in str(error).splitlines() if "is not in [0" in line]
+            if is_carried(error) or not said:
                 raise
             raise InputDataError(
                 "the train split holds an id that its feature's vocabulary does not have",
-                received=describe_error(error),
+                received=said[0].strip(),
                 fix="leave such rows out by input.filter, or build the dataset again",
             ) from error
 

@@ -11,7 +11,7 @@ from conf.errors import ConfigError
 from conf.load import load_config
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig
-from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
+from conf.training.objectives import SampledSoftmaxConfig
 from conf.training.optimizer import (
     CosineSchedule,
     SparseAdamConfig,
@@ -37,21 +37,6 @@ def test_keys_without_a_tag_are_those_of_the_default() -> None:
     assert model.objective == SampledSoftmaxConfig(negatives={"source": "mixed", "count": 64})
 
 
-def test_earlier_names_of_negatives_are_read() -> None:
-    """Runs keep their config, and are evaluated and exported by it."""
-    found = load(
-        "model.objective.negatives={source: mixed, count: 64}",
-        "model.objective.mask_accidental_hits=false",
-        "model.objective.logq_correction=false",
-    ).model.objective
-    assert found.negatives == NegativesConfig(source="mixed", count=64)
-    assert (found.mask, found.logq_correction) == ("none", 0.0)
-    resolved = load().model_copy(update={"model": DSSMConfig(objective=found)}).resolved()
-    assert TrainConfig.model_validate(resolved).model.objective == found
-    assert load("model.objective.logq_correction=true").model.objective.logq_correction == 1.0
-    assert load("model.objective=bpr").model.objective.negatives.count == 1
-
-
 def test_keys_that_are_gone_are_read_where_they_were_off_and_refused_elsewhere() -> None:
     earlier = {"histograms": None, "gradient_norms": False, "graph": False}
     config = {"dataset": "d", "name": "n"}
@@ -65,7 +50,7 @@ def test_a_decoder_that_is_gone_is_read_where_it_was_off_and_refused_elsewhere()
     settings = load("input.batch_size=9").resolved()
     settings["input"]["decoder"] = "block"
     assert TrainConfig.model_validate(settings) == load("input.batch_size=9")
-    with pytest.raises(ConfigError, match=r"input: decoder is gone: leave it out"):
+    with pytest.raises(ConfigError, match=r"input\.decoder: unknown key"):
         load("input.decoder=tensorflow")
 
 

@@ -114,7 +114,7 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
         ({"embeddings": {"a": {"features": ["history"]}, "history": "dynamic"}}, "two tables"),
         ({"embeddings": {"a": {"features": ["history", "genres"]}}}, "different ways"),
         ({"embeddings": {"user_id": "dynamic"}}, "cannot read feature 'history'"),
-        ({"objective": {"logq_correction": True}}, "logq_correction=0"),
+        ({"objective": {"logq_correction": True}}, "without the logQ correction"),
         (
             {"objective": {"logq_correction": 0, "negatives": {"source": "uniform", "count": 3}}},
             "source: batch",

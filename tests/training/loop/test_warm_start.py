@@ -355,11 +355,11 @@ def test_keys_under_rules_keep_their_counts_and_ages(
         found = new.index.read_key(int(same))
         # Steps are counted from the start of the new run.
         assert found is not None
-        assert found[1:] == (count, step - old.batch_count)
+        assert found[1:] == (count, step - old.moment)
         assert (found[0] > 1) == (row > 1)
         states.add(row > 1)
     assert states == {False, True}
-    assert new.batch_count == 0
+    assert new.moment == 0
     table, before = (
         trainer.parts.model.tables["user_id"],
         load_run(run, "last").model.tables["user_id"],

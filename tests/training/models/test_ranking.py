@@ -159,6 +159,7 @@ def test_built_in_networks_start_at_the_rate_of_the_label(
         ("final_net", {"params": {"second_units": [4, 3]}}, "second_units of final_net.*4, 3"),
         ("final_net", {"params": {"hidden_units": []}}, "hidden_units of final_net.*no layer"),
         ("deepfm", {"tasks": TWO}, "shared_bottom or mmoe"),
+        ("dcn", {"biases": True}, "reads no weights of ids"),
         ("lr", {"pooling": {"genres": {"combiner": "max"}}}, "leave the combiner out"),
         ("mf", {"features": ["user_id", "movie_id", "gender"]}, "it ignores gender"),
     ],
@@ -166,7 +167,7 @@ def test_built_in_networks_start_at_the_rate_of_the_label(
 def test_what_a_built_in_network_cannot_do_is_said(
     network: str, settings: dict[str, Any], error: str, tiny_manifest: Manifest
 ) -> None:
-    with pytest.raises(ConfigError, match="(?s)" + error):
+    with pytest.raises((ConfigError, OwnCodeError), match="(?s)" + error):
         build(tiny_manifest, network, **settings)
 
 

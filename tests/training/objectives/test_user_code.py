@@ -168,9 +168,8 @@ def own(function: str, **params: Any) -> dict[str, Any]:
     return {"function": f"mine:{function}", "params": params}
 
 
-def tower(user: str = "average", item: str = "average") -> dict[str, Any]:
-    towers = {"user_tower": own(user), "item_tower": own(item)}
-    return {"name": "dssm", "embedding_dim": 4, **towers}
+def tower(user: str = "average") -> dict[str, Any]:
+    return {"name": "dssm", "embedding_dim": 4, "user_tower": own(user)}
 
 
 def ranking(loss: dict[str, Any] | None, network: str = "lr", **settings: Any) -> dict[str, Any]:
@@ -239,7 +238,7 @@ def test_a_loss_of_items_gets_the_scores_of_the_built_in_one(
     np.testing.assert_allclose(compute(changed, *where), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_towers_make_the_vectors_of_both_sides(tiny_manifest: Manifest) -> None:
+def test_a_tower_makes_the_vectors_of_users(tiny_manifest: Manifest) -> None:
     config = DSSMConfig.model_validate(
         {**tower(), "user_features": ("user_id", "gender"), "normalize": False}
     )
@@ -247,9 +246,6 @@ def test_towers_make_the_vectors_of_both_sides(tiny_manifest: Manifest) -> None:
     rows = {name: table.rows.numpy() for name, table in model.tables.items()}
     expected = (rows["user_id"][[2, 3]] + rows["gender"][[2, 3]]) / 2
     np.testing.assert_allclose(model.embed_users(USERS), expected, rtol=1e-5)
-    items = {"movie_id": tf.constant([2, 9]), "genres": tf.constant([[2, 0], [4, 0]])}
-    expected = (rows["movie_id"][[2, 9]] + rows["genres"][[2, 4]]) / 2
-    np.testing.assert_allclose(model.embed_items(items), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [DSSMConfig, YouTubeDNNConfig])
@@ -283,15 +279,15 @@ PLACE = r"in \S*mine\.py:\d+"
         (ranking(own("mean")), "mean does not give one value for each row"),
         (ranking(own("pairs")), "pairs does not give one value for each row"),
         (tower("keyed"), f"user tower mine:keyed cannot be built.*{PLACE}"),
-        (tower(item="trained"), f"ValueError {PLACE}.*not in training"),
+        (tower("trained"), f"ValueError {PLACE}.*not in training"),
         # What raises nothing is refused.
         (ranking(own("rounded")), "no gradient"),
         (ranking(own("whole")), "no gradient"),
-        (tower(item="integers"), "item tower mine:integers has no gradient"),
+        (tower("integers"), "user tower mine:integers has no gradient"),
         (tower("flipped"), "other numbers beside other rows"),
         (tower("shared"), "other numbers beside other rows"),
         (tower("untracked"), r"variables that Keras does not know.*\(\d+,\)"),
-        (tower(item="python"), "calls Python in each step"),
+        (tower("python"), "calls Python in each step"),
         *(
             (ranking(None, "mine:squashed", params={"how": how}), "applies the sigmoid itself")
             for how in ("dense", "reshaped", "softmax", "hidden")
@@ -322,7 +318,7 @@ def test_the_trial_changes_no_bit(
 ) -> None:
     negatives = {"source": "adaptive", "count": 5}
     objective = {"kind": "bpr", "negatives": negatives, "loss": own("bpr")}
-    config = DSSMConfig.model_validate({**tower("projected", "projected"), "objective": objective})
+    config = DSSMConfig.model_validate({**tower("projected"), "objective": objective})
     config = config.model_copy(update={"embeddings": {}})
     train = TrainRows(tiny_version, tiny_manifest, 32)
     with build_strategy(DevicesConfig(cpu_replicas=replicas)).scope():
@@ -354,14 +350,14 @@ def test_the_trial_reads_rows_as_training_does(tiny_version: Path, tiny_manifest
     [
         {"devices": {"cpu_replicas": 2}},
         {"compute": {"mixed_precision": True}},
-        {"model": {**tower("projected", "projected"), "embeddings": {
+        {"model": {**tower("projected"), "embeddings": {
             "user_id": {"kind": "dynamic"}}}},
     ],
 )  # fmt: skip
 def test_user_code_is_tried_in_the_way_that_it_trains(
     settings: dict[str, Any], tiny_version: Path, tmp_path: Path
 ) -> None:
-    plain = plan(tiny_version, tmp_path, tower("projected", "projected"))
+    plain = plan(tiny_version, tmp_path, tower("projected"))
     run = fit_run(TrainConfig.model_validate({**plain.model_dump(), **settings}), NoProgress())
     assert np.isfinite(read_history(run)[0].loss)
 
