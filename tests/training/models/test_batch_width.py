@@ -214,8 +214,9 @@ def test_a_batch_of_few_rows_is_computed_as_a_whole(monkeypatch: pytest.MonkeyPa
     assert numbers == [0]
 
 
-GROUPED = ["sasrec", "ligr, features beside", "hstu, times of the row", "bst of sequences"]
-GROUPED += ["bst concat", "bst target", "bst mean"]
+GROUPED = [name for name in MODELS if name[:3] in ("sas", "lig", "bst")] + [
+    "hstu, times of the row"
+]
 
 
 @pytest.mark.parametrize("name", GROUPED)

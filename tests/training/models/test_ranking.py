@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from pydantic import ValidationError
 
 from conf.errors import ConfigError, ExitCode, InputDataError, OwnCodeError
 from conf.manifest import Manifest
@@ -224,6 +225,7 @@ def plan(version: Path, root: Path, **model: Any) -> TrainConfig:
         ("own_nets:two", {}, "label, extra.*label"),
         ("own_nets:good", {"tasks": TWO}, "one output.*click, like"),
         ("own_nets:good", {"params": {"unit": 3}}, "unexpected keyword argument 'unit'"),
+        ("own_nets:two", {"params": {"tasks": ["label"]}}, "tasks: Sluice sets it"),
         ("own_nets:alone", {}, "mine"),
         ("own_nets:good", {"features": ["user_id", "movie_id", "gender"]}, "it ignores gender"),
     ],
@@ -231,14 +233,9 @@ def plan(version: Path, root: Path, **model: Any) -> TrainConfig:
 def test_faults_of_a_network_of_ones_own_are_said(
     network: str, settings: dict[str, Any], error: str, in_own_folder: Path, tiny_manifest: Manifest
 ) -> None:
-    with pytest.raises((ConfigError, OwnCodeError), match="(?s)" + error):
+    with pytest.raises((ConfigError, OwnCodeError, ValidationError), match="(?s)" + error):
         build(tiny_manifest, network, **settings)
     assert str(in_own_folder) not in sys.path
-
-
-def test_params_that_sluice_sets_are_refused() -> None:
-    with pytest.raises(ValueError, match="tasks: Sluice sets it"):
-        configure("own_nets:two", params={"tasks": ["label"]})
 
 
 def test_a_network_of_ones_own_trains_and_is_evaluated_where_its_module_is(
