@@ -60,15 +60,14 @@ def test_gaps_and_times_of_the_log_say_the_same(
     timed_version: Path, timed_manifest: Manifest
 ) -> None:
     [batch] = build_eval_dataset(timed_version, timed_manifest, "test", 100)
-    manifest = timed_manifest
-    found = [build(manifest, **names).embed_users(batch).numpy() for names in (GAPS, KNOWN)]
+    found = [build(timed_manifest, **names).embed_users(batch).numpy() for names in (GAPS, KNOWN)]
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    own = build(manifest, **OWN).embed_users(batch).numpy()
+    own = build(timed_manifest, **OWN).embed_users(batch).numpy()
     assert np.abs(own - found[0]).max() > 1e-3  # It does not know when it is asked.
     later = {**batch, "asked_at": batch["asked_at"] + 86_400}
-    assert np.abs(build(manifest, **KNOWN).embed_users(later) - found[0]).max() > 1e-3
-    assert build(manifest).user_inputs == ("history",)
-    assert build(manifest, **KNOWN).user_inputs == ("history", "history_time", "asked_at")
+    assert np.abs(build(timed_manifest, **KNOWN).embed_users(later) - found[0]).max() > 1e-3
+    assert build(timed_manifest).user_inputs == ("history",)
+    assert build(timed_manifest, **KNOWN).user_inputs == ("history", "history_time", "asked_at")
 
 
 def test_ages_by_hand() -> None:
@@ -156,7 +155,7 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
     timed_version: Path, timed_manifest: Manifest, tmp_path: Path
 ) -> None:
     """`/v1/recommend`, ranked by the export's index: the same scores as of encoded rows."""
-    where, model = (timed_version, timed_manifest), build(timed_manifest, **KNOWN)
+    model = build(timed_manifest, **KNOWN)
     model.tables["movie_id"].rows.assign_add(
         tf.random.stateless_normal(model.tables["movie_id"].rows.shape, [1, 2])
     )
@@ -165,7 +164,7 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
     write_export(trained, ExportOptions(tmp_path / "m", index=IndexOptions()))
     now, ids = 1_700_900_000, [5, 2, 9]
     times = [now - 40, now - 4000, now - 400_000]
-    index = build_item_index(model, *where, 64)
+    index = build_item_index(model, timed_version, timed_manifest, 64)
     app = build_app(Server(ServerConfig(tmp_path / "m", 60.0)))
     with TestClient(app, "http://localhost") as client:
         tops = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +59,6 @@ from training.objectives.objective import compute_binary_loss
 LENGTH, DIM = 5, 4
 LENGTHS = (5, 3, 0, 1)  # Of the rows' sequences: one fills the list, one is empty.
 SEED = tf.constant([1, 8])
-Step = Callable[[Weights, Array], Array]
 
 
 def build_network(config: Any, *names: str) -> Network:
@@ -145,7 +143,7 @@ def reference_bst(w: Weights, sequence: Array) -> Array:
 
 
 reference_ligr = partial(reference_sasrec, is_gated=True)
-NETWORKS: dict[str, tuple[Any, Step]] = {
+NETWORKS: dict[str, Any] = {
     "sasrec": (SASRecConfig(heads=2, dropout=0.5), reference_sasrec),
     "ligr": (
         SASRecConfig(heads=2, dropout=0.5, block="ligr"),
