@@ -41,8 +41,8 @@ from training.input.batches import Features
 from training.loop.optimizers import Optimizers
 from training.loop.warm_start import WarmTarget, transfer_weights
 from training.models.model import Model
-from training.models.ranking import RankingModel
-from training.models.registry import build_model, copy_calibrations
+from training.models.ranking import NetworkRankingModel, RankingModel
+from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel, require_retrieval
 from training.networks.network import StepContext
 from training.reader.filters import EVALUATION_FILTER
@@ -78,7 +78,8 @@ def move_to_version(
     with holding_whole_tables():
         model = build_model(trained.config.model, encoded.manifest, trained.config.seed)
     _set_weights(trained, model, encoded, which)
-    copy_calibrations(trained.model, model)
+    if isinstance(model, NetworkRankingModel) and isinstance(trained.model, RankingModel):
+        model.calibrate(trained.model.calibrations)
     if own is not None:
         is_ranking = isinstance(model, RankingModel)
         model = RawRanking(model, own) if is_ranking else RawTowers(require_retrieval(model), own)

@@ -36,8 +36,8 @@ from training.checkpoint.stored_runs import find_run
 from training.embedding.key_space import holding_whole_tables
 from training.models.calibration import Calibration, requires_fit
 from training.models.model import Model
-from training.models.ranking import NetworkRankingModel
-from training.models.registry import build_model, undo_balance
+from training.models.ranking import NetworkRankingModel, undo_balance
+from training.models.registry import build_model
 from training.reader.feature_columns import check_specs
 
 

@@ -25,7 +25,9 @@ from training.loop.step import StepOptions, TrainStep
 from training.loop.validation import Validate, build_step_validate, check_validation
 from training.models.calibration import requires_fit
 from training.models.model import Model
-from training.models.registry import build_model, list_model_notes, undo_balance
+from training.models.ranking import undo_balance
+from training.models.registry import build_model
+from training.models.retrieval import tell_later_items
 from training.models.sequence import require_held_out
 from training.monitoring.progress import NoProgress, TrainingProgress
 from training.objectives.objective import (
@@ -117,7 +119,8 @@ def _list_notes(plan: TrainPlan, model: Model, objective: Objective) -> list[str
     balanced = undo_balance(model, config.input, manifest)
     # What is fitted when training ends takes the place of what is missing.
     unknown_balance = [] if requires_fit(config.model) else balanced
-    return [*list_model_notes(model, manifest), *list_notes(objective), *unknown_balance]
+    later = tell_later_items(model, manifest)
+    return [*model.notes, *later, *list_notes(objective), *unknown_balance]
 
 
 def _plan_inputs(

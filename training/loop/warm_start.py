@@ -45,7 +45,6 @@ from training.loop.optimizers import Optimizers
 from training.models.carried_tables import (
     MatchedKeys,
     match_dynamic_table,
-    match_history,
     read_table_files,
     set_keys,
     set_table_files,
@@ -339,12 +338,11 @@ def _match_tables(
             fresh[name] = "it is dynamic in one of the two models alone"
         elif isinstance(table, DynamicTable):
             earlier, versions = source.read_keys(name), (version, source.version)
-            matched = match_dynamic_table(model, table, earlier[SAVED_KEYS], versions)
+            matched = match_dynamic_table(model, table, earlier, versions)
             if isinstance(matched, str):
                 fresh[name] = matched
             else:
-                rows[name] = matched.rows
-                keys[table.keys] = match_history(model, table, matched, earlier, versions)
+                rows[name], keys[table.keys] = matched.rows, matched
         else:
             found = match_rows(model.id_spaces[name], version, source.version)
             here = [table.vocabulary_size, table.dim]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.local_paths import local_path
 from conf.schema import PAD_ID
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_index import FIRST_ROW, SAVED_KEYS
 from training.embedding.key_rules import COUNTERS, COUNTS, STEPS, TIMES, WAITING_KEYS
 from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
@@ -23,29 +22,31 @@ from training.models.model import Model, unknown_name
 
 @dataclass(frozen=True)
 class MatchedKeys:
-    """Keys and rows of an earlier table that a dynamic table continues.
-
-    `history` holds counts and times of the keys, the keys that waited for a row, and the counters,
-    by the names of `RuledIndex.read_state`; empty where the earlier table had no rules.
-    """
+    """Keys and rows of an earlier table that a dynamic table continues."""
 
     keys: np.ndarray  # int64 `[n]`, in the order of the earlier table
     rows: np.ndarray  # int64 `[2 + n]`, row of the earlier table for each row of the new one
+    # What the rules of a table know of its keys, as it is saved; of one without rules empty.
     history: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def match_dynamic_table(
     model: Model,
     table: DynamicTable,
-    earlier: np.ndarray,
+    tensors: Mapping[str, np.ndarray],
     versions: tuple[EncodedVersion, EncodedVersion],
 ) -> MatchedKeys | str:
     """Returns what a dynamic table continues of an earlier one, or why it can continue nothing.
 
-    `earlier` are the keys of that table, int64 `[n]`, from row 2 on; `versions` the dataset version
-    to train on, and that of the earlier run.
+    `tensors` are those of the earlier table's keys, as it saved them; `versions` the dataset
+    version to train on, and that of the earlier run.
     """
-    feature = _find_feature(model, table)
+    feature = next(
+        name
+        for name, other in model.embedded_features.items()
+        if isinstance(other, DynamicTable) and other.keys is table.keys
+    )
+    earlier = tensors[SAVED_KEYS]
     matched = match_keys(feature, earlier, *versions)
     if matched is None:
         return f"its keys are made in another way: those of feature {feature!r}"
@@ -53,35 +54,16 @@ def match_dynamic_table(
     if table.keys.max_rows is not None and len(kept) > table.keys.max_rows:
         return f"{len(kept):,} keys there, and max_rows is {table.keys.max_rows:,}"
     rows = np.concatenate([np.arange(FIRST_ROW), kept + FIRST_ROW])
-    return MatchedKeys(matched[kept], rows)
-
-
-def _find_feature(model: Model, table: DynamicTable) -> str:
-    return next(
-        name
-        for name, other in model.embedded_features.items()
-        if isinstance(other, DynamicTable) and other.keys is table.keys
-    )
-
-
-def match_history(
-    model: Model,
-    table: DynamicTable,
-    found: MatchedKeys,
-    earlier: Mapping[str, np.ndarray],
-    versions: tuple[EncodedVersion, EncodedVersion],
-) -> MatchedKeys:
-    """Returns matched keys with what the tensors of an earlier table with rules know of them."""
-    if COUNTERS not in earlier or not table.keys.is_ruled:
-        return found
-    kept = found.rows[FIRST_ROW:] - FIRST_ROW
-    history = {name: earlier[name][kept] for name in (COUNTS, TIMES, STEPS) if name in earlier}
-    waiting = earlier[WAITING_KEYS]
+    if COUNTERS not in tensors or not table.keys.is_ruled:
+        return MatchedKeys(matched[kept], rows)
+    history = {name: tensors[name][kept] for name in (COUNTS, TIMES, STEPS) if name in tensors}
+    waiting = tensors[WAITING_KEYS]
     asked = waiting[:, 0]
-    keys = match_keys(_find_feature(model, table), asked, *versions)
+    keys = match_keys(feature, asked, *versions)
     if keys is not None and keys is not asked:
         waiting = np.column_stack([keys, waiting[:, 1:]])[keys != NO_ROW]
-    return replace(found, history={**history, WAITING_KEYS: waiting, COUNTERS: earlier[COUNTERS]})
+    history |= {WAITING_KEYS: waiting, COUNTERS: tensors[COUNTERS]}
+    return MatchedKeys(matched[kept], rows, history)
 
 
 def set_keys(model: Model, space: KeySpace, found: MatchedKeys) -> None:
@@ -103,9 +85,8 @@ def read_table_files(model: Model, paths: Mapping[str, str]) -> dict[str, TableR
         if name not in model.tables:
             problem = "fit.warm_start.tables names a table that the model does not have"
             raise unknown_name(problem, name, sorted(model.tables))
-        table = model.tables[name]
-        files[name] = load_table(local_path(path), table.dim)
-        _check_ids(name, table, Path(path), files[name][0])
+        files[name] = load_table(local_path(path), model.tables[name].dim)
+        _check_ids(name, model.tables[name], path, files[name][0])
     for space, keys in _join_keys(model, files).items():
         if space.max_rows is not None and len(keys) > space.max_rows:
             raise ConfigError(
@@ -117,11 +98,9 @@ def read_table_files(model: Model, paths: Mapping[str, str]) -> dict[str, TableR
     return files
 
 
-def _check_ids(name: str, table: EmbeddingTable, path: Path, keys: np.ndarray) -> None:
-    if isinstance(table, DynamicTable) or not len(keys):
-        return
+def _check_ids(name: str, table: EmbeddingTable, path: str, keys: np.ndarray) -> None:
     stray = keys[(keys < 0) | (keys >= table.vocabulary_size)]
-    if len(stray):
+    if len(stray) and not isinstance(table, DynamicTable):
         raise InputDataError(
             f"{path} holds an id that the vocabulary of table {name} does not have",
             received=int(stray[0]),
@@ -132,7 +111,7 @@ def _check_ids(name: str, table: EmbeddingTable, path: Path, keys: np.ndarray) -
 
 
 def _join_keys(model: Model, files: Mapping[str, TableRows]) -> dict[KeySpace, np.ndarray]:
-    """Returns the keys that files give to each key space, in their order, each once."""
+    """Returns the keys that files give to each key space, in their order."""
     joined: dict[KeySpace, np.ndarray] = {}
     for name, (keys, _) in files.items():
         table = model.tables[name]
@@ -150,26 +129,17 @@ def set_table_files(model: Model, files: Mapping[str, TableRows]) -> dict[str, n
     keep the rows of these keys; their optimizer state starts anew.
     """
     places: dict[str, np.ndarray] = {}
+    given: dict[str, TableRows] = {}
     for space, keys in _join_keys(model, files).items():
-        kept = _read_rows(model, space, keys)
+        rows = space.find_on_host(keys)
+        known = rows >= FIRST_ROW
+        for name, table in model.tables.items():
+            if isinstance(table, DynamicTable) and table.keys is space and name not in files:
+                given[name] = (keys[known], table.rows.numpy()[rows[known]])
         set_keys(model, space, MatchedKeys(keys, np.arange(FIRST_ROW + len(keys))))
-        for name, given in kept.items():
-            if name not in files:
-                places[name] = _put_rows(model.tables[name], *given)
-    for name, (keys, rows) in files.items():
+    for name, (keys, rows) in {**given, **files}.items():
         places[name] = _put_rows(model.tables[name], keys, rows)
     return places
-
-
-def _read_rows(model: Model, space: KeySpace, keys: np.ndarray) -> dict[str, TableRows]:
-    """Returns those of the keys that have a row by now, and these rows, of each table."""
-    rows = space.find_on_host(keys)
-    known = rows >= FIRST_ROW
-    return {
-        name: (keys[known], table.rows.numpy()[rows[known]])
-        for name, table in model.tables.items()
-        if isinstance(table, DynamicTable) and table.keys is space
-    }
 
 
 def _put_rows(table: EmbeddingTable, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:

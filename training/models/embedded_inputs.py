@@ -51,30 +51,19 @@ _WRONG_VECTOR = re.compile(r"feature (\S+) holds vectors of (.*); found:\] \[(\d
 class InputFeature:
     """How a feature enters a network.
 
-    Attributes:
-        spec: The feature.
-        dim: Length of its rows; None: its values are numbers.
-        pooling: How a list becomes one vector.
-        has_bias: Whether each id has a weight of its own as well.
-        has_vector: Whether each id has a vector; a linear model has biases alone.
-        pools_numbers: Whether the numbers of a list become one number; else they are a vector.
-        vector: How its bytes are read as numbers, or None.
-        elements: Combiner, `sum` or `mean`, of the elements of a list that are fields of a network
-            by themselves; None: what the list becomes is one field.
-        has_order: Whether the network reads the order of positions.
-        is_cut: Whether the network computes the positions of a list at the width of the batch, and
-            leaves out the padding that all rows have; else each list has its longest length.
+    Of a list that is cut the network computes the positions at the width of the batch, and leaves
+    out the padding that all rows have; else a list has its longest length.
     """
 
     spec: FeatureSpec
-    dim: int | None
+    dim: int | None  # Length of its rows; None: its values are numbers.
     pooling: PoolingConfig = MEAN
-    has_bias: bool = False
-    has_vector: bool = True
-    pools_numbers: bool = False
-    vector: VectorConfig | None = None
-    elements: str | None = None
-    has_order: bool = True
+    has_bias: bool = False  # Each id has a weight of its own as well.
+    has_vector: bool = True  # A linear model has biases alone.
+    pools_numbers: bool = False  # The numbers of a list become one; else they are a vector.
+    vector: VectorConfig | None = None  # How its bytes are read as numbers.
+    elements: str | None = None  # Combiner of a list's elements, where these are fields.
+    has_order: bool = True  # The network reads the order of positions.
     is_cut: bool = False
 
     @property
@@ -83,7 +72,6 @@ class InputFeature:
 
     @property
     def keeps_positions(self) -> bool:
-        """Whether a network reads each position of a list."""
         is_read = self.pools_numbers or (self.dim is not None and self.has_vector)
         return is_read and self.spec.is_list and self.combiner == "none"
 
@@ -94,9 +82,8 @@ class InputFeature:
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """Names of the inputs that sum over its elements: of the sum, and of squares; or none."""
-        is_read = self.spec.is_list and self.dim is not None and self.has_vector
-        if self.elements is None or not is_read:
+        """Names of the inputs that sum over its elements, and over their squares."""
+        if self.elements is None or self.dim is None or not (self.spec.is_list and self.has_vector):
             return ()
         return tuple(self.name + suffix for suffix in FIELD_SUFFIXES)
 
@@ -147,8 +134,7 @@ class InputFeature:
 class EmbeddedInputs(tf.Module):
     """Turns the features of a batch into the inputs of a network.
 
-    By feature there are the table of its ids, that of their weights, of dimension 1, and learned
-    weights of a list's positions.
+    By feature there are tables of ids and of their biases, and learned weights of positions.
     """
 
     def __init__(
@@ -170,13 +156,9 @@ class EmbeddedInputs(tf.Module):
     @property
     def lookups(self) -> list[tuple[str, tf.Variable]]:
         """Features whose ids are looked up as a batch holds them, and the tables."""
-        found = []
-        for feature in self.features:
-            name = feature.name
-            if name in self.position_weights:
-                continue
-            found += [(name, t[name].variable) for t in (self.tables, self.biases) if name in t]
-        return found
+        names = [one.name for one in self.features if one.name not in self.position_weights]
+        both = (self.tables, self.biases)
+        return [(n, tables[n].variable) for n in names for tables in both if n in tables]
 
     def build_keras_inputs(self) -> NetworkInputs:
         return build_keras_inputs(self.features)
@@ -219,13 +201,13 @@ class EmbeddedInputs(tf.Module):
         width: tf.Tensor | None,
         rows: BatchRows | None,
     ) -> dict[str, tf.Tensor]:
-        name, spec = feature.name, feature.spec
+        name = feature.name
         if feature.vector is not None:
             return {name: decode_vectors(name, batch[name], feature.vector)}
         if feature.dim is None and not feature.pools_numbers:
             numbers = tf.cast(batch[name], tf.float32)
-            return {name: numbers if spec.is_list else numbers[:, tf.newaxis]}
-        if spec.is_list:
+            return {name: numbers if feature.spec.is_list else numbers[:, tf.newaxis]}
+        if feature.spec.is_list:
             return self._embed_list(feature, batch, width, rows)
         inputs = {}
         if name in self.tables:
@@ -241,20 +223,23 @@ class EmbeddedInputs(tf.Module):
         width: tf.Tensor | None,
         rows: BatchRows | None,
     ) -> dict[str, tf.Tensor]:
-        name = feature.name
+        name, positions = feature.name, self.position_weights.get(feature.name)
         values, ids, weights = _read_list(feature, batch, width)
+        is_plain = feature.combiner == "mean" and weights is None and not feature.field_names
         inputs = {}
-        if feature.pools_numbers:
-            each = tf.cast(values, tf.float32)[..., tf.newaxis]
-            inputs[name] = combine_positions(each, ids, weights, feature.combiner)
-        elif feature.field_names:
-            each = gather_positions(self.tables[name], ids, rows=rows)
-            inputs[name] = combine_positions(each, ids, weights, feature.combiner)
-            sums = sum_elements(each, ids, weights, str(feature.elements))
-            inputs |= dict(zip(feature.field_names, sums, strict=True))
-        elif name in self.tables:
+        if name in self.tables and (is_plain or positions is not None):
+            counts = None if positions is None else positions(tf.shape(ids)[1])
+            inputs[name] = pool_rows(self.tables[name], ids, counts, rows)
+        elif name in self.tables or feature.pools_numbers:
             source = None if feature.cut_length is None else batch[name]
-            inputs[name] = self._pool(feature, (ids, weights, source), rows)
+            if feature.pools_numbers:
+                each = tf.cast(values, tf.float32)[..., tf.newaxis]
+            else:
+                each = gather_positions(self.tables[name], ids, source, rows)
+            inputs[name] = combine_positions(each, ids, weights, feature.combiner)
+            if feature.field_names:
+                sums = sum_elements(each, ids, weights, str(feature.elements))
+                inputs |= dict(zip(feature.field_names, sums, strict=True))
         if feature.keeps_positions:
             inputs[name + MASK_SUFFIX] = tf.not_equal(ids, PAD_ID)
         if name in self.biases:
@@ -262,41 +247,21 @@ class EmbeddedInputs(tf.Module):
             inputs[name + BIAS_SUFFIX] = combine_positions(each, ids, weights, "sum")
         return inputs
 
-    def _pool(
-        self,
-        feature: InputFeature,
-        tokens: tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None],
-        rows: BatchRows | None,
-    ) -> tf.Tensor:
-        """Pools the rows of a list's ids, given with their weights and as the batch has them."""
-        ids, weights, source = tokens
-        table, positions = self.tables[feature.name], self.position_weights.get(feature.name)
-        if positions is not None:
-            return pool_rows(table, ids, positions(tf.shape(ids)[1]), rows)
-        if feature.combiner == "mean" and weights is None:
-            return pool_rows(table, ids, rows=rows)
-        each = gather_positions(table, ids, source, rows)
-        return combine_positions(each, ids, weights, feature.combiner)
-
     def read_ids(self, name: str, batch: Features) -> tf.Tensor:
         """Returns the ids of a list as its positions are read, int `[batch, length]`, 0 padding."""
         feature = next(feature for feature in self.features if feature.name == name)
         return _read_list(feature, batch, self._find_width(batch, self.features))[1]
 
     def penalize_rows(self, batch: Features, context: StepContext | None = None) -> list[tf.Tensor]:
-        """Returns the weighted squared norms of rows that a batch looks up, summed over it.
-
-        Those of tables that are updated as a whole are left out.
-        """
+        """Returns the weighted squared norms of rows that a batch looks up, summed over it."""
         terms, rows = [], None if context is None else context.rows
         for feature in self.features:
-            for tables in (self.tables, self.biases):
-                updates = tables[feature.name].updates if feature.name in tables else None
-                if updates is None or updates.l2 is None or updates.are_dense:
-                    continue
-                is_list = feature.spec.is_list
-                ids = _read_list(feature, batch)[1] if is_list else batch[feature.name]
-                terms.append(updates.l2 * sum_squared_norms(tables[feature.name], ids, rows))
+            name = feature.name
+            for table in [own[name] for own in (self.tables, self.biases) if name in own]:
+                updates = table.updates
+                if updates.l2 is not None and not updates.are_dense:
+                    ids = _read_list(feature, batch)[1] if feature.spec.is_list else batch[name]
+                    terms.append(updates.l2 * sum_squared_norms(table, ids, rows))
         return terms
 
 
@@ -325,10 +290,7 @@ def build_keras_inputs(features: Sequence[InputFeature]) -> NetworkInputs:
 
 
 def find_longest(tokens: tf.Tensor) -> tf.Tensor:
-    """Returns the length of the longest list of int `[batch, length]`, int32 scalar; 0 of no list.
-
-    0 is padding; what stands before the last token counts.
-    """
+    """Returns how far the longest list of int `[batch, length]` reaches, int32 scalar."""
     is_met = tf.reduce_any(tf.not_equal(tokens, PAD_ID), axis=0)
     ends = tf.where(is_met, tf.range(1, tf.size(is_met) + 1), 0)
     return tf.reduce_max(tf.concat([[0], ends], axis=0))
@@ -348,7 +310,9 @@ def _read_list(
         values = _ragged(values.indices[:, 1], rows, shape)
     elif feature.pooling.weights is not None:
         weights = _bound(batch[feature.pooling.weights], feature)
-    length = _longest(feature, width)
+    length = list_length(feature.spec) if feature.keeps_positions else None
+    if width is not None and feature.cut_length is not None:
+        length = tf.minimum(width, feature.cut_length)
     pad = float(feature.spec.pad_value or 0) if feature.pools_numbers else PAD_ID
     tokens = values = _pad(values, length, pad)
     if feature.pools_numbers:
@@ -363,23 +327,12 @@ def _ragged(values: tf.Tensor, rows: tf.Tensor, shape: tf.Tensor) -> tf.RaggedTe
 
 
 def _bound(values: Any, feature: InputFeature) -> Any:
-    """Cuts a list to the feature's `max_len`: what masks items is read whole, by the model too.
-
-    Of what requests and files hold, too: training has seen no longer one.
-    """
+    """Cuts a list to `max_len`: what masks items, requests and files hold longer ones."""
     most = list_length(feature.spec)
     if most is None or isinstance(values, tf.SparseTensor):
         return values
     width = None if isinstance(values, tf.RaggedTensor) else values.shape[1]
     return values if width is not None and width <= most else values[:, :most]
-
-
-def _longest(feature: InputFeature, width: tf.Tensor | None = None) -> int | tf.Tensor | None:
-    """Returns how long a list is padded to; None: it is not."""
-    length = list_length(feature.spec) if feature.keeps_positions else None
-    if length is None or width is None or feature.cut_length is None:
-        return length
-    return tf.minimum(width, length)
 
 
 def _pad(

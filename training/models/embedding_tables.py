@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -23,71 +23,49 @@ from training.models.model import find_feature, unknown_name
 from training.networks.layers import PositionWeights
 
 
-@dataclass(frozen=True)
-class _Dynamic:
-    name: str
-    config: DynamicTableConfig
-
-
 class TableBuilder:
-    """Plans how the features that a model reads enter it, and builds their tables.
-
-    Tables are static where nothing is said.
-    """
+    """Plans how the features that a model reads enter it, and builds their tables."""
 
     def __init__(
         self, config: ModelConfig, manifest: Manifest, specs: Sequence[FeatureSpec], seed: int
     ) -> None:
         self._config, self._manifest, self._seed = config, manifest, seed
         by_name = {spec.name: spec for spec in specs}
-        self._of_feature: dict[str, _Dynamic] = {}
+        self._dynamic: dict[str, str] = {}  # Features of dynamic tables, and these by name.
         self._keys: dict[str, KeySpace] = {}
         self._tables: dict[str, EmbeddingTable] = {}
         for name, table in config.embeddings.items():
             own = [by_name[feature] for feature in _find_features(name, table, by_name)]
             if isinstance(table, DynamicTableConfig):
-                self._add(name, table, own)
-            else:
-                _require(
-                    all(spec.vocabulary_size for spec in own),
-                    name,
-                    own,
-                    "a static table, and its feature has no vocabulary",
-                    f"set model.embeddings.{name}.kind=dynamic, or build a vocabulary",
-                )
-        for name in {table.name for table in self._of_feature.values()}:
-            others = [s for s in specs if s.table == name and not self.is_keyed(s)]
-            _require(
-                not others,
-                name,
-                others,
-                "the table of other features too by its name",
-                "call the table something else, or add them to its `features`",
-            )
+                self._add(name, own)
+            elif not all(spec.vocabulary_size for spec in own):
+                problem = "a static table, and its feature has no vocabulary"
+                fix = f"set model.embeddings.{name}.kind=dynamic, or build a vocabulary"
+                raise _unfit(name, own, problem, fix)
+        for name in set(self._dynamic.values()):
+            if others := [s for s in specs if s.table == name and not self.is_keyed(s)]:
+                problem = "the table of other features too by its name"
+                fix = "call the table something else, or add them to its `features`"
+                raise _unfit(name, others, problem, fix)
         self._vectors = _find_vectors(config, by_name)
 
     def resolve(self, spec: FeatureSpec) -> FeatureSpec:
         """Returns a feature's spec with the table that it reads."""
-        table = self._of_feature.get(spec.name)
-        if table is None or spec.table == table.name:
-            return spec
-        return replace(spec, shared_embedding=table.name)
+        table = self._dynamic.get(spec.name, spec.table)
+        return spec if spec.table == table else replace(spec, shared_embedding=table)
 
     def is_embedded(self, spec: FeatureSpec) -> bool:
         """Whether a feature's values are ids, that is, rows of a table."""
-        return spec.vocabulary_size is not None or spec.name in self._of_feature
+        return spec.vocabulary_size is not None or spec.name in self._dynamic
 
     def is_keyed(self, spec: FeatureSpec) -> bool:
         """Whether steps get rows of a dynamic table in the place of a feature's values."""
-        return spec.vocabulary_size is None or spec.name in self._of_feature
+        return spec.vocabulary_size is None or spec.name in self._dynamic
 
     def plan_input(
         self, spec: FeatureSpec, pooling: PoolingConfig | None = None, *, bias: bool = False
     ) -> InputFeature:
-        """Returns how a feature enters a network: its rows, or the numbers that it holds.
-
-        A list is read as far as the longest of train, where nothing else bounds it.
-        """
+        """Returns how a feature enters a network: its rows, or the numbers that it holds."""
         asked = pooling or PoolingConfig()
         bound = bound_list if asked.combiner == "none" else bound_row_list
         spec = bound(self._manifest, spec)
@@ -97,17 +75,11 @@ class TableBuilder:
         # Whole numbers without a vocabulary are keys, unless the config pools them.
         is_asked = spec.is_list and pooling is not None
         is_pooled = is_asked or (spec.is_ragged and spec.dtype == "float32")
-        return InputFeature(
-            spec,
-            None,
-            asked,
-            pools_numbers=is_pooled and spec.dtype != "bytes",
-            vector=self._vectors.get(spec.name),
-        )
+        pools, vector = is_pooled and spec.dtype != "bytes", self._vectors.get(spec.name)
+        return InputFeature(spec, None, asked, pools_numbers=pools, vector=vector)
 
     def _refuse_keys(self, spec: FeatureSpec) -> None:
-        """Refuses to read keys as numbers: their values say nothing."""
-        keys = self._manifest.keys
+        keys = self._manifest.keys  # Their values say nothing as numbers.
         is_key = spec.name in (keys.user, keys.item, keys.history, *self._manifest.histories)
         is_key = is_key or spec.encoding.startswith((KEY_PREFIX, "hash:"))
         if spec.dtype == "int64" and is_key:
@@ -130,15 +102,14 @@ class TableBuilder:
     def build_tables(self, features: Sequence[InputFeature]) -> dict[str, EmbeddingTable]:
         """Builds the tables of features, one for those that share it, and those of biases."""
         tables: dict[str, EmbeddingTable] = {}
+        biases: dict[str, EmbeddingTable] = {}
         usual = NormalConfig(stddev=self._config.embedding_stddev)
         for feature in features:
-            if feature.dim is not None and feature.has_vector and feature.spec.table not in tables:
-                name = feature.spec.table
-                settings = self._settings(feature.spec)
-                table = self._build(name, feature.spec, feature.dim, settings.initializer or usual)
-                table.updates = self._plan_updates(settings)
-                tables[name] = table
-        biases: dict[str, EmbeddingTable] = {}
+            spec, settings = feature.spec, self._settings(feature.spec)
+            if feature.dim is not None and feature.has_vector and spec.table not in tables:
+                first = settings.initializer or usual
+                tables[spec.table] = self._build(spec.table, spec, feature.dim, first)
+                tables[spec.table].updates = self._plan_updates(settings)
         for feature in features:
             name = f"{feature.spec.table}{BIAS_SUFFIX}"
             if not feature.has_bias or name in biases:
@@ -149,10 +120,9 @@ class TableBuilder:
                     received=name,
                     fix="call that table something else, or switch the biases off",
                 )
+            trained = self._settings(feature.spec).model_copy(update={"trainable": True})
             biases[name] = self._build(name, feature.spec, 1, None)
-            settings = self._settings(feature.spec)
-            updates = self._plan_updates(settings.model_copy(update={"trainable": True}))
-            biases[name].updates = updates
+            biases[name].updates = self._plan_updates(trained)
         self._tables = {**tables, **biases}
         return self._tables
 
@@ -182,49 +152,39 @@ class TableBuilder:
     def _build(
         self, name: str, spec: FeatureSpec, dim: int, initializer: Initializer | None
     ) -> EmbeddingTable:
-        table = self._of_feature.get(spec.name)
-        if table is None:
+        config = self._settings(spec)
+        if not isinstance(config, DynamicTableConfig):
             size = table_size(self._manifest, spec)
             return EmbeddingTable(name, size, dim, seed=self._seed, initializer=initializer)
-        if table.name not in self._keys:
-            self._keys[table.name] = self._build_keys(table)
-        keys = self._keys[table.name]
+        keys = self._build_keys(self._dynamic[spec.name], config)
         return DynamicTable(name, keys, dim, seed=self._seed, initializer=initializer)
 
-    def _build_keys(self, table: _Dynamic) -> KeySpace:
-        owners = find_owners(tf.distribute.get_strategy()) if table.config.shard else None
-        exchange = None if owners is None else RowExchange(owners, len(self._keys))
-        return KeySpace(table.name, table.config, seed=self._seed, exchange=exchange)
+    def _build_keys(self, table: str, config: DynamicTableConfig) -> KeySpace:
+        """Returns the keys of a dynamic table, which that of its biases shares."""
+        if table not in self._keys:
+            owners = find_owners(tf.distribute.get_strategy()) if config.shard else None
+            exchange = None if owners is None else RowExchange(owners, len(self._keys))
+            self._keys[table] = KeySpace(table, config, seed=self._seed, exchange=exchange)
+        return self._keys[table]
 
-    def _add(self, name: str, config: DynamicTableConfig, specs: Sequence[FeatureSpec]) -> None:
-        _require(
-            all(spec.dtype == "int64" for spec in specs),
-            name,
-            specs,
-            "a dynamic table, which takes whole numbers of 64 bits",
-            "encode the feature as `{kind: hash_key}` in the build",
-        )
-        taken = [spec for spec in specs if spec.name in self._of_feature]
-        _require(not taken, name, taken, "one of two tables of a feature", "name it in one of them")
-        kinds = {_describe_keys(spec) for spec in specs}
-        _require(
-            len(kinds) == 1,
-            name,
-            specs,
-            "of features whose keys are made in different ways",
-            "give each its own table, or build them with one vocabulary or all as hash_key",
-        )
-        self._of_feature |= {spec.name: _Dynamic(name, config) for spec in specs}
+    def _add(self, name: str, specs: Sequence[FeatureSpec]) -> None:
+        if any(spec.dtype != "int64" for spec in specs):
+            problem = "a dynamic table, which takes whole numbers of 64 bits"
+            fix = "encode the feature as `{kind: hash_key}` in the build"
+            raise _unfit(name, specs, problem, fix)
+        if taken := [spec for spec in specs if spec.name in self._dynamic]:
+            raise _unfit(name, taken, "one of two tables of a feature", "name it in one of them")
+        if len({_describe_keys(spec) for spec in specs}) > 1:
+            problem = "of features whose keys are made in different ways"
+            fix = "give each its own table, or build them with one vocabulary or all as hash_key"
+            raise _unfit(name, specs, problem, fix)
+        self._dynamic |= {spec.name: name for spec in specs}
 
 
-def _require(holds: bool, table: str, specs: Sequence[FeatureSpec], problem: str, fix: str) -> None:
-    """Refuses an entry of `model.embeddings` that its features do not fit."""
-    if not holds:
-        raise ConfigError(
-            f"model.embeddings.{table} is {problem}",
-            received=", ".join(f"{spec.name} ({_describe_keys(spec)})" for spec in specs),
-            fix=fix,
-        )
+def _unfit(table: str, specs: Sequence[FeatureSpec], problem: str, fix: str) -> ConfigError:
+    """Returns the error of an entry of `model.embeddings` that its features do not fit."""
+    received = ", ".join(f"{spec.name} ({_describe_keys(spec)})" for spec in specs)
+    return ConfigError(f"model.embeddings.{table} is {problem}", received=received, fix=fix)
 
 
 def _find_vectors(
@@ -262,11 +222,8 @@ def _describe_keys(spec: FeatureSpec) -> str:
 
 def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
     """Returns the number of ids of the table that a feature reads; all that share it have one."""
-    sizes = {
-        other.name: other.vocabulary_size
-        for other in manifest.schema.features
-        if other.table == spec.table and other.vocabulary_size is not None
-    }
+    sharing = [other for other in manifest.schema.features if other.table == spec.table]
+    sizes = {other.name: other.vocabulary_size for other in sharing if other.vocabulary_size}
     if spec.name not in sizes or len(set(sizes.values())) != 1:
         raise ConfigError(
             f"feature {spec.name!r} cannot be embedded from table {spec.table!r}",
@@ -275,7 +232,7 @@ def table_size(manifest: Manifest, spec: FeatureSpec) -> int:
             fix="encode the feature with a vocabulary, the same for all that share its table; or, "
             f"for keys of any value, set model.embeddings.{spec.table}.kind=dynamic",
         )
-    return int(sizes[spec.name] or 0)
+    return sizes[spec.name]
 
 
 def complete_pooling(
@@ -290,8 +247,8 @@ def complete_pooling(
         if name in pooling or name in of_build:
             asked = pooling.get(name) or PoolingConfig()
             combiner = asked.combiner or ("sum" if name in of_build else "mean")
-            changes = {"combiner": combiner, "weights": asked.weights or of_build.get(name)}
-            completed[name] = asked.model_copy(update=changes)
+            weights = asked.weights or of_build.get(name)
+            completed[name] = PoolingConfig(combiner=combiner, weights=weights)
     return completed
 
 
@@ -302,10 +259,8 @@ def _check_pooling(
     if name not in specs or not specs[name].is_list:
         lists = [spec.name for spec in specs.values() if spec.is_list]
         raise unknown_name(f"{key} names no list that the model reads", name, lists)
-    if asked.weights is None:
-        return
-    spec = find_feature(manifest, asked.weights, key)
-    if not spec.is_list or spec.dtype == "bytes" or spec.vocabulary_size is not None:
+    spec = None if asked.weights is None else find_feature(manifest, asked.weights, key)
+    if spec and (not spec.is_list or spec.dtype == "bytes" or spec.vocabulary_size is not None):
         raise ConfigError(
             f"{key}.weights must be a list of numbers, one for each position",
             received=f"{spec.name}: {spec.dtype}, shape {spec.shape}",
@@ -320,11 +275,9 @@ def list_weights(pooling: Mapping[str, PoolingConfig], manifest: Manifest) -> se
 
 def _find_weights(manifest: Manifest) -> dict[str, str]:
     """Returns the feature that holds the weights of each sparse list, as the build says it."""
-    features = manifest.source.config.get("features") or []
     found: dict[str, str] = {}
-    for feature in features:
+    for feature in manifest.source.config.get("features") or []:
         encoding = feature.get("encoding") or {}
-        of = encoding.get("of")
-        if encoding.get("kind") == "weights" and of in manifest.schema:
-            found[str(of)] = str(feature["name"])
+        if encoding.get("kind") == "weights" and encoding.get("of") in manifest.schema:
+            found[encoding["of"]] = feature["name"]
     return found

@@ -26,7 +26,8 @@ class Model(tf.Module):
     """
 
     tables: dict[str, EmbeddingTable]
-    """By name; updated lazily."""
+    notes: tuple[str, ...] = ()
+    """What to tell those who train the model, a line each."""
 
     @property
     @abstractmethod
@@ -36,11 +37,6 @@ class Model(tf.Module):
     @abstractmethod
     def describe_inputs(self) -> dict[str, list[str]]:
         """Returns these names by what reads them."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to tell those who train the model, a line each."""
-        return ()
 
     @property
     @abstractmethod
@@ -80,11 +76,12 @@ class Model(tf.Module):
         for part in self.embedded_inputs:
             for name, weights in sorted(part.position_weights.items()):
                 found[f"{name}/position_logits"] = weights.logits
-        for network in self.networks:
-            trained = {id(variable) for variable in network.trained_variables}
-            weights_of = network.weights.items()
-            found |= {f"{network.label}/{n}": v for n, v in weights_of if id(v) in trained}
-        return found
+        trained = {id(v) for network in self.networks for v in network.trained_variables}
+        return found | {n: v for n, v in self._name_weights().items() if id(v) in trained}
+
+    def _name_weights(self) -> dict[str, tf.Variable]:
+        """Returns all weights of networks, moving statistics too."""
+        return {f"{one.label}/{n}": v for one in self.networks for n, v in one.weights.items()}
 
     @property
     def constrained_weights(self) -> list[keras.Variable]:
@@ -94,12 +91,7 @@ class Model(tf.Module):
     def named_variables(self) -> dict[str, tf.Variable]:
         """All variables that a step may set, by name."""
         tables = {v.name.partition(":")[0]: v for v in self.table_variables}
-        state = {
-            f"{network.label}/{name}": variable
-            for network in self.networks
-            for name, variable in network.weights.items()
-        }
-        return {**tables, **self.named_weights, **state}
+        return {**tables, **self.named_weights, **self._name_weights()}
 
     @property
     def state_variables(self) -> list[tf.Variable]:
@@ -108,7 +100,7 @@ class Model(tf.Module):
 
     @property
     def parameter_count(self) -> int:
-        """Number of trainable numbers; of a table that grows, those of its rows so far."""
+        """Trainable numbers; of a table that grows, those of its rows so far."""
         dense = sum(variable.shape.num_elements() for variable in self.dense_variables)
         return dense + sum(t.vocabulary_size * t.dim for t in self.trained_tables.values())
 

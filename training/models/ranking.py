@@ -37,8 +37,7 @@ from training.networks.network import (
 )
 from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
 
-NO_INPUTS = ("label", "weight", "id")
-"""Roles of features that say something of a row that is not known when it is scored."""
+NO_INPUTS = ("label", "weight", "id")  # Roles that are not known when a row is scored.
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Task:
 class RankingModel(Model):
     """One score for each task, from everything in a row."""
 
+    # By task, what its log-odds go through outside of training.
     calibrations: Mapping[str, Calibration] = MappingProxyType({})
-    """By task, what its log-odds go through outside of training."""
 
     def __init__(self, name: str, tasks: tuple[Task, ...]) -> None:
         super().__init__(name=name)
@@ -79,8 +78,7 @@ class RankingModel(Model):
         """
 
     @abstractmethod
-    def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
-        """Returns the same before it is calibrated."""
+    def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]: ...
 
     def predict(self, features: Features) -> dict[str, tf.Tensor]:
         """Returns the score of each task, `[batch]`: a probability, or the label's value."""
@@ -94,37 +92,39 @@ class RankingModel(Model):
 
 
 class NetworkRankingModel(RankingModel):
-    """A network over the embedded features of a row; one score for each task.
+    """A network over the embedded features of a row; one score for each task."""
 
-    Attributes:
-        network: The network.
-        left_out: Features of the dataset that the network does not read.
-    """
+    left_out: tuple[str, ...]  # Features that the network does not read.
 
     def __init__(
         self, config: RankingConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
         super().__init__("ranking", plan_tasks(config, manifest))
-        self._name = config.network
         kind = find_network(config.network)
         specs = _find_features(config, manifest)
         builder = TableBuilder(config, manifest, specs, seed)
         keys = replace(manifest.keys, history=manifest.find_history())
         params = kind.complete_params(config.params, keys)
         positions = kind.find_position_lists(params)
-        poolings = _plan_pooling(config, manifest, specs, positions)
-        planned = _plan_inputs(config, manifest, kind, builder, poolings)
-        if kind.takes_any_width:
-            planned = [replace(one, is_cut=one.name in positions) for one in planned]
+        pooling = complete_pooling(config.pooling, manifest, {spec.name: spec for spec in specs})
+        planned = [
+            _plan_input(config, kind, builder, spec, pooling.get(spec.name, MEAN), positions)
+            for spec in specs
+        ]
         tensors = build_keras_inputs(planned)
         with building_layers(config.network, seed, dtype):
             base = find_base_scores(self.tasks, manifest)
             logits = build_logits(config.network, kind, tensors, params, base)
             self.network = Network(build_keras_model("network", tensors, logits))
-        self._groups, self._mask = _plan_groups(kind, self.network, manifest, positions)
+        self._groups, self._mask = 1, ""
+        if kind.is_grouped and not self.network.state_variables:  # Statistics are of all rows.
+            history = bound_list(manifest, manifest.schema[positions[0]])
+            self._groups, self._mask = plan_groups(manifest, history), history.name + MASK_SUFFIX
         features = _drop_unread(config, planned, self.network)
         kept = {feature.name for feature in features}
         self.left_out = tuple(feature.name for feature in planned if feature.name not in kept)
+        names = ", ".join(self.left_out)
+        self.notes = (f"network {config.network} does not read {names}: left out",) if names else ()
         self.tables = builder.build_tables(features)
         self._inputs = builder.build_inputs(features)
 
@@ -138,11 +138,6 @@ class NetworkRankingModel(RankingModel):
         return {"row": list(self.inputs), "labels": labels, **left_out}
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        names = ", ".join(self.left_out)
-        return (f"network {self._name} does not read {names}: left out",) if names else ()
-
-    @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
         return (self._inputs,)
 
@@ -154,22 +149,6 @@ class NetworkRankingModel(RankingModel):
         """Sets what log-odds go through, by task; before anything is compiled of the model."""
         self.calibrations = MappingProxyType(dict(calibrations))
 
-    def undo_balance(self, config: InputConfig, manifest: Manifest) -> list[str]:
-        """Calibrates what a balance of classes does to log-odds, and returns what is not undone."""
-        balance = config.class_balance
-        binary = [task for task in self.tasks if task.is_binary]
-        rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
-        known = {name: rate for name, rate in rates.items() if rate is not None}
-        self.calibrate({n: undo_keep_rate(rate) for n, rate in known.items()})
-        others = [task.name for task in binary if task.name not in known]
-        if balance is None or not others:
-            return []
-        return [
-            f"input.class_balance draws rows by {balance.feature}: probabilities of "
-            f"{', '.join(others)} are those of balanced rows; model.calibration=isotonic fits them "
-            "to the rows to validate on"
-        ]
-
     def compute_logits(
         self, features: Features, training: StepContext | None = None
     ) -> dict[str, tf.Tensor]:
@@ -177,7 +156,7 @@ class NetworkRankingModel(RankingModel):
         inputs = self._inputs(features, training)
         found = call_in_groups(self.network, inputs, training, self._mask, self._groups)
         logits = self._name_logits(found)
-        return logits if training is not None else self._apply_calibrations(logits)
+        return self._calibrate_logits(logits) if training is None else logits
 
     def compute_uncalibrated_logits(self, features: Features) -> dict[str, tf.Tensor]:
         return self._name_logits(self.network(self._inputs(features)))
@@ -185,19 +164,15 @@ class NetworkRankingModel(RankingModel):
     def predict_candidates(
         self, rows: Features, items: Features, shape: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Returns the score of each task for several items of each row, `[rows, items]`: `shape`.
-
-        Features of rows are `[rows, …]`, those of their items flat: `[rows * items, …]`.
-        """
         return self._finish(self.compute_candidate_logits(rows, items, shape))
 
     def compute_candidate_logits(
         self, rows: Features, items: Features, shape: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Returns what the network says of each task for several items of each row.
+        """Returns logits of several items of each row, `[rows, items]`: `shape`.
 
-        What is read of a row alone is looked up and pooled once, not once per item. Arguments and
-        shapes are those of `predict_candidates`.
+        Features of rows are `[rows, …]`, those of their items flat: `[rows * items, …]`. What is
+        read of a row alone is looked up and pooled once, not once per item.
         """
         count = shape[1]
         shared = [f for f in self._inputs.features if not set(f.reads) & set(items)]
@@ -206,16 +181,35 @@ class NetworkRankingModel(RankingModel):
         pairs = {**items, **{name: tf.repeat(rows[name], count, axis=0) for name in beside}}
         inputs = self._inputs(rows, features=shared)
         inputs = {name: tf.repeat(value, count, axis=0) for name, value in inputs.items()}
-        logits = self._name_logits(self.network({**inputs, **self._inputs(pairs, features=single)}))
-        logits = self._apply_calibrations(logits)
+        inputs |= self._inputs(pairs, features=single)
+        logits = self._calibrate_logits(self._name_logits(self.network(inputs)))
         return {name: tf.reshape(value, shape) for name, value in logits.items()}
 
     def _name_logits(self, outputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {task.name: tf.squeeze(outputs[task.name], axis=1) for task in self.tasks}
 
-    def _apply_calibrations(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _calibrate_logits(self, logits: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         found = self.calibrations
         return {n: found[n].apply(v) if n in found else v for n, v in logits.items()}
+
+
+def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[str]:
+    """Calibrates what a balance of classes does to log-odds, and returns what is not undone."""
+    balance = config.class_balance
+    if balance is None:
+        return []
+    if not isinstance(model, NetworkRankingModel):
+        return [
+            "input.class_balance is not undone of a retrieval model: where it gives probabilities, "
+            "they, their log loss and their calibration are those of the rows that are drawn"
+        ]
+    binary = [task for task in model.tasks if task.is_binary]
+    rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
+    model.calibrate({n: undo_keep_rate(rate) for n, rate in rates.items() if rate is not None})
+    others = ", ".join(name for name, rate in rates.items() if rate is None)
+    told = f"input.class_balance draws rows by {balance.feature}: probabilities of {others} are "
+    fix = "those of balanced rows; model.calibration=isotonic fits them to the rows to validate on"
+    return [told + fix] if others else []
 
 
 def plan_tasks(config: RankingConfig, manifest: Manifest) -> tuple[Task, ...]:
@@ -261,21 +255,8 @@ def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, flo
     return scores
 
 
-def _plan_groups(
-    kind: NetworkKind, network: Network, manifest: Manifest, positions: Sequence[str]
-) -> tuple[int, str]:
-    """Returns how many groups of like length rows are trained in, and the mask that tells lengths.
-
-    A network with statistics of a batch reads all of its rows at once.
-    """
-    if not kind.is_grouped or network.state_variables:
-        return 1, ""
-    history = bound_list(manifest, manifest.schema[positions[0]])
-    return plan_groups(manifest, history), positions[0] + MASK_SUFFIX
-
-
 def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpec]:
-    """Returns the features that a network may read; weights of a list are none by themselves."""
+    """Returns the features that a network may read; weights of lists are none."""
     if config.features is None:
         specs = [spec for spec in manifest.schema.features if spec.role not in NO_INPUTS]
     else:
@@ -295,78 +276,49 @@ def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpe
     return [spec for spec in specs if spec.name not in weights]
 
 
-def _plan_pooling(
+def _plan_input(
     config: RankingConfig,
-    manifest: Manifest,
-    specs: Sequence[FeatureSpec],
-    positions: Sequence[str],
-) -> dict[str, PoolingConfig]:
-    """Returns how each feature is pooled that is a list, by name; positions are read of some."""
-    by_name = {spec.name: spec for spec in specs}
-    completed = complete_pooling(config.pooling, manifest, by_name)
-    planned = {spec.name: completed.get(spec.name, MEAN) for spec in specs}
-    for name in positions:
-        if name in planned:
-            _require_combiner(config, name, None, "none")
-            planned[name] = planned[name].model_copy(update={"combiner": "none"})
-    return planned
-
-
-def _require_combiner(config: RankingConfig, name: str, *allowed: str | None) -> None:
-    """Refuses a combiner that the network would not follow."""
-    asked = config.pooling.get(name)
-    if asked and asked.combiner not in allowed:
-        raise ConfigError(
-            f"network {config.network} reads {name} in another way than model.pooling says",
-            received=f"model.pooling.{name}.combiner = {asked.combiner}",
-            allowed=" or ".join(one for one in allowed if one is not None),
-            fix="leave the combiner out",
-        )
-
-
-def _plan_inputs(
-    config: RankingConfig,
-    manifest: Manifest,
     kind: NetworkKind,
     builder: TableBuilder,
-    poolings: Mapping[str, PoolingConfig],
-) -> list[InputFeature]:
-    """Returns how each feature enters the network; lists whose positions are read have a bound."""
-    has_biases = kind.has_biases if config.biases is None else config.biases
-    if has_biases and config.network in NETWORKS and not kind.has_biases:
+    spec: FeatureSpec,
+    pooling: PoolingConfig,
+    positions: Sequence[str],
+) -> InputFeature:
+    """Returns how a feature enters the network; `positions` are lists read position by position."""
+    name = spec.name
+    combiner = config.pooling[name].combiner if name in config.pooling else None
+    allowed = {"sum", "none"} if not kind.has_vectors and builder.is_embedded(spec) else None
+    if name in positions:
+        allowed, pooling = {"none"}, pooling.model_copy(update={"combiner": "none"})
+    if allowed is not None and combiner not in (None, *allowed):
+        raise ConfigError(
+            f"network {config.network} reads {name} in another way than model.pooling says",
+            received=f"model.pooling.{name}.combiner = {combiner}",
+            allowed=" or ".join(sorted(allowed)),
+            fix="leave the combiner out",
+        )
+    # Numbers of a fixed length are a vector, unless something is asked for.
+    is_asked = name in config.pooling or pooling != MEAN
+    has_biases = _reads_biases(config, kind)
+    # `max` and `last` make one field of a list, `none` one of each position.
+    elements = {None: "sum", "sum": "sum", "mean": "mean"}.get(combiner)
+    return replace(
+        builder.plan_input(spec, pooling if is_asked else None, bias=has_biases),
+        has_vector=kind.has_vectors,
+        elements=elements if kind.sums_fields else None,
+        has_order=kind.has_order,
+        is_cut=kind.takes_any_width and name in positions,
+    )
+
+
+def _reads_biases(config: RankingConfig, kind: NetworkKind) -> bool:
+    if config.biases and config.network in NETWORKS and not kind.has_biases:
         raise ConfigError(
             f"network {config.network} reads no weights of ids",
             received="model.biases = true",
             fix="leave model.biases out, or choose another model.network",
         )
-    planned = []
-    for name, pooling in poolings.items():
-        spec = manifest.schema[name]
-        # Numbers of a fixed length are a vector, unless something is asked for.
-        is_asked = name in config.pooling or pooling != MEAN
-        if not kind.has_vectors and builder.is_embedded(spec):
-            _require_combiner(config, name, None, "sum", "none")
-        feature = builder.plan_input(spec, pooling if is_asked else None, bias=has_biases)
-        elements = _combine_elements(config.pooling.get(name)) if kind.sums_fields else None
-        planned.append(
-            replace(
-                feature,
-                has_vector=kind.has_vectors,
-                elements=elements,
-                has_order=kind.has_order,
-            )
-        )
-    return planned
-
-
-def _combine_elements(asked: PoolingConfig | None) -> str | None:
-    """Returns how a network that sums over fields takes the elements of a list as fields.
-
-    What nothing is said of, and a sum, takes each times its weight; a mean divides these by their
-    number. `max` and `last` make one field of the list, `none` one of each position.
-    """
-    combiner = None if asked is None else asked.combiner
-    return {None: "sum", "sum": "sum", "mean": "mean"}.get(combiner)
+    return kind.has_biases if config.biases is None else config.biases
 
 
 def _drop_unread(

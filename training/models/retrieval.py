@@ -25,7 +25,7 @@ def score_rows(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
     """
     if users.shape.rank == 2:
         return tf.reduce_sum(users * items, axis=1)
-    return tf.reduce_max(_score_interests(users, items), axis=1)
+    return tf.reduce_max(tf.reduce_sum(users * items[:, tf.newaxis], axis=2), axis=1)
 
 
 def score_catalogue(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
@@ -47,41 +47,28 @@ def choose_vectors(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
     interest of the largest dot product with the target is the one that learns it. Of equals the
     first; no gradient flows through the choice.
     """
-    nearest = tf.argmax(_score_interests(users, items), axis=1)
-    return tf.gather(users, nearest, axis=1, batch_dims=1)
-
-
-def _score_interests(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(users * items[:, tf.newaxis], axis=2)
+    scores = tf.reduce_sum(users * items[:, tf.newaxis], axis=2)
+    return tf.gather(users, tf.argmax(scores, axis=1), axis=1, batch_dims=1)
 
 
 @dataclass(frozen=True)
 class Queries:
     """What the loss of a batch is computed of: user vectors, each with the item that it must find.
 
-    Attributes:
-        vectors: float32 `[n, dim]`; where the weight is 0 they are finite and mean nothing.
-        target_ids: `[n]`, as the dataset holds the item's id.
-        weights: float32 `[n]`, how much each counts in the loss of its row; 0 at padding.
-        rows: int32 `[n]`, the row of the batch that each is of, ascending.
-        row_count: int32 scalar, rows of the batch.
-        per_row: How many a row has at most, padding included. All rows have as many: those of the
-            width of the batch.
+    All rows have as many queries, padding included: those of the width of the batch.
     """
 
-    vectors: tf.Tensor
-    target_ids: tf.Tensor
-    weights: tf.Tensor
-    rows: tf.Tensor
-    row_count: tf.Tensor
-    per_row: int = 1
+    vectors: tf.Tensor  # float32 `[n, dim]`; where the weight is 0 they are finite.
+    target_ids: tf.Tensor  # `[n]`, as the dataset holds the item's id.
+    weights: tf.Tensor  # float32 `[n]`, of each in the loss of its row; 0 at padding.
+    rows: tf.Tensor  # int32 `[n]`, the row of the batch that each is of, ascending.
+    row_count: tf.Tensor  # int32 scalar, rows of the batch.
+    per_row: int = 1  # The most of a row, padding included.
 
     def sum_losses(self, losses: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each row of the batch: the weighted sum of its queries' losses.
 
-        The step divides the sum over rows by their number. That is the same for any number of
-        replicas and parts of a batch, as weights depend on no other row. Losses, float32 `[n]`, are
-        finite where the weight is 0.
+        Weights depend on no other row, so replicas and parts of a batch add up to the same.
         """
         if self.per_row == 1:
             return losses
@@ -103,21 +90,13 @@ class Queries:
 
 
 class RetrievalModel(Model):
-    """Maps users and items to vectors; the score of a pair is their dot product.
+    """Maps users and items to vectors; the score of a pair is their dot product."""
 
-    Attributes:
-        user_inputs: Names of the features that `embed_users` reads.
-        item_inputs: Names of the features that `embed_items` reads.
-        temperature: Divisor of the scores in the loss.
-        queries_per_row: Queries of each row in `embed_queries`, padding included.
-        interests: Vectors of a user; None: one, without an axis of its own.
-    """
-
-    queries_per_row: int = 1
-    interests: int | None = None
-    user_inputs: tuple[str, ...]
+    queries_per_row: int = 1  # Of `embed_queries`, padding included.
+    interests: int | None = None  # Vectors of a user; None: one, without an axis of its own.
+    user_inputs: tuple[str, ...]  # Features that `embed_users` reads.
     item_inputs: tuple[str, ...]
-    temperature: float
+    temperature: float  # Divides scores in the loss.
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -153,7 +132,6 @@ class RetrievalModel(Model):
 
 
 def require_retrieval(model: Model) -> RetrievalModel:
-    """Returns a model that embeds users and items; one that scores rows is refused."""
     if not isinstance(model, RetrievalModel):
         raise ConfigError(
             "this needs a retrieval model: users and items as vectors",
@@ -166,12 +144,8 @@ def require_retrieval(model: Model) -> RetrievalModel:
 def tell_later_items(model: Model, manifest: Manifest) -> tuple[str, ...]:
     """Says that held-out rows are ranked by what the catalogue knows of the time behind them."""
     later = list_later_inputs(model, manifest) if isinstance(model, RetrievalModel) else []
-    if not later:
-        return ()
-    return (
-        f"the catalogue holds {', '.join(later)} as of the end of the log: validation and test are "
-        "ranked with what came later",
-    )
+    told = f"the catalogue holds {', '.join(later)} as of the end of the log: validation and test "
+    return (f"{told}are ranked with what came later",) if later else ()
 
 
 def list_later_inputs(model: RetrievalModel, manifest: Manifest) -> list[str]:
@@ -186,7 +160,5 @@ def list_later_inputs(model: RetrievalModel, manifest: Manifest) -> list[str]:
         if join.get("as_of"):
             source = build["sources"][join["source"]]
             changing |= {column["name"] for column in source["columns"]} - {source["key"]}
-    if not changing:
-        return []
-    of = {feature["name"]: feature["column"] for feature in build["features"]}
+    of = {feature["name"]: feature.get("column") for feature in build.get("features") or ()}
     return [name for name in model.item_inputs if of.get(name) in changing]

@@ -1,15 +1,15 @@
 """Sequence models: a network over the user's sequence makes the user's vector.
 
-The user's vector is what the network makes of the position of the latest item; it is compared with
-item vectors by dot product, as those of two towers are. Networks that look back alone (SASRec,
-HSTU, GRU) have such a vector at each position, and can be trained on all of them in one pass.
-ComiRec makes several vectors of a user, of which the one nearest to an item counts.
+It is what the network makes of the position of the latest item. Networks that look back alone
+(SASRec, HSTU, GRU) have such a vector at each position, and can be trained on all of them in one
+pass. ComiRec makes several vectors of a user, of which the one nearest to an item counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,13 +18,7 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest, bound_list, has_sequences
 from conf.schema import FIRST_TOKEN_ID, FeatureSpec
 from conf.training.input import HeldOutConfig
-from conf.training.models import (
-    ComiRecConfig,
-    HSTUConfig,
-    ModelConfig,
-    PoolingConfig,
-    SequenceConfig,
-)
+from conf.training.models import HSTUConfig, ModelConfig, PoolingConfig, SequenceConfig
 from training.input.batches import Batch, Features
 from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs
 from training.models.embedding_tables import TableBuilder
@@ -55,69 +49,49 @@ class SequenceModel(TwoTowers):
     one vocabulary.
     """
 
+    user_tower: Network
+
     def __init__(
         self, config: SequenceConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
         super().__init__(name=config.name)
         self.temperature, self._normalize = config.temperature, config.normalize
         lists = find_lists(config, manifest)
-        self._times = None
-        if isinstance(config, HSTUConfig):
-            self._times = find_item_times(config, manifest, lists[0])
+        sequence, names = lists[0], [spec.name for spec in lists]
+        self._times = find_item_times(config, manifest, sequence)
         timed = () if self._times is None else self._times.names
-        others = select_features(manifest, config, config.user_features, "user")
-        if both := {*timed, *(one.name for one in lists)} & {
-            *config.user_features,
-            *config.pooling,
-        }:
+        if both := {*timed, *names} & {*config.user_features, *config.pooling}:
             raise ConfigError(
                 "the network reads each position of the sequence: it is neither joined nor pooled",
                 received=", ".join(sorted(both)),
                 fix="leave it out of model.user_features and model.pooling",
             )
-        users = [*lists, *others]
+        users = [*lists, *select_features(manifest, config, config.user_features, "user")]
         items = select_features(manifest, config, config.item_features, "item")
-        specs = (*users, *items)
-        pooling = plan_pooling(config, manifest, specs)
-        builder = TableBuilder(config, manifest, specs, seed)
-        pooling |= {spec.name: PoolingConfig(combiner="none") for spec in lists}
+        pooling = plan_pooling(config, manifest, (*users, *items))
+        pooling |= {name: PoolingConfig(combiner="none") for name in names}
+        builder = TableBuilder(config, manifest, (*users, *items), seed)
         sides = [
             [builder.plan_input(s, pooling.get(s.name)) for s in side] for side in (users, items)
         ]
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
-        self._sequence, self._every_position = lists[0].name, trains_everywhere(config)
-        self.queries_per_row = count_queries(config, manifest)
-        self._rows_note = _compare_rows(config, manifest)
-        if isinstance(config, ComiRecConfig):
-            self.interests = config.interests
-        is_grouped = SEQUENCE_NETWORKS[config.name].is_grouped
-        self._groups = plan_groups(manifest, lists[0]) if is_grouped else 1
+        self._sequence, self._every_position = sequence.name, trains_everywhere(config)
         if self._every_position:
-            _require_items(builder.resolve(lists[0]), builder, manifest)
+            self.queries_per_row = list_length(sequence) or 1
+            _require_items(builder.resolve(sequence), builder, manifest)
+        self.notes = _compare_rows(config, manifest, list_length(sequence))
+        self.interests = getattr(config, "interests", None)
+        is_grouped = SEQUENCE_NETWORKS[config.name].is_grouped
+        self._groups = plan_groups(manifest, sequence) if is_grouped else 1
         self._build_sides(builder, sides[0], sides[1])
         self.user_inputs = tuple(dict.fromkeys((*self._users.names, *timed)))
         with building_layers(config.name, seed, dtype):
-            names = [spec.name for spec in lists]
-            self.network = _build_network(self._users, config, names, self._times)
-            layers, units = HiddenLayers(dropout=config.dropout), config.item_hidden_units
-            first = self.network.random_layers
-            self.item_tower = build_side(
-                "item", self._items, units, config.embedding_dim, layers, first
-            )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return super().notes + self._rows_note
-
-    @property
-    def networks(self) -> Sequence[Network]:
-        return [net for net in (self.network, self.item_tower) if net is not None]
+            self.user_tower = _build_network(self._users, config, names, self._times)
+            first = self.user_tower.random_layers
+            self.item_tower = build_side("item", self._items, config, first)
 
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
-        """Returns the vectors of the latest item's position, or those of the interests.
-
-        `[batch, embedding_dim]`, of interests `[batch, interests, embedding_dim]`.
-        """
+        """Returns the vectors of the latest item's position, or those of the interests."""
         vectors = self._encode(features, training)
         return self._scale(vectors[:, 0] if self._every_position else vectors)
 
@@ -150,7 +124,7 @@ class SequenceModel(TwoTowers):
             ids = self._users.read_ids(self._sequence, features)
             inputs[self._times.name] = self._times.read_ages(features, ids)
         mask = self._sequence + MASK_SUFFIX
-        vectors: tf.Tensor = call_in_groups(self.network, inputs, training, mask, self._groups)
+        vectors: tf.Tensor = call_in_groups(self.user_tower, inputs, training, mask, self._groups)
         return vectors
 
 
@@ -179,30 +153,21 @@ def _build_network(
         tensors[times.name] = ages
         names, of_items = [*names, times.name], SequenceTimes(ages, times.of_targets)
     network = SEQUENCE_NETWORKS[config.name]
-    encoded = network.build(sequence, of_items, config)
+    output = network.build(sequence, of_items, config)
     if network.looks_back and not trains_everywhere(config):
-        encoded = encoded[:, 0]
-    output = _project(encoded, flatten_each(tensors, without=names), config)
+        output = output[:, 0]
+    others = flatten_each(tensors, without=names)
+    if others or config.hidden_units or output.shape[-1] != config.embedding_dim:
+        if len(output.shape) == 3:
+            each = keras.ops.zeros_like(output[:, :, :1])
+            others = [each + keras.ops.expand_dims(other, 1) for other in others]
+        layers, joined = HiddenLayers(dropout=config.dropout), concatenate([output, *others])
+        output = keras.layers.Dense(config.embedding_dim)(layers.stack(joined, config.hidden_units))
     return Network(build_keras_model("user_tower", tensors, output))
 
 
-def _project(
-    encoded: keras.KerasTensor, others: Sequence[keras.KerasTensor], config: SequenceConfig
-) -> keras.KerasTensor:
-    """Joins other features, and maps all to the length of an item's vector if it has to."""
-    dim = config.embedding_dim
-    if not others and not config.hidden_units and encoded.shape[-1] == dim:
-        return encoded
-    if len(encoded.shape) == 3:
-        each = keras.ops.zeros_like(encoded[:, :, :1])
-        others = [each + keras.ops.expand_dims(other, 1) for other in others]
-    layers = HiddenLayers(dropout=config.dropout)
-    hidden = layers.stack(concatenate([encoded, *others]), config.hidden_units)
-    return keras.layers.Dense(dim)(hidden)
-
-
 def find_lists(config: SequenceConfig, manifest: Manifest) -> list[FeatureSpec]:
-    """Returns the lists of the sequence, that of the items first, with their bounds."""
+    """Returns the lists of the sequence with their bounds, that of the items first."""
     history, names = manifest.find_history(), config.sequence
     if names is None and history is None:
         raise ConfigError(
@@ -219,35 +184,33 @@ def trains_everywhere(config: SequenceConfig) -> bool:
     return bool(getattr(config, "every_position", False))
 
 
-def count_queries(config: SequenceConfig, manifest: Manifest) -> int:
-    """Returns how many positions of a row are trained, padding included."""
-    if not trains_everywhere(config):
-        return 1
-    return list_length(find_lists(config, manifest)[0]) or 1
-
-
-def _compare_rows(config: SequenceConfig, manifest: Manifest) -> tuple[str, ...]:
-    """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
+def _list_histories(manifest: Manifest) -> list[Mapping[str, Any]]:
+    """Returns the histories that the build has made; none where rows bring their own."""
     build = manifest.source.config
-    if not (build.get("history") or build.get("histories")):
+    return [*(build.get("histories") or ()), *filter(None, [build.get("history")])]
+
+
+def _compare_rows(
+    config: SequenceConfig, manifest: Manifest, length: int | None
+) -> tuple[str, ...]:
+    """Says that targets are lost, or repeat; nothing where the build did not make the histories."""
+    if not _list_histories(manifest):
         return ()
-    samples, length = build.get("train_samples"), list_length(find_lists(config, manifest)[0])
-    learns_all, are_whole = trains_everywhere(config), has_sequences(build)
-    said = f"{config.name} learns "
+    samples = manifest.source.config.get("train_samples")
+    learns_all, are_whole = trains_everywhere(config), has_sequences(manifest.source.config)
     if learns_all and not are_whole:
-        said += "each item of a history, and each event has a row with those before it: an item is "
-        said += "a target many times in an epoch; build with train_samples, or set "
-        return (said + "model.every_position=false",)
+        found = "learns each item of a history, and each event has a row with those before it: an "
+        fix = "item is a target many times in an epoch; build with train_samples, or set "
+        return (f"{config.name} {found}{fix}model.every_position=false",)
     if are_whole and not learns_all:
-        said += f"the item of a row alone, and rows stand for whole sequences ({samples}): their "
-        return (said + "other items are no targets; build with train_samples: all",)
+        found = f"learns the item of a row alone, and rows stand for whole sequences ({samples}): "
+        fix = "their other items are no targets; build with train_samples: all"
+        return (f"{config.name} {found}{fix}",)
     if not isinstance(samples, int) or length in (None, samples):
         return ()
     what = "the others are no targets" if samples > length else "events are targets of several rows"
-    return (
-        f"a sequence holds {length} events (max_len), and begins anew every {samples} "
-        f"(train_samples): {what}; build with the same number for both",
-    )
+    found = f"a sequence holds {length} events (max_len), and begins anew every {samples} "
+    return (f"{found}(train_samples): {what}; build with the same number for both",)
 
 
 def require_held_out(
@@ -272,30 +235,22 @@ def require_held_out(
 
 def _reaches_back(model: SequenceConfig, held_out: HeldOutConfig, manifest: Manifest) -> bool:
     """Whether rows have the targets of other rows of their user in their histories."""
-    build = manifest.source.config
-    made = [*(build.get("histories") or ()), *filter(None, [build.get("history")])]
-    if all(history.get("within_session") for history in made):  # Or the rows bring their own.
+    # Of rows that bring their own histories nothing is known.
+    if all(history.get("within_session") for history in _list_histories(manifest)):
         return manifest.keys.item in held_out.key
-    samples = build.get("train_samples", "all")
+    samples = manifest.source.config.get("train_samples", "all")
     if not isinstance(samples, int):
-        return not has_sequences(build)
+        return not has_sequences(manifest.source.config)
     return samples < (list_length(find_lists(model, manifest)[0]) or 0)
 
 
 @dataclass(frozen=True)
 class ItemTimes:
-    """Where the times of a sequence's items stand.
+    """Where the times of a sequence's items stand."""
 
-    Attributes:
-        name: List of gaps to the row's event (float32), or of times (int64).
-        request: Feature with the time of the row's event; None: there is none, or gaps say it.
-        seconds: How many a unit of the list has.
-        are_gaps: Whether the list holds gaps.
-    """
-
-    name: str
-    request: str | None
-    seconds: float
+    name: str  # List of gaps to the row's event (float32), or of times (int64).
+    request: str | None  # Feature with the time of the row's event; gaps need none.
+    seconds: float  # Of a unit of the list.
     are_gaps: bool
 
     @property
@@ -317,31 +272,25 @@ class ItemTimes:
         values = batch[self.name]
         if isinstance(values, tf.RaggedTensor):
             values = values.to_tensor(0)
-        width, latest = tf.shape(ids)[1], self._read_reference(batch, values)
+        latest = tf.reduce_max(values, axis=1)
+        if self.request is not None:
+            latest = tf.cast(tf.reshape(batch[self.request], [-1]), values.dtype)
+        width, known = tf.shape(ids)[1], tf.not_equal(ids, 0)
         missing = tf.maximum(width - tf.shape(values)[1], 0)
         values = tf.pad(values[:, :width], [[0, 0], [0, missing]])
-        known = tf.not_equal(ids, 0)
-        if self.are_gaps:
-            ages = tf.cast(values, tf.float32)
-        else:
+        if not self.are_gaps:
             known &= values > 0
             # Whole numbers, as float32 tells neighbouring seconds of our time no longer apart.
-            ages = tf.cast(latest[:, tf.newaxis] - values, tf.float32)
-        ages *= self.seconds
+            values = latest[:, tf.newaxis] - values
+        ages = tf.cast(values, tf.float32) * self.seconds
         ages = tf.where(known & (ages >= 0), ages, UNKNOWN_AGE)  # NaN is not known either.
         return tf.ensure_shape(ages, ids.shape)
 
-    def _read_reference(self, batch: Features, values: tf.Tensor) -> tf.Tensor:
-        if self.request is None:
-            return tf.reduce_max(values, axis=1)
-        return tf.cast(tf.reshape(batch[self.request], [-1]), values.dtype)
-
 
 def find_item_times(
-    config: HSTUConfig, manifest: Manifest, sequence: FeatureSpec
+    config: SequenceConfig, manifest: Manifest, sequence: FeatureSpec
 ) -> ItemTimes | None:
-    """Returns where the times of a sequence's items stand; None: the config names none."""
-    if config.times is None:
+    if not isinstance(config, HSTUConfig) or config.times is None:
         return None
     spec = bound_list(manifest, find_feature(manifest, config.times))
     _require_times("model.times", spec, is_list=True)
@@ -360,9 +309,8 @@ def find_item_times(
 
 
 def _require_times(key: str, spec: FeatureSpec, *, is_list: bool) -> None:
-    dtypes = ("float32", "int64") if is_list else ("int64",)
-    is_number = spec.vocabulary_size is None and spec.dtype in dtypes
-    is_plain = spec.encoding == "identity"
+    is_number = spec.dtype == "int64" or (is_list and spec.dtype == "float32")
+    is_plain = spec.vocabulary_size is None and spec.encoding == "identity"
     if not (is_number and is_plain and spec.is_list == is_list and spec.role == "user"):
         raise ConfigError(
             f"{key} names no times",

@@ -1,7 +1,4 @@
-"""Models of a user's and an item's features: MF, DSSM, YouTubeDNN.
-
-A side is the vector itself, or a network over its embedded features.
-"""
+"""Models of a user's and an item's features: MF, DSSM, YouTubeDNN."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from conf.training.models import (
     PoolingConfig,
     SequenceConfig,
     TowerSettings,
-    YouTubeDNNConfig,
 )
 from training.input.batches import Features
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
@@ -32,12 +28,17 @@ from training.reader.feature_columns import list_length
 
 
 class TwoTowers(RetrievalModel):
-    """Two sides of embedded inputs; the item's has a network or is the vector itself."""
+    """Two sides of embedded inputs; each has a network, or is the vector itself."""
 
+    user_tower: Network | None = None
     item_tower: Network | None = None
     _users: EmbeddedInputs
     _items: EmbeddedInputs
     _normalize: bool
+
+    @property
+    def networks(self) -> Sequence[Network]:
+        return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
 
     @property
     def embedded_inputs(self) -> Sequence[EmbeddedInputs]:
@@ -55,8 +56,10 @@ class TwoTowers(RetrievalModel):
         self._items = builder.build_inputs(items)
         self.user_inputs, self.item_inputs = self._users.names, self._items.names
 
+    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
+        return self._embed(self._users(features, training), self.user_tower, training)
+
     def embed_items(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
-        """Returns item vectors `[batch, embedding_dim]`; of length one if normalized."""
         return self._embed(self._items(features, training), self.item_tower, training)
 
     def _embed(
@@ -125,19 +128,16 @@ class DSSM(TwoTowers):
     After Huang et al. 2013, "Learning deep structured semantic models for web search using
     clickthrough data", with embeddings in place of word hashing. A single embedded scalar without
     hidden layers is the vector itself, so an item tower over the item id alone stays a plain table;
-    with `pools_alone` so is a list that the user tower reads alone, once it is pooled.
+    of YouTubeDNN so is a list that the user tower reads alone, once it is pooled.
     """
 
     def __init__(
-        self,
-        config: DSSMConfig,
-        manifest: Manifest,
-        seed: int,
-        dtype: tf.DType = tf.float32,
-        *,
-        pools_alone: bool = False,
+        self, config: TowerSettings, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
     ) -> None:
         super().__init__(name="dssm")
+        pools_alone = not isinstance(config, DSSMConfig)
+        if not isinstance(config, DSSMConfig):
+            config = _plan_youtube_dnn(config, manifest)
         users = select_features(manifest, config, config.user_features, "user")
         items = select_features(manifest, config, config.item_features, "item")
         pooling = plan_pooling(config, manifest, (*users, *items))
@@ -145,51 +145,21 @@ class DSSM(TwoTowers):
         builder = TableBuilder(config, manifest, (*users, *items), seed)
         weighted: dict[str, PositionWeights] = {}
         if config.history_pooling == "position_weighted":
-            users, history = _bound_history(manifest, users, builder)
-            length = list_length(next(spec for spec in users if spec.name == history)) or 0
-            weighted[history] = PositionWeights(f"user_tower/{history}", length)
+            weighted = _weigh_history(manifest, users, builder)
         sides = (users, items)
         planned = [[builder.plan_input(s, pooling.get(s.name)) for s in side] for side in sides]
         self._build_sides(builder, planned[0], planned[1], weighted)
         with building_layers("dssm", seed, dtype):
-            self.user_tower = _build_user_tower(self._users, config, pools_alone)
+            self.user_tower = build_side("user", self._users, config, 0, pools_alone)
             first = 0 if self.user_tower is None else self.user_tower.random_layers
-            layers, units = _layers(config), config.item_hidden_units
-            self.item_tower = build_side(
-                "item", self._items, units, config.embedding_dim, layers, first, pools_alone
-            )
-
-    @property
-    def networks(self) -> Sequence[Network]:
-        return [tower for tower in (self.user_tower, self.item_tower) if tower is not None]
-
-    def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
-        """Returns user vectors `[batch, embedding_dim]`; of length one if normalized."""
-        return self._embed(self._users(features, training), self.user_tower, training)
-
-
-def _layers(config: DSSMConfig) -> HiddenLayers:
-    return HiddenLayers("relu", config.dropout, config.batch_normalization)
-
-
-def _build_user_tower(
-    inputs: EmbeddedInputs, config: DSSMConfig, pools_alone: bool
-) -> Network | None:
-    if config.user_tower is None:
-        units, dim = config.user_hidden_units, config.embedding_dim
-        return build_side("user", inputs, units, dim, _layers(config), pools_alone=pools_alone)
-    tensors = inputs.build_keras_inputs()
-    output = build_own_tower(config.user_tower, tensors, config.embedding_dim)
-    return Network(build_keras_model("user_tower", tensors, output))
+            self.item_tower = build_side("item", self._items, config, first, pools_alone)
 
 
 def build_side(
     side: str,
     inputs: EmbeddedInputs,
-    hidden_units: Sequence[int],
-    dim: int,
-    layers: HiddenLayers,
-    first_seed: int = 0,
+    config: DSSMConfig | SequenceConfig,
+    first_seed: int,
     pools_alone: bool = False,
 ) -> Network | None:
     """Builds the tower of a side; None: its only input is the vector."""
@@ -199,22 +169,25 @@ def build_side(
             allowed="one or more features of the dataset",
             fix=f"name some in model.{side}_features, or build the dataset with one",
         )
-    only = inputs.features[0]
+    only, dim = inputs.features[0], config.embedding_dim
+    units, own = getattr(config, f"{side}_hidden_units"), getattr(config, f"{side}_tower", None)
     is_one = len(inputs.features) == 1 and (pools_alone or not only.spec.is_list)
-    if is_one and only.dim == dim and not hidden_units:
+    if is_one and only.dim == dim and not units and own is None:
         return None
     tensors = inputs.build_keras_inputs()
-    output = build_tower(tensors, hidden_units, dim, layers)
+    if own is None:
+        layers = HiddenLayers("relu", config.dropout, getattr(config, "batch_normalization", False))
+        output = build_tower(tensors, units, dim, layers)
+    else:
+        output = build_own_tower(own, tensors, dim)
     return Network(build_keras_model(f"{side}_tower", tensors, output), first_seed)
 
 
-def build_youtube_dnn(
-    config: YouTubeDNNConfig, manifest: Manifest, seed: int, dtype: tf.DType = tf.float32
-) -> DSSM:
-    """Builds a YouTubeDNN: a tower over what users did, and the table of the items that they met.
+def _plan_youtube_dnn(config: TowerSettings, manifest: Manifest) -> DSSMConfig:
+    """Returns a DSSM without the user's id, whose items are their ids alone.
 
-    Covington et al. 2016, "Deep neural networks for YouTube recommendations", section 3. It is a
-    DSSM without the user's id, whose items are their ids alone.
+    Covington et al. 2016, "Deep neural networks for YouTube recommendations", section 3: a tower
+    over what users did, and the table of the items that they met.
     """
     users = config.user_features
     if users is None:
@@ -222,27 +195,24 @@ def build_youtube_dnn(
         users = tuple(spec.name for spec in found if spec.name != manifest.keys.user)
     shared = {name: getattr(config, name) for name in TowerSettings.model_fields}
     items = (manifest.require_key("item"),)
-    towers = DSSMConfig(**{**shared, "user_features": users, "item_features": items})
-    return DSSM(towers, manifest, seed, dtype, pools_alone=True)
+    return DSSMConfig(**{**shared, "user_features": users, "item_features": items})
 
 
-def _bound_history(
-    manifest: Manifest, users: list[FeatureSpec], builder: TableBuilder
-) -> tuple[list[FeatureSpec], str]:
-    """Returns the user features with a bounded history, and the history's name."""
+def _weigh_history(
+    manifest: Manifest, users: Sequence[FeatureSpec], builder: TableBuilder
+) -> dict[str, PositionWeights]:
     history = manifest.find_history()
-    bounded = {spec.name: bound_list(manifest, spec) for spec in users}
-    found = None if history is None else bounded.get(history)
-    is_weighable = found is not None and found.is_list and list_length(found) is not None
-    if history is None or found is None or not (is_weighable and builder.is_embedded(found)):
+    lists = [bound_list(manifest, spec) for spec in users if spec.name == history and spec.is_list]
+    lengths = {spec.name: list_length(spec) for spec in lists if builder.is_embedded(spec)}
+    if not any(lengths.values()):
         raise ConfigError(
             "model.history_pooling=position_weighted needs a history of a known length",
-            received=f"history {history!r}, user features {', '.join(bounded)}",
+            received=f"history {history!r}, user features {', '.join(s.name for s in users)}",
             allowed="keys.history among the user features, with a vocabulary and a max_len",
             fix="set model.history_pooling=mean, add the history to model.user_features, or build "
             "the dataset with a history feature that has a max_len",
         )
-    return [found if spec.name == history else spec for spec in users], history
+    return {n: PositionWeights(f"user_tower/{n}", int(most or 0)) for n, most in lengths.items()}
 
 
 def plan_pooling(
@@ -253,8 +223,7 @@ def plan_pooling(
     completed = complete_pooling(config.pooling, manifest, by_name)
     for name, pooling in completed.items():
         key, role = f"model.pooling.{name}", by_name[name].role
-        has_own = role == "user" and getattr(config, "user_tower", None) is not None
-        if pooling.combiner == "none" and not has_own:
+        if pooling.combiner == "none" and getattr(config, f"{role}_tower", None) is None:
             raise ConfigError(
                 f"{key}: a tower takes one vector of each list",
                 received="combiner none",

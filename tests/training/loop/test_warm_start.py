@@ -31,7 +31,7 @@ from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
 from training.distribution.workers import Workers
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_index import FIRST_ROW, SAVED_KEYS
 from training.embedding.key_space import KeySpace
 from training.embedding.table_files import write_tables
 from training.encoders.vocabularies import (
@@ -138,7 +138,7 @@ def build(**keys: Any) -> tuple[Any, DynamicTable]:
 def test_all_keys_come_over_in_their_order(version: EncodedVersion) -> None:
     model, table = build()
     for of_same_keys in (table, model.tables["bias"]):
-        found = match_dynamic_table(model, of_same_keys, EARLIER, (version, version))
+        found = match_dynamic_table(model, of_same_keys, {SAVED_KEYS: EARLIER}, (version, version))
         assert isinstance(found, MatchedKeys)
         assert found.keys.tolist() == EARLIER.tolist()
         assert found.rows.tolist() == [0, 1, 2, 3, 4]
@@ -150,7 +150,7 @@ def test_tokens_that_are_gone_stay_behind(tiny_version: Path, tmp_path: Path) ->
     new = read_encoded_version(small, read_manifest(small))
     model, table = build()
     earlier = np.arange(1, 42)  # null, and all items
-    found = match_dynamic_table(model, table, earlier, (new, old))
+    found = match_dynamic_table(model, table, {SAVED_KEYS: earlier}, (new, old))
     assert sorted(found.keys) == list(range(1, 10))
     assert len(found.rows) == 2 + 9
     assert found.rows[2] == 2  # that of null
@@ -158,11 +158,11 @@ def test_tokens_that_are_gone_stay_behind(tiny_version: Path, tmp_path: Path) ->
 
 def test_what_does_not_fit_is_said(version: EncodedVersion) -> None:
     model, table = build(max_rows=2)
-    said = match_dynamic_table(model, table, EARLIER, (version, version))
+    said = match_dynamic_table(model, table, {SAVED_KEYS: EARLIER}, (version, version))
     assert said == "3 keys there, and max_rows is 2"
     columns = [replace(column, operation=None, encoder=IDENTITY) for column in version.plan.columns]
     other = replace(version, plan=replace(version.plan, columns=tuple(columns)))
-    said = match_dynamic_table(model, table, EARLIER, (version, other))
+    said = match_dynamic_table(model, table, {SAVED_KEYS: EARLIER}, (version, other))
     assert said == "its keys are made in another way: those of feature 'movie_id'"
 
 

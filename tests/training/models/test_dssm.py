@@ -10,14 +10,13 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import DSSMConfig, YouTubeDNNConfig
-from training.embedding.static_table import EmbeddingTable
 from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.registry import build_model
 from training.models.retrieval import tell_later_items
-from training.models.two_towers import DSSM, build_youtube_dnn
-from training.networks.network import Network, StepContext, build_keras_model
-from training.networks.tower import build_tower
+from training.models.two_towers import DSSM
+from training.networks.network import StepContext
 
+WEIGHTED = "position_weighted"
 USERS = {
     "user_id": tf.constant([2, 3], tf.int64),
     "gender": tf.constant([2, 3], tf.int64),
@@ -35,62 +34,38 @@ def test_an_item_alone_is_its_normalised_row(tiny_manifest: Manifest) -> None:
     assert model.item_inputs == ("movie_id",)
 
 
-def test_padding_width_does_not_matter(tiny_manifest: Manifest) -> None:
-    config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
-    model = DSSM(config, tiny_manifest, 1)
-    wide = {**USERS, "history": tf.pad(USERS["history"], [[0, 0], [0, 9]])}
-    ragged = {**USERS, "history": tf.ragged.constant([[5, 6, 7], [8]], dtype=tf.int64)}
-    expected = model.embed_users(USERS)
-    np.testing.assert_allclose(model.embed_users(wide), expected, atol=1e-6)
-    np.testing.assert_allclose(model.embed_users(ragged), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"user_features": ("gendr",)}, "gender"),
         ({"item_features": ("movie_id", "history")}, "role user"),
         ({"user_features": ()}, "no input feature"),
+        ({"pooling": {"genre": {}}}, "names no list"),
+        ({"pooling": {"genres": {"combiner": "none"}}}, "one vector of each list"),
+        ({"pooling": {"genres": {"weights": "history"}}}, "a list of numbers"),
+        ({"pooling": {"genres": {"weights": "histori"}}}, "did you mean 'history'"),
+        ({"pooling": {"history": {}}, "history_pooling": WEIGHTED}, "both pool the history"),
+        # They would quietly become the plain mean.
+        ({"user_features": ("user_id",), "history_pooling": WEIGHTED}, "needs a history"),
     ],
 )
 def test_features_that_do_not_fit_are_refused(changes, message, tiny_manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=message):
-        DSSM(DSSMConfig(**changes), tiny_manifest, 1)
+        DSSM(DSSMConfig.model_validate(changes), tiny_manifest, 1)
 
 
-@pytest.mark.parametrize("lost", ["list", "feature", "length"])
-def test_position_weights_without_a_history_are_refused(lost, tiny_manifest: Manifest) -> None:
-    """They would quietly become the plain mean."""
-    config = DSSMConfig(history_pooling="position_weighted")
-    manifest = tiny_manifest
-    if lost == "list":
-        features = tuple(spec for spec in manifest.schema.features if spec.name != "history")
-        keys = replace(manifest.keys, history=None)
-        manifest = replace(manifest, schema=FeatureSchema(features), keys=keys)
-    elif lost == "feature":
-        config = config.model_copy(update={"user_features": ("user_id",)})
-    else:
-        manifest = unbound_history(manifest)
-    with pytest.raises(ConfigError, match="history"):
-        DSSM(config, manifest, 1)
-    DSSM(config.model_copy(update={"history_pooling": "mean"}), manifest, 1)
-
-
-def test_a_history_without_max_len_takes_the_longest_of_train(tiny_manifest: Manifest) -> None:
-    config = DSSMConfig(embedding_dim=4, history_pooling="position_weighted")
-    statistics = {"train": {"history": {"length": {"max": 5}}}}
-    manifest = replace(unbound_history(tiny_manifest), statistics=statistics)
-    model = DSSM(config, manifest, 1)
-    assert model.embedded_inputs[0].position_weights["history"].max_len == 5
-    longer = {**USERS, "history": tf.ragged.constant([[2, 3, 4, 5, 6, 7], [8]], dtype=tf.int64)}
-    assert model.embed_users(longer).shape == (2, 4)
+def test_position_weights_without_a_length_are_refused(tiny_manifest: Manifest) -> None:
+    manifest = unbound_history(tiny_manifest)
+    with pytest.raises(ConfigError, match="needs a history of a known length"):
+        DSSM(DSSMConfig(history_pooling=WEIGHTED), manifest, 1)
+    DSSM(DSSMConfig(history_pooling="mean"), manifest, 1)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum", "max", "last", "position_weighted"])
 def test_a_pooled_history_is_read_as_far_as_the_longest_of_train(
     pooling: str, tiny_manifest: Manifest
 ) -> None:
-    """However it comes: padded, as of requests and files, or ragged, as of records."""
+    """However it comes: padded, wider than any list, or ragged."""
     statistics = {"train": {"history": {"length": {"max": 6}}}}
     manifest = replace(unbound_history(tiny_manifest), statistics=statistics)
     settings = {"history_pooling": pooling}
@@ -116,70 +91,19 @@ def unbound_history(manifest: Manifest) -> Manifest:
     return replace(manifest, schema=FeatureSchema(tuple(specs)))
 
 
-def build_inputs(specs: list[FeatureSpec], dims: dict[str, int]) -> EmbeddedInputs:
-    tables = {name: EmbeddingTable(name, 9, dim, seed=1) for name, dim in dims.items()}
-    features = [InputFeature(spec, dims.get(spec.name)) for spec in specs]
-    return EmbeddedInputs(features, tables)
-
-
 def test_numbers_are_read_as_they_are() -> None:
     specs = [
         FeatureSpec("price", "float32", "item"),
         FeatureSpec("size", "float32", "item", shape=(2,)),
         FeatureSpec("year", "int64", "item"),
     ]
-    inputs = build_inputs(specs, {})
-    found = inputs(
-        {
-            "price": tf.constant([0.5]),
-            "size": tf.constant([[1.0, 2.0]]),
-            "year": tf.constant([3]),
-        }
-    )
-    assert {name: value.numpy().tolist() for name, value in found.items()} == {
-        "price": [[0.5]],
-        "size": [[1.0, 2.0]],
-        "year": [[3.0]],
-    }
-    assert {n: t.shape for n, t in inputs.build_keras_inputs().items()} == {
-        "price": (None, 1),
-        "size": (None, 2),
-        "year": (None, 1),
-    }
-
-
-def test_blocks_stand_in_the_order_of_the_specs() -> None:
-    specs = [
-        FeatureSpec("x", "int64", "item", vocabulary_size=9),
-        FeatureSpec("y", "int64", "item", shape=(None,), max_len=4, vocabulary_size=9),
-    ]
-    inputs = build_inputs(specs, {"x": 2, "y": 2})
-    tensors = inputs.build_keras_inputs()
-    output = build_tower(tensors, hidden_units=(), output_dim=3)
-    tower = Network(build_keras_model("tower", tensors, output))
-    found = tower(inputs({"x": tf.constant([4]), "y": tf.constant([[3, 5, 0, 0]])}))
-    rows_x, rows_y = (inputs.tables[name].rows.numpy() for name in "xy")
-    block = np.concatenate([rows_x[4], (rows_y[3] + rows_y[5]) / 2]).astype(np.float64)
-    expected = block @ tower.weights["dense/kernel"].numpy()
-    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("pooling", "more", "message"),
-    [
-        ({"genre": {}}, {}, "names no list"),
-        ({"genres": {"combiner": "none"}}, {}, "one vector of each list"),
-        ({"genres": {"weights": "history"}}, {}, "a list of numbers"),
-        ({"genres": {"weights": "histori"}}, {}, "did you mean 'history'"),
-        ({"history": {}}, {"history_pooling": "position_weighted"}, "both pool the history"),
-    ],
-)
-def test_pooling_that_does_not_fit_is_refused(
-    pooling, more, message, tiny_manifest: Manifest
-) -> None:
-    config = DSSMConfig.model_validate({"pooling": pooling, **more})
-    with pytest.raises(ConfigError, match=message):
-        DSSM(config, tiny_manifest, 1)
+    inputs = EmbeddedInputs([InputFeature(spec, None) for spec in specs], {})
+    values = {"price": [0.5], "size": [[1.0, 2.0]], "year": [3]}
+    found = inputs({name: tf.constant(value) for name, value in values.items()})
+    expected = {"price": [[0.5]], "size": [[1.0, 2.0]], "year": [[3.0]]}
+    assert {name: value.numpy().tolist() for name, value in found.items()} == expected
+    shapes = {name: tensor.shape for name, tensor in inputs.build_keras_inputs().items()}
+    assert shapes == {"price": (None, 1), "size": (None, 2), "year": (None, 1)}
 
 
 LAYERS = {
@@ -227,11 +151,6 @@ def test_layers_of_towers_equal_the_reference(tiny_manifest: Manifest) -> None:
         np.testing.assert_allclose(found, run_tower(weights, tower, inputs, layers), rtol=1e-4)
 
 
-def begin(model: DSSM) -> StepContext:
-    state = model.state_variables
-    return StepContext(tf.constant([1, 8]), state, [v.read_value() for v in state])
-
-
 def test_items_that_know_what_came_later_are_told(tiny_manifest: Manifest) -> None:
     model = build_model(DSSMConfig(item_features=("movie_id", "genres")), tiny_manifest, 1)
     assert not tell_later_items(model, tiny_manifest)
@@ -250,7 +169,7 @@ def test_items_that_know_what_came_later_are_told(tiny_manifest: Manifest) -> No
 def test_youtube_dnn_pools_what_a_user_met(tiny_manifest: Manifest) -> None:
     """Without hidden layers the vector is the mean of the items' own rows, of no user's id."""
     config = YouTubeDNNConfig(embedding_dim=4, user_features=("history",))
-    model = build_youtube_dnn(config, tiny_manifest, 1)
+    model = DSSM(config, tiny_manifest, 1)
     assert (model.user_inputs, model.item_inputs) == (("history",), ("movie_id",))
     rows = model.tables["movie_id"].rows.numpy()
     found = model.embed_users({"history": tf.constant([[5, 6, 7], [8, 0, 0], [0, 0, 0]])}).numpy()
@@ -266,10 +185,10 @@ def test_empty_lists_have_finite_vectors_and_gradients(tiny_manifest: Manifest) 
         embedding_dim=4, user_features=("history",), item_features=("genres",), dropout=0.1
     )
     model = DSSM(config, tiny_manifest, 1)
-    empty = tf.zeros([2, 3], tf.int64)
+    empty, context = tf.zeros([2, 3], tf.int64), StepContext(tf.constant([1, 8]))
     with tf.GradientTape() as tape:
-        users = model.embed_users({"history": empty}, begin(model))
-        items = model.embed_items({"genres": empty[:, :2]}, begin(model))
+        users = model.embed_users({"history": empty}, context)
+        items = model.embed_items({"genres": empty[:, :2]}, context)
         loss = tf.reduce_sum(users * items)
     gradients = tape.gradient(loss, model.dense_variables)
     assert all(np.isfinite(g).all() for g in gradients if g is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -98,36 +99,24 @@ def test_a_list_that_is_read_whole_to_mask_its_items_counts_to_its_bound() -> No
     for combiner in ("mean", "none"):
         inputs = build_inputs(PoolingConfig(combiner=combiner))
         found = run(inputs, {"list": longer}, False)
-        for ours, expected in zip(
-            found, run(inputs, {"list": tf.constant(IDS)}, False), strict=True
-        ):
+        padded = run(inputs, {"list": tf.constant(IDS)}, False)
+        for ours, expected in zip(found, padded, strict=True):
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
-def numbers_of(spec: FeatureSpec, batch: dict[str, Any], **pooling: Any) -> dict[str, np.ndarray]:
-    feature = InputFeature(spec, None, PoolingConfig(**pooling), pools_numbers=True)
-    inputs = EmbeddedInputs([feature], {})
-    found = {name: value.numpy() for name, value in inputs(batch).items()}
-    shapes = {name: tensor.shape for name, tensor in inputs.build_keras_inputs().items()}
-    assert set(shapes) == set(found)
-    for name, value in found.items():
-        assert len(shapes[name]) == value.ndim
-    return found
-
-
-PRICES = FeatureSpec("prices", "float32", "context", (None,), 4)
-
-
 @pytest.mark.parametrize(
-    ("combiner", "expected"), [("mean", 2.0), ("max", 3.0), ("sum", 4.0), ("last", 3.0)]
+    ("combiner", "expected"), [("mean", 4 / 3), ("max", 3.0), ("sum", 4.0), ("last", 3.0)]
 )
 def test_lists_of_numbers_become_one(combiner: str, expected: float) -> None:
+    spec = FeatureSpec("prices", "float32", "context", (None,), 4)
+    feature = InputFeature(spec, None, PoolingConfig(combiner=combiner), pools_numbers=True)
+    inputs = EmbeddedInputs([feature], {})
     rows = [[1.0, 0.0, 3.0], [], [-1.0]]
     padded = tf.constant([row + [0.0] * (4 - len(row)) for row in rows])
-    expected = {"mean": 4 / 3}.get(combiner, expected)
     for batch in (padded, tf.ragged.constant(rows, dtype=tf.float32)):
-        found = numbers_of(PRICES, {"prices": batch}, combiner=combiner)
-        np.testing.assert_allclose(found["prices"], [[expected], [0.0], [-1.0]], rtol=1e-6)
+        found = inputs({"prices": batch})["prices"]
+        np.testing.assert_allclose(found, [[expected], [0.0], [-1.0]], rtol=1e-6)
+    assert inputs.build_keras_inputs()["prices"].shape == (None, 1)
 
 
 @pytest.mark.parametrize("decode", ["float32", "float64"])
@@ -173,19 +162,31 @@ def train(
     return model, optimizers
 
 
-def train_by_keras(l2: float) -> list[np.ndarray]:
-    """The same steps with whole tables as dense weights and Keras' L2 of each."""
+def train_by_keras(
+    optimizers: dict[str, Any], penalize: Callable[[ToyModel, Any], Any] = lambda *_: 0.0
+) -> ToyModel:
+    """The same steps by Keras' optimizers, of each table by name and of dense weights."""
     model = ToyModel()
-    variables = [*model.table_variables, *model.dense_variables]
-    optimizer = keras.optimizers.Adam(0.05, epsilon=1e-3)
-    optimizer.build(variables)
+    groups = {name: [table.rows] for name, table in model.tables.items()}
+    groups["dense"] = model.dense_variables
+    for name, variables in groups.items():
+        optimizers[name].build(variables)
     for batch in build_toy_batches(BATCH).take(STEPS):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(squared_error(model, batch, None))
-            loss += l2 * tf.add_n([tf.reduce_sum(v**2) for v in model.table_variables])
-        gradients = tape.gradient(loss, variables)
-        optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients])
-    return [v.numpy() for v in variables]
+            loss = tf.reduce_mean(squared_error(model, batch, None)) + penalize(model, batch)
+        for name, gradients in tape.gradient(loss, groups).items():
+            optimizers[name].apply([tf.convert_to_tensor(each) for each in gradients])
+    return model
+
+
+def build_adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.05, epsilon=1e-3)
+
+
+def assert_alike(model: ToyModel, reference: ToyModel) -> None:
+    for name, expected in reference.named_variables.items():
+        found = model.named_variables[name]
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("more", [{}, {"accumulate_steps": 2}, {"shares": True}], ids=str)
@@ -193,9 +194,13 @@ def train_by_keras(l2: float) -> list[np.ndarray]:
 def test_tables_updated_as_a_whole_are_dense_weights_to_keras(l2, more) -> None:
     whole = RowUpdates(l2=l2, are_dense=True)
     model, _ = train({"items": whole, "users": whole}, **more)
-    found = [v.numpy() for v in (*model.table_variables, *model.dense_variables)]
-    for ours, expected in zip(found, train_by_keras(l2 or 0.0), strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=2e-4, atol=2e-5)
+
+    def penalize(reference: ToyModel, batch: Any) -> tf.Tensor:
+        tables = reference.table_variables
+        return (l2 or 0.0) * tf.add_n([tf.reduce_sum(rows**2) for rows in tables])
+
+    adams = {name: build_adam() for name in ("items", "users", "dense")}
+    assert_alike(model, train_by_keras(adams, penalize))
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -203,24 +208,17 @@ def test_l2_of_a_table_is_that_of_the_rows_that_a_batch_looks_up(shares: bool) -
     model, _ = train(
         {"items": RowUpdates(l2=0.03)}, shares=shares, sparse={"kind": "sgd", "learning_rate": 0.1}
     )
-    reference = ToyModel()
-    rate = tf.constant(0.1)
-    dense = keras.optimizers.Adam(0.05, epsilon=1e-3)
-    dense.build(reference.dense_variables)
-    variables = [*reference.table_variables, *reference.dense_variables]
-    for batch in build_toy_batches(BATCH).take(STEPS):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(squared_error(reference, batch, None))
-            for name in ("list", "item"):
-                rows = tf.gather(reference.tables["items"].rows, batch[name])
-                each = tf.reduce_sum(rows**2, axis=-1) * tf.cast(batch[name] != 0, tf.float32)
-                loss += 0.03 * tf.reduce_sum(each) / BATCH
-        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
-        for table, gradient in zip(reference.table_variables, gradients, strict=False):
-            table.assign_sub(rate * gradient)
-        dense.apply(gradients[len(reference.table_variables) :])
-    for ours, expected in zip(model.table_variables, reference.table_variables, strict=True):
-        np.testing.assert_allclose(ours, expected.numpy(), rtol=2e-4, atol=2e-5)
+
+    def penalize(reference: ToyModel, batch: Any) -> tf.Tensor:
+        total = 0.0
+        for name in ("list", "item"):
+            rows = tf.gather(reference.tables["items"].rows, batch[name])
+            each = tf.reduce_sum(rows**2, axis=-1) * tf.cast(batch[name] != 0, tf.float32)
+            total += 0.03 * tf.reduce_sum(each) / BATCH
+        return total
+
+    sgd = {name: keras.optimizers.SGD(0.1) for name in ("items", "users")}
+    assert_alike(model, train_by_keras({**sgd, "dense": build_adam()}, penalize))
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -228,24 +226,9 @@ def test_a_table_may_have_an_optimizer_and_a_rate_of_its_own(shares: bool) -> No
     own = SparseAdagradConfig(learning_rate=0.3, initial_accumulator=0.2)
     tables = {"items": RowUpdates(optimizer=own), "users": RowUpdates()}
     model, optimizers = train(tables, shares=shares, sparse={"kind": "sgd"})
-    reference = ToyModel()
     adagrad = keras.optimizers.Adagrad(0.3, initial_accumulator_value=0.2)
-    rest = keras.optimizers.Adam(0.05, epsilon=1e-3)
-    users, items = reference.tables["users"].rows, reference.tables["items"].rows
-    adagrad.build([items])
-    rest.build(reference.dense_variables)
-    variables = [items, users, *reference.dense_variables]
-    for batch in build_toy_batches(BATCH).take(STEPS):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(squared_error(reference, batch, None))
-        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
-        adagrad.apply(gradients[:1])
-        users.assign_sub(0.05 * gradients[1])
-        rest.apply(gradients[2:])
-    for name in ("items", "users"):
-        found, expected = model.tables[name].rows, reference.tables[name].rows
-        np.testing.assert_allclose(found, expected.numpy(), rtol=2e-4, atol=2e-5)
-    assert not np.array_equal(items, ToyModel().tables["items"].rows.numpy())
+    sgd = keras.optimizers.SGD(0.05)
+    assert_alike(model, train_by_keras({"items": adagrad, "users": sgd, "dense": build_adam()}))
     # State of a table lies at its place among all tables, as `trained_tables` orders them.
     (slots,) = optimizers.sparse.slots.values()
     assert [slot is None for slot in slots] == [False, True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,8 @@ from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.models import RankingConfig
-from conf.training.train import TrainConfig
-from tests.training import tiny_dataset
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.restore import load_run
-from training.evaluation.evaluate import evaluate_split
-from training.fit import fit_run
 from training.models.ranking import RankingModel
 from training.models.registry import build_model
-from training.monitoring.progress import NoProgress
 
 LENGTH, SIZE = 4, 9
 IDS = np.array([[4, 2, 4, 0], [5, 0, 0, 0], [0, 0, 0, 0], [2, 3, 8, 7]], np.int64)
@@ -160,37 +152,3 @@ def test_deepfm_adds_the_pairs_of_elements_to_what_its_MLP_reads(manifest) -> No
 def test_vectors_of_two_lengths_are_refused(manifest) -> None:
     with pytest.raises(ConfigError, match=r"(?s)one length.*pairs: 5"):
         build(manifest, "fm", embeddings={"pairs": {"dim": 5}})
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log whose label is whether both of two ids are of one kind, which none of them tells."""
-    original = tiny_dataset._row
-    rng = np.random.default_rng(5)
-
-    def row(*args: Any, **options: Any) -> dict[str, Any]:
-        first, second = rng.integers(2, size=2)
-        label = float((first == second) ^ (rng.random() < 0.05))
-        ids = [int(2 + first), int(4 + second)]
-        return {**original(*args, **options), "genres": ids[:: rng.choice([1, -1])], "label": label}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny_dataset, "_row", row)
-        config = TinyConfig(users=40, items=20)
-        return write_tiny_dataset(tmp_path_factory.mktemp("d"), config=config)
-
-
-@pytest.mark.parametrize(("network", "least", "most"), [("lr", 0.0, 0.65), ("fm", 0.85, 1.0)])
-def test_fm_learns_what_only_pairs_of_a_list_tell(planted, tmp_path, network, least, most) -> None:
-    config = TrainConfig.model_validate(
-        {
-            "dataset": str(planted), "name": network, "root": str(tmp_path),
-            "model": {"kind": "ranking", "network": network, "features": ["genres"],
-                      "embedding_dim": 4, "embedding_stddev": 0.1},
-            "input": {"batch_size": 64},
-            "optimizer": {"learning_rate": 0.05},
-            "fit": {"epochs": 6},
-        }
-    )  # fmt: skip
-    metrics = evaluate_split(load_run(fit_run(config, NoProgress())), "test")
-    assert least <= metrics["tasks"]["label"]["auc"] <= most

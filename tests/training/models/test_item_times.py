@@ -1,4 +1,4 @@
-"""Times of a sequence's items under HSTU: ages, bad times, resume, requests with raw times."""
+"""Times of a sequence's items under HSTU: ages, bad times, requests with raw times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ import pytest
 import tensorflow as tf
 from starlette.testclient import TestClient
 
-from conf.artefacts.dataset import read_manifest
 from conf.artefacts.export import ExportOptions, IndexOptions
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.models import HSTUConfig
-from conf.training.train import CheckpointConfig, TrainConfig
-from tests.training.dynamic_runs import build_trainer
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.manager import restore_newest
+from conf.training.train import TrainConfig
 from training.checkpoint.restore import TrainedModel
-from training.checkpoint.saved_tensors import collect_state
 from training.evaluation.item_index import build_item_index
 from training.export.saved_model import write_export
 from training.input.batches import build_eval_dataset
@@ -38,27 +33,10 @@ KNOWN = {"times": "history_time", "request_time": "asked_at"}
 OWN = {"times": "history_time"}
 
 
-@pytest.fixture(scope="module")
-def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_dataset(tmp_path_factory.mktemp("data"), config=TinyConfig(item_times=True))
-
-
-@pytest.fixture(scope="module")
-def manifest(version: Path) -> Manifest:
-    return read_manifest(version)
-
-
 def configure(**changes: Any) -> TrainConfig:
     model = {"name": "hstu", "embedding_dim": 8, "heads": 2, "item_features": ["movie_id"]}
     return TrainConfig.model_validate(
-        {
-            "dataset": "tiny",
-            "name": "timed",
-            "model": {**model, **changes},
-            "input": {"batch_size": 64, "shuffle_buffer": 1000},
-            "optimizer": {"learning_rate": 0.02},
-            "fit": {"epochs": 3, "steps_per_loop": 4, "early_stopping": None},
-        }
+        {"dataset": "tiny", "name": "timed", "model": {**model, **changes}}
     )
 
 
@@ -78,16 +56,18 @@ def embed(model: SequenceModel, items: Any, **times: Any) -> Array:
     return model.embed_users({"history": tf.constant(items, tf.int64), **given}).numpy()
 
 
-def test_gaps_and_times_of_the_log_say_the_same(version: Path, manifest: Manifest) -> None:
-    [batch] = build_eval_dataset(version, manifest, "test", 100)
-    found = [build(manifest, **names).embed_users(batch).numpy() for names in (GAPS, KNOWN)]
+def test_gaps_and_times_of_the_log_say_the_same(
+    timed_version: Path, timed_manifest: Manifest
+) -> None:
+    [batch] = build_eval_dataset(timed_version, timed_manifest, "test", 100)
+    found = [build(timed_manifest, **names).embed_users(batch).numpy() for names in (GAPS, KNOWN)]
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    own = build(manifest, **OWN).embed_users(batch).numpy()
+    own = build(timed_manifest, **OWN).embed_users(batch).numpy()
     assert np.abs(own - found[0]).max() > 1e-3  # It does not know when it is asked.
     later = {**batch, "asked_at": batch["asked_at"] + 86_400}
-    assert np.abs(build(manifest, **KNOWN).embed_users(later) - found[0]).max() > 1e-3
-    assert build(manifest).user_inputs == ("history",)
-    assert build(manifest, **KNOWN).user_inputs == ("history", "history_time", "asked_at")
+    assert np.abs(build(timed_manifest, **KNOWN).embed_users(later) - found[0]).max() > 1e-3
+    assert build(timed_manifest).user_inputs == ("history",)
+    assert build(timed_manifest, **KNOWN).user_inputs == ("history", "history_time", "asked_at")
 
 
 def test_ages_by_hand() -> None:
@@ -112,9 +92,9 @@ def test_ages_by_hand() -> None:
 
 
 def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
-    manifest: Manifest,
+    timed_manifest: Manifest,
 ) -> None:
-    model, items = build(manifest, **GAPS), [[5, 6, 7, 8]]
+    model, items = build(timed_manifest, **GAPS), [[5, 6, 7, 8]]
 
     def of(*ages: float) -> Array:
         return embed(model, items, history_age=[list(ages)])
@@ -122,10 +102,9 @@ def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
     equal = of(60, 60, 60, 60)
     assert np.abs(of(60, 3600, 7200, 86_400) - equal).max() > 1e-3
     missing = of(-1, -1, -1, -1)
-    plain = build(manifest)
-    for name, variable in model.named_variables.items():
-        if name in plain.named_variables:
-            plain.named_variables[name].assign(variable)
+    plain = build(timed_manifest)
+    for name, variable in plain.named_variables.items():
+        variable.assign(model.named_variables[name])
     # Without a time there is no bias of it: what is left is the network of positions alone.
     np.testing.assert_allclose(missing, embed(plain, items), atol=1e-6)
     for found in (equal, missing, of(0, 0, 0, 0), of(90, 60, 30, 0), of(1e30, 1e30, 1e30, 1e30)):
@@ -143,80 +122,49 @@ def test_times_that_are_equal_run_backwards_or_are_missing_give_finite_vectors(
     ],
 )
 def test_features_that_hold_no_times_are_refused(
-    names: dict[str, Any], message: str, manifest: Manifest
+    names: dict[str, Any], message: str, timed_manifest: Manifest
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        build(manifest, **names)
+        build(timed_manifest, **names)
     assert message in refused.value.render()
 
 
-def test_the_unit_is_that_of_the_build(manifest: Manifest) -> None:
+def test_the_unit_is_that_of_the_build(timed_manifest: Manifest) -> None:
     def find(**gaps: Any) -> float:
         built = {
             "histories": [{"name": "history", "gaps": {"name": "age", **gaps}}],
             "features": [{"name": "history_age", "column": "age"}],
             "events": {"time_unit": "ms"},
         }
-        source = replace(manifest.source, config=built)
-        where = replace(manifest, source=source)
-        history = manifest.schema["history"]
-        stamps = find_item_times(HSTUConfig(**OWN), where, history)
-        found = find_item_times(HSTUConfig(**GAPS), where, history)
-        assert stamps is not None
-        assert stamps.seconds == 1e-3
-        assert found is not None
-        return found.seconds
+        where = replace(timed_manifest, source=replace(timed_manifest.source, config=built))
+        history = timed_manifest.schema["history"]
+        of_times, of_gaps = (
+            find_item_times(HSTUConfig(**names), where, history) for names in (OWN, GAPS)
+        )
+        assert of_times is not None
+        assert of_gaps is not None
+        assert of_times.seconds == 1e-3
+        return of_gaps.seconds
 
     assert [find(unit=unit) for unit in "smhd"] == [1, 60, 3600, 86_400]
     with pytest.raises(ConfigError, match="buckets their logs itself"):
         find(unit="s", log=True)
 
 
-@pytest.fixture(scope="module")
-def trained(
-    version: Path, manifest: Manifest, tmp_path_factory: pytest.TempPathFactory
-) -> TrainedModel:
-    """Three epochs with dropout, in one go."""
-    run = tmp_path_factory.mktemp("run")
-    config = configure(**KNOWN)
-    build_trainer(config, version).fit(run, None)
-    model = build_model(config.model, manifest, 1)
-    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
-    return TrainedModel(run, model, config, manifest, version)
-
-
-class KilledError(Exception):
-    """Stands for the process being killed."""
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(trained: TrainedModel, tmp_path: Path) -> None:
-    def kill(model: object) -> dict[str, float]:
-        raise KilledError
-
-    fit = trained.config.fit.model_copy(update={"checkpoint": CheckpointConfig(every_steps=5)})
-    stopped = trained.config.model_copy(update={"fit": fit})
-    version = Path(str(trained.version_dir))
-    with pytest.raises(KilledError):
-        build_trainer(stopped, version).fit(tmp_path, kill)
-    trainer = build_trainer(stopped, version)
-    trainer.fit(tmp_path, None)
-    for name, value in trainer.parts.model.named_variables.items():
-        np.testing.assert_array_equal(value, trained.model.named_variables[name], err_msg=name)
-
-
 def test_requests_with_raw_times_get_the_trainer_s_lists(
-    trained: TrainedModel, tmp_path: Path
+    timed_version: Path, timed_manifest: Manifest, tmp_path: Path
 ) -> None:
     """`/v1/recommend`, ranked by the export's index: the same scores as of encoded rows."""
-    version = Path(str(trained.version_dir))
-    movies = pq.read_table(version / "encoders" / "movie_id.parquet")["token"].to_pylist()
-    write_export(
-        replace(trained, run_dir=tmp_path), ExportOptions(tmp_path / "m", index=IndexOptions())
+    model = build(timed_manifest, **KNOWN)
+    model.tables["movie_id"].rows.assign_add(
+        tf.random.stateless_normal(model.tables["movie_id"].rows.shape, [1, 2])
     )
+    movies = pq.read_table(timed_version / "encoders" / "movie_id.parquet")["token"].to_pylist()
+    trained = TrainedModel(tmp_path, model, configure(**KNOWN), timed_manifest, timed_version)
+    write_export(trained, ExportOptions(tmp_path / "m", index=IndexOptions()))
     now, ids = 1_700_900_000, [5, 2, 9]
     times = [now - 40, now - 4000, now - 400_000]
-    index = build_item_index(trained.model, version, trained.manifest, 64)
-    assert isinstance(trained.model, SequenceModel)
+    index = build_item_index(model, timed_version, timed_manifest, 64)
     app = build_app(Server(ServerConfig(tmp_path / "m", 60.0)))
     with TestClient(app, "http://localhost") as client:
         tops = []
@@ -226,7 +174,7 @@ def test_requests_with_raw_times_get_the_trainer_s_lists(
             answer = client.post("/v1/recommend", json=body)
             assert answer.status_code == 200, answer.text
             tops.append({row["item"]: row["retrieval_score"] for row in answer.json()["items"]})
-            user = embed(trained.model, [ids], history_time=[times], asked_at=[asked_at])[0]
+            user = embed(model, [ids], history_time=[times], asked_at=[asked_at])[0]
             scores = dict(zip(index.ids.tolist(), index.vectors @ user, strict=True))
             assert tops[-1]
             for item, score in tops[-1].items():

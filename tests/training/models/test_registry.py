@@ -11,13 +11,12 @@ import tensorflow as tf
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
-from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig, MFConfig, YouTubeDNNConfig
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Batch, build_eval_dataset
 from training.models.embedding_tables import TableBuilder, table_size
-from training.models.registry import build_model, undo_balance
+from training.models.registry import build_model
 from training.models.two_towers import MatrixFactorization
 
 CONFIGS = [
@@ -37,18 +36,13 @@ def batch(tiny_version: Path, tiny_manifest: Manifest) -> Batch:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_first_weights_depend_on_the_seed_alone(config, tiny_manifest: Manifest) -> None:
-    first, same, other = (
-        [v.numpy() for v in build_model(config, tiny_manifest, seed).trainable_variables]
-        for seed in (1, 1, 2)
-    )
+def test_variables_are_tables_or_dense_and_begin_by_the_seed(
+    config, tiny_manifest: Manifest
+) -> None:
+    model, *others = (build_model(config, tiny_manifest, seed) for seed in (1, 1, 2))
+    first, same, other = ([v.numpy() for v in one.trainable_variables] for one in (model, *others))
     assert all(np.array_equal(a, b) for a, b in zip(first, same, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_every_variable_is_either_a_table_or_dense(config, tiny_manifest: Manifest) -> None:
-    model = build_model(config, tiny_manifest, 1)
     both = [*model.table_variables, *model.dense_variables]
     assert {id(v) for v in both} == {id(v) for v in model.trainable_variables}
     assert len(both) == len(model.trainable_variables)
@@ -63,9 +57,8 @@ def test_l2_is_that_of_all_looked_up_rows_unless_tables_have_their_own(
 ) -> None:
     config = DSSMConfig(embedding_dim=4, embedding_l2=0.1, embeddings=settings)
     model = build_model(config, tiny_manifest, 1)
-    own = {"user_id": settings.get("user_id", {}).get("l2", 0.1)}
-    if settings == {"user_id": {"trainable": False}}:
-        own = {"user_id": 0.0}
+    asked = settings.get("user_id", {})
+    own = {"user_id": asked.get("l2", 0.1) if asked.get("trainable", True) else 0.0}
     expected = 0.0
     for name in model.inputs:
         spec = tiny_manifest.schema[name]
@@ -76,11 +69,9 @@ def test_l2_is_that_of_all_looked_up_rows_unless_tables_have_their_own(
 
 def test_features_of_one_table_must_have_one_vocabulary(tiny_manifest: Manifest) -> None:
     assert table_size(tiny_manifest, tiny_manifest.schema["history"]) == 42
-    features = tuple(
-        replace(spec, vocabulary_size=7) if spec.name == "history" else spec
-        for spec in tiny_manifest.schema.features
-    )
-    manifest = replace(tiny_manifest, schema=FeatureSchema(features))
+    shorter = replace(tiny_manifest.schema["history"], vocabulary_size=7)
+    others = [spec for spec in tiny_manifest.schema.features if spec.name != "history"]
+    manifest = replace(tiny_manifest, schema=FeatureSchema((*others, shorter)))
     with pytest.raises(ConfigError, match="one vocabulary per embedding table"):
         table_size(manifest, manifest.schema["movie_id"])
     with pytest.raises(ConfigError, match="cannot be embedded"):
@@ -125,13 +116,6 @@ def test_users_who_are_items_share_a_table(kind: str, tiny_manifest: Manifest) -
     assert users["user_id"] is items["movie_id"] is model.tables["movie_id"]
     assert not model.dense_variables
     assert len(model.table_variables) == len(model.trainable_variables) == 2
-
-
-def test_a_table_named_as_the_bias_is_refused(tiny_manifest: Manifest) -> None:
-    tables = {"movie_id_bias": {"features": ["user_id"]}}
-    config = MFConfig.model_validate({"embedding_dim": 3, "embeddings": tables})
-    with pytest.raises(ConfigError, match="name of another table"):
-        MatrixFactorization(config, tiny_manifest, 1)
 
 
 FEATURES = ("user_id", "history", "movie_id", "genres", "label")
@@ -183,19 +167,11 @@ def test_tables_have_settings_of_their_own(tiny_manifest: Manifest) -> None:
         **{f"{name}_bias": 1 for name in ("movie_id", "genres", "keys")},
     }
     rows = tables["movie_id"].rows.numpy()[2:]
-    assert rows.min() >= 1
-    assert rows.max() < 2
+    assert 1 <= rows.min() <= rows.max() < 2
     assert not tables["genres"].updates.is_trained
     assert tables["genres_bias"].updates.is_trained
     assert tables["keys"].updates.l2 == tables["keys_bias"].updates.l2 == 0.5
     assert tables["movie_id"].updates.l2 is None
-
-
-def test_matrix_factorization_needs_one_length(tiny_manifest: Manifest) -> None:
-    config = MFConfig.model_validate({"embeddings": {"movie_id": {"dim": 5}}})
-    with pytest.raises(ConfigError, match="vectors of one length") as caught:
-        MatrixFactorization(config, tiny_manifest, 1)
-    assert caught.value.received == "user_id: 64, movie_id: 5"
 
 
 @pytest.mark.parametrize(
@@ -219,10 +195,15 @@ def test_names_that_do_not_fit_are_refused(embeddings, error, tiny_manifest: Man
         build(tiny_manifest, **embeddings)
 
 
-def test_a_balance_that_a_retrieval_model_keeps_is_told(tiny_manifest: Manifest) -> None:
-    balance = {"feature": "label", "shares": {0: 0.5, 1: 0.5}}
-    config = InputConfig.model_validate({"batch_size": 32, "class_balance": balance})
-    model = build_model(MFConfig(embedding_dim=4), tiny_manifest, 1)
-    (note,) = undo_balance(model, config, tiny_manifest)
-    assert "not undone" in note
-    assert not undo_balance(model, InputConfig(batch_size=32), tiny_manifest)
+@pytest.mark.parametrize(
+    ("embeddings", "error"),
+    [
+        ({"movie_id_bias": {"features": ["user_id"]}}, "name of another table"),
+        ({"movie_id": {"dim": 5}}, r"one length[\s\S]*user_id: 64, movie_id: 5"),
+    ],
+)
+def test_tables_that_no_factorization_has_are_refused(
+    embeddings, error, tiny_manifest: Manifest
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        MatrixFactorization(MFConfig(embeddings=embeddings), tiny_manifest, 1)

@@ -1,9 +1,10 @@
-"""Sequence models: networks beside plain NumPy, what a position sees, what is a target, runs."""
+"""Sequence models: networks beside plain NumPy, what a position sees, what is a target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
@@ -29,18 +31,20 @@ from tests.training.dynamic_runs import build_trainer
 from tests.training.networks.test_networks import (
     Array,
     Weights,
+    as_inputs,
     norm,
     reference_block,
     relu,
     sigmoid,
     softmax,
 )
-from training.checkpoint.manager import restore_newest
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
-from training.checkpoint.saved_tensors import collect_state
+from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
+from training.models.retrieval import choose_vectors, score_catalogue, score_rows
 from training.models.sequence import SequenceModel, require_held_out, trains_everywhere
 from training.networks.network import (
     Network,
@@ -49,25 +53,21 @@ from training.networks.network import (
     build_keras_model,
     building_layers,
 )
-from training.networks.sequences import (
-    SEQUENCE_NETWORKS,
-    read_sequence,
-)
+from training.networks.sequences import SEQUENCE_NETWORKS, read_sequence
+from training.objectives.objective import compute_binary_loss
 
 LENGTH, DIM = 5, 4
 LENGTHS = (5, 3, 0, 1)  # Of the rows' sequences: one fills the list, one is empty.
 SEED = tf.constant([1, 8])
-Step = Callable[[Weights, Array], Array]
 
 
-def build_network(config: Any) -> Network:
-    """A network over two lists, `items` and `gaps`; its weights are random ones."""
-    tensors = {name: keras.Input((LENGTH, DIM), name=name) for name in ("items", "gaps")}
+def build_network(config: Any, *names: str) -> Network:
+    """A network over lists of one mask; its weights are random ones."""
+    tensors = {name: keras.Input((LENGTH, DIM), name=name) for name in names}
     tensors["items_mask"] = keras.Input((LENGTH,), dtype="bool", name="items_mask")
-    masks = {"items": "items_mask", "gaps": "items_mask"}
-    inputs = NetworkInputs(tensors, vectors=("items", "gaps"), masks=masks)
+    inputs = NetworkInputs(tensors, vectors=names, masks=dict.fromkeys(names, "items_mask"))
     with building_layers("test", 1):
-        sequence = read_sequence(inputs, ("items", "gaps"))
+        sequence = read_sequence(inputs, names)
         output = SEQUENCE_NETWORKS[config.name].build(sequence, None, config)
         network = Network(build_keras_model("test", tensors, output))
     rng = np.random.default_rng(1)
@@ -93,21 +93,6 @@ def positions(w: Weights, length: int) -> Array:
     return w["add_positions/positions"][:length][::-1]
 
 
-def reference_sasrec(w: Weights, sequence: Array) -> Array:
-    hidden = sequence + positions(w, len(sequence))
-    for number, attention in enumerate(("multi_head_attention", "multi_head_attention_1")):
-        each = norm(w, hidden, f"layer_normalization{'' if number == 0 else f'_{2 * number}'}")
-        hidden = hidden + np.array([attend(w, attention, each, t) for t in range(len(each))])
-        each = norm(w, hidden, f"layer_normalization_{2 * number + 1}")
-        first, last = ("dense", "dense_1") if number == 0 else ("dense_2", "dense_3")
-        hidden = hidden + w.dense(relu(w.dense(each, first)), last)
-    return norm(w, hidden, "layer_normalization_4")
-
-
-def silu(x: Array) -> Array:
-    return x * sigmoid(x)
-
-
 def attend(w: Weights, name: str, each: Array, t: int) -> Array:
     """What position t reads of itself and of what came before, by two heads."""
     found = w[f"{name}/attention_output/bias"].copy()
@@ -120,21 +105,21 @@ def attend(w: Weights, name: str, each: Array, t: int) -> Array:
     return found
 
 
-def reference_ligr(w: Weights, sequence: Array) -> Array:
+def reference_sasrec(w: Weights, sequence: Array, is_gated: bool = False) -> Array:
     hidden = sequence + positions(w, len(sequence))
-    kernels = iter(["", *(f"_{n}" for n in range(1, 20))])
-
-    def dense() -> str:
-        return f"dense{next(kernels)}"
-
+    names = (f"dense_{n}" if n else "dense" for n in itertools.count())
     for number, attention in enumerate(("multi_head_attention", "multi_head_attention_1")):
         each = norm(w, hidden, f"layer_normalization{'' if number == 0 else f'_{2 * number}'}")
         attended = np.array([attend(w, attention, each, t) for t in range(len(each))])
-        hidden = hidden + sigmoid(w.dense(hidden, dense())) * attended
+        hidden = hidden + (sigmoid(w.dense(hidden, next(names))) if is_gated else 1.0) * attended
         each = norm(w, hidden, f"layer_normalization_{2 * number + 1}")
-        gate, up, down = (w[f"{dense()}/kernel"] for _ in range(3))
-        added = (silu(each @ gate) * (each @ up)) @ down
-        hidden = hidden + sigmoid(w.dense(hidden, dense())) * added
+        if is_gated:
+            gate, up, down = (w[f"{next(names)}/kernel"] for _ in range(3))
+            added = ((each @ gate) * sigmoid(each @ gate) * (each @ up)) @ down
+            hidden = hidden + sigmoid(w.dense(hidden, next(names))) * added
+        else:
+            first, last = next(names), next(names)
+            hidden = hidden + w.dense(relu(w.dense(each, first)), last)
     return norm(w, hidden, "layer_normalization_4")
 
 
@@ -157,9 +142,13 @@ def reference_bst(w: Weights, sequence: Array) -> Array:
     return reference_block(w, sequence + positions(w, len(sequence)), everyone)[-1:]
 
 
-NETWORKS: dict[str, tuple[Any, Step]] = {
+reference_ligr = partial(reference_sasrec, is_gated=True)
+NETWORKS: dict[str, Any] = {
     "sasrec": (SASRecConfig(heads=2, dropout=0.5), reference_sasrec),
-    "ligr": (SASRecConfig(heads=2, dropout=0.5, block="ligr"), reference_ligr),
+    "ligr": (
+        SASRecConfig(heads=2, dropout=0.5, block="ligr"),
+        partial(reference_sasrec, is_gated=True),
+    ),
     "gru": (GRUConfig(dropout=0.5), reference_gru),
     "bst": (BSTConfig(heads=2), reference_bst),
 }
@@ -168,15 +157,30 @@ NETWORKS: dict[str, tuple[Any, Step]] = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_is_what_its_paper_says(name: str) -> None:
     config, reference = NETWORKS[name]
-    network, x = build_network(config), draw_inputs()
-    weights = Weights(network)
-    tensors = {n: tf.constant(v, tf.bool if v.dtype == bool else tf.float32) for n, v in x.items()}
-    found = network(tensors).numpy()
+    network, x = build_network(config, "items", "gaps"), draw_inputs()
+    weights, found = Weights(network), network(as_inputs(x)).numpy()
     for row in range(len(LENGTHS)):
         expected = reference(weights, read_in_time(x, row))[::-1]
         own = found[row, : len(expected)] if found.ndim == 3 else found[row : row + 1]
         np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
     assert np.isfinite(found).all()
+    assert not weights.unread
+
+
+def test_interests_are_what_the_paper_says() -> None:
+    """Of ComiRec, whose users have several vectors."""
+    network = build_network(ComiRecConfig(interests=3, dropout=0.5), "items")
+    x, weights = draw_inputs(), Weights(network)
+    found, items = network(as_inputs(x)).numpy(), x["items"]
+    for row, length in enumerate(LENGTHS):
+        if not length:  # Of a user without an item nothing is known.
+            assert not found[row].any()
+            continue
+        columns = items[row, :length].T  # H, [dim, length]
+        placed = columns * np.sqrt(DIM) + weights["add_positions/positions"][:length].T
+        hidden = np.tanh(weights["dense/kernel"].T @ placed)
+        attention = softmax(weights["dense_1/kernel"].T @ hidden).T  # A, [length, interests]
+        np.testing.assert_allclose(found[row], (columns @ attention).T, rtol=1e-4, atol=1e-5)
     assert not weights.unread
 
 
@@ -186,6 +190,7 @@ MODELS: dict[str, Any] = {
     "hstu": HSTUConfig(embedding_dim=4, heads=2, dropout=None, normalize=False),
     "gru": GRUConfig(embedding_dim=4, dropout=None),
     "bst": BSTConfig(embedding_dim=4, heads=2, dropout=None),
+    "comirec": ComiRecConfig(embedding_dim=4, interests=3),
 }
 HISTORY = np.array([[5, 6, 7, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3, 2], [0] * 8, [3, 1] + [0] * 6])
 ITEMS = np.array([4, 10, 2, 1])  # The last one is unknown.
@@ -210,8 +215,10 @@ def model(request: pytest.FixtureRequest, tiny_manifest: Manifest) -> SequenceMo
 
 def test_padding_and_length_change_nothing(model: SequenceModel) -> None:
     vectors = embed(model, HISTORY)
-    assert vectors.shape == (4, 4)
+    assert vectors.shape == ((4, 4) if model.interests is None else (4, 3, 4))
     assert np.isfinite(vectors).all()
+    if model.interests:  # From the start they differ: what begins alike learns alike.
+        assert np.ptp(vectors[:2], axis=1).max(axis=1).min() > 1e-3
     ragged = tf.RaggedTensor.from_tensor(tf.constant(HISTORY, tf.int64), padding=0)
     narrow = HISTORY[[0, 3], :3]
     longer = np.concatenate([HISTORY, np.full_like(HISTORY, 11)], axis=1)[1:2]  # Too old to count.
@@ -224,8 +231,9 @@ def test_padding_and_length_change_nothing(model: SequenceModel) -> None:
 def test_users_differ_by_items_and_their_order(model: SequenceModel) -> None:
     vectors = embed(model, HISTORY)
     moved = embed(model, HISTORY[:2, [1, 0, *range(2, 8)]])
-    assert np.abs(moved - vectors[:2]).max(axis=1).min() > 1e-4
-    assert np.abs(vectors[2] - vectors[[0, 1, 3]]).max(axis=1).min() > 1e-4
+    least = 1e-4 if model.interests is None else 1e-6
+    assert np.abs(moved - vectors[:2]).reshape(2, -1).max(axis=1).min() > least
+    assert np.abs(vectors[2] - vectors[[0, 1, 3]]).reshape(3, -1).max(axis=1).min() > least
 
 
 def test_items_are_rows_of_the_sequence_s_table(model: SequenceModel) -> None:
@@ -263,6 +271,41 @@ def test_each_position_has_the_item_that_followed_as_its_target(
     assert np.abs(after[1, :3] - vectors[1, :3]).max(axis=1).min() > 1e-5
 
 
+def test_the_interest_nearest_to_the_target_learns_it(tiny_manifest: Manifest) -> None:
+    config = MODELS["comirec"].model_copy(update={"embedding_stddev": 1.0})
+    model = build(config.model_copy(update={"item_features": ("movie_id",)}), tiny_manifest)
+    queries = draw_queries(model)
+    vectors, items = embed(model, HISTORY), model.tables["movie_id"].rows.numpy()[ITEMS]
+    nearest = np.einsum("bkd,bd->bk", vectors, items).argmax(axis=1)
+    assert len(set(nearest.tolist())) > 1
+    np.testing.assert_allclose(queries.vectors, vectors[np.arange(4), nearest], atol=1e-6)
+    np.testing.assert_array_equal(queries.target_ids, ITEMS)
+    assert queries.per_row == 1
+
+
+def test_scores_are_those_of_the_nearest_vector_and_so_are_gradients() -> None:
+    rng = np.random.default_rng(3)
+    users, items = tf.constant(rng.normal(size=(6, 3, 4))), tf.constant(rng.normal(size=(6, 4)))
+    each = np.einsum("bkd,nd->bkn", users, items)
+    np.testing.assert_allclose(score_catalogue(users, items), each.max(axis=1))
+    np.testing.assert_allclose(score_rows(users, items), np.diagonal(each.max(axis=1)))
+    chosen = choose_vectors(users, items)
+    np.testing.assert_allclose(score_rows(chosen, items), score_rows(users, items))
+    labels = tf.constant([0.0, 1.0] * 3)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(users)
+        losses = compute_binary_loss(labels, score_rows(users, items) / 0.5)
+        nearest = choose_vectors(users, items)
+        alone = compute_binary_loss(labels, score_rows(nearest, items) / 0.5)
+    np.testing.assert_allclose(losses, alone)
+    gradient = tape.gradient(losses, users).numpy()
+    np.testing.assert_allclose(gradient, tape.gradient(alone, users))
+    assert (np.abs(gradient).max(axis=2) > 0).sum(axis=1).tolist() == [1] * 6
+    one = users[:, :1]
+    np.testing.assert_array_equal(score_catalogue(one, items), score_catalogue(one[:, 0], items))
+    np.testing.assert_allclose(score_rows(one, items), score_rows(one[:, 0], items))
+
+
 @pytest.mark.parametrize("config", [MODELS["bst"], GRUConfig(every_position=False, dropout=None)])
 def test_without_targets_in_the_sequence_a_row_is_one_query(
     config: Any, tiny_manifest: Manifest
@@ -277,6 +320,8 @@ def test_without_targets_in_the_sequence_a_row_is_one_query(
 def test_features_beside_the_sequence_and_of_items(tiny_manifest: Manifest) -> None:
     changes = {"user_features": ("gender",), "hidden_units": (6,), "normalize": True}
     for config in MODELS.values():
+        if config.name == "comirec":
+            continue
         model = build(config.model_copy(update=changes), tiny_manifest)
         assert model.user_inputs == ("history", "gender")
         assert model.item_inputs == ("movie_id", "genres")  # All of role item: a tower.
@@ -323,8 +368,9 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
     no_items = {"encoding": "others", "shared_embedding": "others"}
     with pytest.raises(ConfigError, match="no history, or several"):
         build(SASRecConfig(), change(unnamed, "history", **no_items))
-    with pytest.raises(ConfigError, match="whose length is known"):
-        build(BSTConfig(), change(tiny_manifest, "history", max_len=None))
+    for name in ("bst", "comirec"):
+        with pytest.raises(ConfigError, match="whose length is known"):
+            build(MODELS[name], change(tiny_manifest, "history", max_len=None))
     others = change(tiny_manifest, "history", encoding="others", shared_embedding="others")
     with pytest.raises(ConfigError, match="each item of the sequence is a target"):
         build(SASRecConfig(), others)
@@ -394,41 +440,46 @@ def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> N
     assert not notes(SASRecConfig(), None)
 
 
-def configure(
-    name: str, *, epochs: int, dropout: float | None = None, **changes: Any
-) -> TrainConfig:
-    own = {"name": "sasrec", "block": "ligr"} if name == "ligr" else {"name": name}
-    model = {**own, "embedding_dim": 8, "item_features": ["movie_id"], "dropout": dropout}
-    model |= {"heads": 2} if name != "gru" else {}
+def train(version: Path, run: Path, model: dict[str, Any], epochs: int, rate: float) -> Any:
+    """The model of a run of a few epochs."""
     sections: dict[str, Any] = {
-        "model": model,
-        "input": {"batch_size": 64, "shuffle_buffer": 1000},
-        "optimizer": {"learning_rate": 0.01},
+        "model": {"item_features": ["movie_id"], **model},
+        "evaluation": {"ks": [8], "sampled_negatives": None, "slices": []},
+        "input": {"batch_size": 64, "shuffle_buffer": 3000},
+        "optimizer": {"learning_rate": rate},
         "fit": {"epochs": epochs, "steps_per_loop": 4, "early_stopping": None},
     }
-    return TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections, **changes})
-
-
-@pytest.fixture(scope="module")
-def trained(
-    tiny_version: Path, tiny_manifest: Manifest, tmp_path_factory: pytest.TempPathFactory
-) -> TrainedModel:
-    """A SASRec with dropout, two epochs in one go."""
-    run = tmp_path_factory.mktemp("whole")
-    config = configure("sasrec", epochs=2, dropout=0.2)
-    trainer = build_trainer(config, tiny_version)
+    config = TrainConfig.model_validate({"dataset": "tiny", "name": "t", **sections})
+    trainer = build_trainer(config, version)
     trainer.fit(run, None)
-    model = build(config.model, tiny_manifest)
-    restore_newest(run / "checkpoints" / "last", collect_state(model=model), print)
-    return TrainedModel(run, model, config, tiny_manifest, tiny_version)
+    return TrainedModel(run, trainer.parts.model, config, read_manifest(version), version)
 
 
-def test_it_learns_what_popularity_cannot(trained: TrainedModel) -> None:
-    version, manifest = trained.version_dir, trained.manifest
-    test = next(iter(build_eval_dataset(version, manifest, "test", 100)))
-    index = build_item_index(trained.model, version, manifest, 64)
-    assert isinstance(trained.model, SequenceModel)
-    scores = trained.model.embed_users(test).numpy() @ index.vectors.T
+def test_it_learns_what_popularity_cannot(
+    tiny_version: Path, tiny_manifest: Manifest, tmp_path: Path
+) -> None:
+    settings = {"name": "sasrec", "embedding_dim": 8, "heads": 2, "dropout": 0.2}
+    model = train(tiny_version, tmp_path, settings, epochs=2, rate=0.01).model
+    test = next(iter(build_eval_dataset(tiny_version, tiny_manifest, "test", 100)))
+    index = build_item_index(model, tiny_version, tiny_manifest, 64)
+    scores = model.embed_users(test).numpy() @ index.vectors.T
     own = scores[np.arange(60), np.searchsorted(index.ids, test["movie_id"])][:, None]
     # Nine of ten events stay in the user's group of ten items; popularity hits a quarter.
     assert ((scores > own).sum(axis=1) < 10).mean() > 0.65
+
+
+def test_two_interests_learn_what_one_vector_cannot(tmp_path: Path) -> None:
+    """Users like two of 16 groups of items, each pair of groups alike often."""
+    config = TinyConfig(users=256, items=64, groups=16, events_per_user=12, own_group=1.0,
+                        pairs=True, validation=False)  # fmt: skip
+    version = write_tiny_dataset(tmp_path / "pairs", config=config)
+    settings = {"name": "comirec", "embedding_dim": 3, "embedding_stddev": 0.3}
+    hits = {}
+    for interests in (1, 2):
+        run = tmp_path / str(interests)
+        run.mkdir()
+        found = train(version, run, {**settings, "interests": interests}, epochs=20, rate=0.02)
+        protocols = {one["name"]: one for one in evaluate_split(found, "test")["protocols"]}
+        # In three dimensions the mean of two groups is near others; a user's two are 8 items.
+        hits[interests] = protocols["full_all"]["systems"]["model"]["hit_rate@8"]
+    assert hits[2] > 0.8 > 0.65 > hits[1], hits
