@@ -21,6 +21,7 @@ import keras
 from conf.errors import ConfigError
 from conf.training.models import BSTConfig, ComiRecConfig, GRUConfig, HSTUConfig, SASRecConfig
 from training.networks.network import NetworkInputs
+from training.networks.tower import add
 
 _EPSILON = 1e-6
 _MASKED_SCORE = -1e4
@@ -40,49 +41,34 @@ class UserSequence:
             bool `[batch, length]`. Each row has one at least.
         max_len: Longest length of a sequence; a batch may be narrower.
         is_item: Where an item stands, bool `[batch, length]`.
+        ages: Seconds from each item to the row's event, or to the latest item; float32
+            `[batch, length]`, below 0 where it is not known. None: times are not read.
+        of_targets: Whether ages count back from the row's event. A position then knows when its
+            target was met, the item after it; else when its own item was.
     """
 
     vectors: keras.KerasTensor
     is_read: keras.KerasTensor
     max_len: int
     is_item: keras.KerasTensor
+    ages: keras.KerasTensor | None = None
+    of_targets: bool = False
 
 
-@dataclass(frozen=True)
-class SequenceTimes:
-    """When the items of a sequence were met.
-
-    Attributes:
-        ages: Seconds from each item to the row's event, or to the latest item; float32
-            `[batch, length]`, below 0 where it is not known.
-        of_targets: Whether ages count back from the row's event. A position then knows when its
-            target was met, the item after it; else when its own item was.
-    """
-
-    ages: keras.KerasTensor
-    of_targets: bool
-
-
-def check_positions(inputs: NetworkInputs, name: str) -> None:
-    """Refuses what is no list of a known length whose positions are read."""
-    tensor = inputs[name]
-    if name not in inputs.masks or inputs.find_length(name) is None:
+def read_lists(
+    inputs: NetworkInputs, names: Sequence[str]
+) -> tuple[list[keras.KerasTensor], keras.KerasTensor, int]:
+    """Returns the vectors of lists of one length, where tokens of the first stand, the length."""
+    tensors = [inputs[name] for name in names]
+    lengths = [inputs.find_length(name) if name in inputs.masks else None for name in names]
+    if lengths[0] is None or len(set(lengths)) > 1:
         raise ConfigError(
-            "the network reads the positions of a list of ids whose length is known",
-            received=f"{name}: inputs of shape {tensor.shape[1:]}",
-            allowed="a list feature with a vocabulary and a max_len",
-            fix="name such a feature in model.params, or build it with a max_len",
+            "the network reads the positions of a list of ids whose length is known, or of several "
+            "of one length",
+            received=", ".join(f"{n}: {length}" for n, length in zip(names, lengths, strict=True)),
+            fix="name features in model.params that have a vocabulary and one max_len",
         )
-
-
-def check_alike(inputs: NetworkInputs, names: Sequence[str]) -> None:
-    shapes = {name: (inputs.find_length(name), inputs[name].shape[2]) for name in names}
-    if len(set(shapes.values())) > 1:
-        raise ConfigError(
-            "lists whose vectors are added up need one length, and vectors of one length",
-            received=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
-            fix="build them with one max_len, and give their tables one dim",
-        )
+    return tensors, inputs[inputs.masks[names[0]]], lengths[0]
 
 
 def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
@@ -91,22 +77,16 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     They are multiplied by the root of their length, as trained positions are added to them
     (Vaswani et al. 2017, section 3.4). The list of the items is the first.
     """
-    for name in names:
-        check_positions(inputs, name)
-    check_alike(inputs, names)
-    lists = [inputs[name] for name in names]
-    total = keras.layers.Add()(lists) if len(lists) > 1 else lists[0]
-    is_item = inputs[inputs.masks[names[0]]]
+    lists, is_item, max_len = read_lists(inputs, names)
+    total = add(lists)
     beginning = keras.ops.ones_like(is_item[:, :1])
     is_read = keras.ops.concatenate([beginning, is_item[:, :-1]], axis=1)
     # A layer: Keras takes the product of a tensor and a number for a sparse one.
     scaled = keras.layers.Rescaling(total.shape[-1] ** 0.5)(total)
-    return UserSequence(scaled, is_read, int(inputs.find_length(names[0]) or 0), is_item)
+    return UserSequence(scaled, is_read, max_len, is_item)
 
 
-def build_sasrec(
-    sequence: UserSequence, _times: SequenceTimes | None, config: SASRecConfig
-) -> keras.KerasTensor:
+def build_sasrec(sequence: UserSequence, config: SASRecConfig) -> keras.KerasTensor:
     """Builds self-attention in which each position reads itself and what came before.
 
     Kang & McAuley 2018, "Self-attentive sequential recommendation", section III: trained positions,
@@ -130,13 +110,14 @@ def build_sasrec(
             kernel_initializer=draw_normal(),
         )
         attended = attention(attended, attended, attention_mask=mask)
-        hidden = _add(hidden, drop(attended, dropout), is_gated)
-        feed_forward = _swiglu if is_gated else _feed_forward
-        hidden = _add(hidden, feed_forward(hidden, dropout), is_gated)
+        hidden = _add_gated(hidden, drop(attended, dropout), is_gated)
+        hidden = _add_gated(hidden, _feed_forward(hidden, dropout, is_gated), is_gated)
     return normalize(hidden)
 
 
-def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) -> keras.KerasTensor:
+def _add_gated(
+    hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool
+) -> keras.KerasTensor:
     """Returns the input of a layer plus what it gives, which a gate on the input may weaken."""
     if is_gated:
         gate = keras.layers.Dense(
@@ -146,28 +127,23 @@ def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) ->
     return keras.layers.Add()([hidden, added])
 
 
-def _swiglu(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
-    def project(length: int, activation: str | None = None) -> keras.layers.Layer:
-        return keras.layers.Dense(
-            length, activation=activation, use_bias=False, kernel_initializer=draw_normal()
-        )
-
-    dim = hidden.shape[-1]
-    normed = normalize(hidden)
-    product = keras.layers.Multiply()([project(4 * dim, "silu")(normed), project(4 * dim)(normed)])
-    return drop(project(dim)(drop(product, dropout)), dropout)
-
-
-def _feed_forward(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
-    dim = hidden.shape[-1]
-    first = keras.layers.Dense(dim, activation="relu", kernel_initializer=draw_normal())
-    last = keras.layers.Dense(dim, kernel_initializer=draw_normal())
-    return drop(last(drop(first(normalize(hidden)), dropout)), dropout)
-
-
-def build_hstu(
-    sequence: UserSequence, times: SequenceTimes | None, config: HSTUConfig
+def _feed_forward(
+    hidden: keras.KerasTensor, dropout: float | None, is_gated: bool
 ) -> keras.KerasTensor:
+    def project(length: int, activation: str | None = None) -> keras.layers.Layer:
+        draw = draw_normal()
+        return keras.layers.Dense(length, activation, not is_gated, kernel_initializer=draw)
+
+    dim, normed = hidden.shape[-1], normalize(hidden)
+    if is_gated:
+        gates, values = project(4 * dim, "silu")(normed), project(4 * dim)(normed)
+        inner = keras.layers.Multiply()([gates, values])
+    else:
+        inner = project(dim, "relu")(normed)
+    return drop(project(dim)(drop(inner, dropout)), dropout)  # Layers draw seeds in this order.
+
+
+def build_hstu(sequence: UserSequence, config: HSTUConfig) -> keras.KerasTensor:
     """Builds hierarchical sequential transduction units in which each position looks back.
 
     Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers
@@ -178,7 +154,8 @@ def build_hstu(
     input, as the authors' code does; the biases and their buckets are as there too.
     """
     hidden = drop(add_positions(sequence, sequence.vectors), config.dropout)
-    buckets = [] if times is None else [TimeBuckets(times.of_targets)(times.ages)]
+    ages = sequence.ages
+    buckets = [] if ages is None else [TimeBuckets(sequence.of_targets)(ages)]
     for _ in range(config.blocks):
         dim = hidden.shape[-1]
         parts = keras.layers.Dense(
@@ -192,22 +169,15 @@ def build_hstu(
     return hidden
 
 
-def build_gru(
-    sequence: UserSequence, _times: SequenceTimes | None, config: GRUConfig
-) -> keras.KerasTensor:
-    """Builds gated recurrent units that read a sequence from its beginning.
-
-    Hidasi et al. 2016, "Session-based recommendations with recurrent neural networks".
-    """
+def build_gru(sequence: UserSequence, config: GRUConfig) -> keras.KerasTensor:
+    """Builds gated recurrent units that read a sequence from its beginning (Hidasi et al. 2016)."""
     hidden = sequence.vectors
     units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
     outputs = units(drop(hidden, config.dropout), mask=sequence.is_read)
     return keras.ops.flip(outputs, axis=1)
 
 
-def build_bst_encoder(
-    sequence: UserSequence, _times: SequenceTimes | None, config: BSTConfig
-) -> keras.KerasTensor:
+def build_bst_encoder(sequence: UserSequence, config: BSTConfig) -> keras.KerasTensor:
     """Builds the transformer of BST (Chen et al. 2019, section 2.2) over a sequence alone.
 
     Every position reads all others: the one that stands for the user is that of the latest item.
@@ -221,9 +191,7 @@ def build_bst_encoder(
     return hidden[:, 0]
 
 
-def build_comirec(
-    sequence: UserSequence, _times: SequenceTimes | None, config: ComiRecConfig
-) -> keras.KerasTensor:
+def build_comirec(sequence: UserSequence, config: ComiRecConfig) -> keras.KerasTensor:
     """Builds several vectors of a user, each a weighted mean of the items' vectors.
 
     Cen et al. 2020, "Controllable multi-interest framework for recommendation", section 3.2.2: with
@@ -248,12 +216,8 @@ def build_comirec(
 class SequenceNetwork:
     """A network over a user's sequence.
 
-    Attributes:
-        build: From the sequence, when its items were met (None: that is not read) and the model's
-            config to what the head of this module says.
-        looks_back: Whether a position reads itself and what came before alone, so that each has a
-            vector of the user. The config then says by `every_position` if each is trained.
-        is_grouped: Whether rows of like length are worth a computation of their own.
+    A position of one that looks back reads itself and what came before alone, so that each has a
+    vector of the user. Rows of like length are computed together if that is worth it (grouped).
     """
 
     build: Callable[..., keras.KerasTensor]
@@ -318,11 +282,7 @@ def add_positions(sequence: UserSequence, vectors: keras.KerasTensor) -> keras.K
 class AddPositions(keras.layers.Layer):
     """Adds a trained vector to each position of a sequence; a shorter one has the first vectors.
 
-    Args:
-        initializer: Of the vectors, as Keras names it.
-        length: Longest length of a sequence.
-        has_target: Whether the last position is that of a target, however long the sequence is:
-            it has the last vector.
+    With a target the last position has the last vector, however long the sequence is.
     """
 
     def __init__(
@@ -409,11 +369,10 @@ class PointwiseAttention(keras.layers.Layer):
             )
 
     def call(self, inputs: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-        """Returns `[batch, length, dim]`.
+        """Returns `[batch, length, dim]`, as queries, keys and values are.
 
-        Args:
-            inputs: Queries, keys and values `[batch, length, dim]`, which positions are read, bool
-                `[batch, length]`, and, if there are times, buckets int32 `[batch, length, length]`.
+        Behind them stand which positions are read, bool `[batch, length]`, and, if there are times,
+        buckets, int32 `[batch, length, length]`.
         """
         queries, keys, values, is_read, *buckets = inputs
         ops, width = keras.ops, keras.ops.shape(queries)[1]

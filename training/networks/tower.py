@@ -20,17 +20,11 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class HiddenLayers:
-    """Dense layers: batch normalization if asked for, activation, dropout behind each.
+    """Dense layers: batch normalization if asked for, activation, dropout behind each."""
 
-    Attributes:
-        activation: `dice`, `prelu` or the name of a Keras activation.
-        dropout: Share of units dropped in training, in (0, 1), or None.
-        batch_normalization: Normalizes before the activation, by the batch of all replicas.
-    """
-
-    activation: str = "relu"
+    activation: str = "relu"  # `dice`, `prelu` or the name of a Keras activation
     dropout: float | None = None
-    batch_normalization: bool = False
+    batch_normalization: bool = False  # by the batch of all replicas
 
     def stack(
         self,
@@ -89,14 +83,7 @@ def build_own_tower(
     given = pick_parameters(build, {"output_dim": output_dim})
     fault = f"user tower {path} cannot be built"
     output = call_function(fault, build, inputs, **config.params, **given)
-    shape = getattr(output, "shape", None)
-    if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
-        raise ConfigError(
-            f"user tower {path} returns something else than a vector for each row",
-            received=f"{type(output).__name__} of shape {shape}",
-            allowed=f"a Keras tensor of shape (None, {output_dim}), after model.embedding_dim",
-            fix="end the tower with keras.layers.Dense(output_dim)",
-        )
+    check_output(f"user tower {path}", output, (None, output_dim))
     read = find_read_inputs(inputs, output)
     unread = [name for name in inputs if name not in (*read, *inputs.masks.values())]
     if unread:
@@ -106,6 +93,18 @@ def build_own_tower(
             fix="leave them out of model.user_features, or connect them to the output",
         )
     return output
+
+
+def check_output(what: str, output: Any, *shapes: tuple[int | None, ...]) -> None:
+    """Refuses what user code returns unless it is a tensor of one of the shapes."""
+    found = getattr(output, "shape", None)
+    if not isinstance(output, keras.KerasTensor) or found not in shapes:
+        raise ConfigError(
+            f"{what} returns something else than numbers for each row of a batch",
+            received=f"{type(output).__name__} of shape {found}",
+            allowed=f"a Keras tensor of shape {shapes[0]}",
+            fix=f"end it with keras.layers.Dense({shapes[0][-1]})",
+        )
 
 
 def build_output(
@@ -122,16 +121,19 @@ def first_score(base_scores: Mapping[str, float] | None, task: str | None = None
     return next(iter(scores.values()), 0.0) if task is None else scores.get(task, 0.0)
 
 
-def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-    return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate()(list(tensors))
+def concatenate(tensors: Sequence[keras.KerasTensor], axis: int = -1) -> keras.KerasTensor:
+    return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate(axis)(list(tensors))
+
+
+def add(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
+    return tensors[0] if len(tensors) == 1 else keras.layers.Add()(list(tensors))
 
 
 class Dice(keras.layers.Layer):
     """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained.
 
-    Zhou et al. 2018, "Deep interest network", equation 4: a PReLU whose kink moves to where the
-    batch's mean is. Over the positions of histories it takes most of a step of DIN, as each of its
-    many small operations reads and writes every position; there its gradient is written out.
+    Zhou et al. 2018, "Deep interest network", equation 4. Over the positions of histories it takes
+    most of a step of DIN: there its gradient is written out.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -13,7 +13,6 @@ from training.networks.network import Network, build_keras_model, building_layer
 from training.networks.sequences import (
     TIME_BUCKETS,
     PointwiseAttention,
-    SequenceTimes,
     TimeBuckets,
     UserSequence,
     build_hstu,
@@ -32,10 +31,10 @@ def build(*, timed: bool = True, of_targets: bool = True, width: int | None = LE
         "ages": keras.Input((width,), name="ages"),
     }
     is_read = tensors["is_read"]
-    sequence = UserSequence(tensors["items"], is_read, LENGTH, is_read)
-    times = SequenceTimes(tensors["ages"], of_targets) if timed else None
+    ages = tensors["ages"] if timed else None
+    sequence = UserSequence(tensors["items"], is_read, LENGTH, is_read, ages, of_targets)
     with building_layers("test", 1):
-        output = build_hstu(sequence, times, HSTUConfig(heads=HEADS, dropout=0.3))
+        output = build_hstu(sequence, HSTUConfig(heads=HEADS, dropout=0.3))
         network = Network(build_keras_model("test", tensors, output))
     rng = np.random.default_rng(1)
     for variable in network.weights.values():
