@@ -114,8 +114,7 @@ class NetworkRankingModel(RankingModel):
         positions = kind.find_position_lists(params)
         poolings = _plan_pooling(config, manifest, specs, positions)
         planned = _plan_inputs(config, manifest, kind, builder, poolings)
-        if kind.takes_any_width:
-            planned = [replace(one, is_cut=one.name in positions) for one in planned]
+        planned = [replace(one, is_cut=one.name in positions) for one in planned]
         tensors = build_keras_inputs(planned)
         with building_layers(config.network, seed, dtype):
             base = find_base_scores(self.tasks, manifest)

@@ -21,7 +21,7 @@ from training.networks.factorization import (
     build_shared_bottom,
     build_wide_deep,
 )
-from training.networks.network import NetworkInputs, find_read_inputs
+from training.networks.network import NetworkInputs
 from training.networks.target_attention import build_bst, build_din, list_names
 from training.networks.tower import check_output
 from training.networks.user_code import call_function, import_function, pick_parameters
@@ -43,7 +43,6 @@ class NetworkKind:
     position_params: tuple[str, ...] = ()  # name lists whose positions it reads
     sums_fields: bool = False  # so each element of a list is one
     has_order: bool = True  # whether it reads the order of positions
-    takes_any_width: bool = False  # of those lists
     is_grouped: bool = False  # rows of like length are worth a computation of their own
 
     def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
@@ -64,15 +63,9 @@ NETWORKS: dict[str, NetworkKind] = {
     "deepfm": NetworkKind(build_deepfm, has_biases=True, sums_fields=True),
     "dcn": NetworkKind(build_dcn),
     "final_net": NetworkKind(build_final_net),
-    "din": NetworkKind(
-        build_din, key_params=_OF_HISTORY, position_params=("history",), takes_any_width=True
-    ),
+    "din": NetworkKind(build_din, key_params=_OF_HISTORY, position_params=("history",)),
     "bst": NetworkKind(
-        build_bst,
-        key_params=_OF_HISTORY,
-        position_params=("history", "gaps"),
-        takes_any_width=True,
-        is_grouped=True,
+        build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps"), is_grouped=True
     ),
     "mf": NetworkKind(build_mf, has_biases=True, key_params={"user": "user", "item": "item"}),
     "shared_bottom": NetworkKind(build_shared_bottom),
@@ -105,14 +98,7 @@ def build_logits(
     given = pick_parameters(kind.build, {"tasks": tasks, "base_scores": dict(base_scores)})
     fault = f"network {name} cannot be built"
     outputs = call_function(fault, kind.build, inputs, **params, **given)
-    logits = _check_outputs(name, outputs, tasks)
-    if not find_read_inputs(inputs, logits):
-        raise ConfigError(
-            f"network {name} reads none of its inputs",
-            allowed=", ".join(inputs),
-            fix="connect the tensors of `inputs` to the output",
-        )
-    return logits
+    return _check_outputs(name, outputs, tasks)
 
 
 def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, keras.KerasTensor]:

@@ -1,9 +1,8 @@
 """Networks over a user's sequence: SASRec, HSTU, GRU, BST's transformer, ComiRec.
 
-A sequence is read as a history holds it, the latest item first: position k is the item k before the
-latest, so trained positions stand for how long ago an item was, however long the sequence is. The
-position behind the oldest item stands for the beginning: it is read like an item whose vector is
-zero. So the first item of a sequence is a target too, and a user without a history has a vector.
+A sequence is read as a history holds it, the latest item first, so trained positions stand for how
+long ago an item was. The position behind the oldest item stands for the beginning: it is read like
+an item whose vector is zero. So the first item is a target too, and each user has a vector.
 
 A network that looks back gives `[batch, length, dim]`: at position k what follows from the items
 from k on; what stands at positions that are not read is not defined. Others give `[batch, dim]`, or
@@ -33,23 +32,16 @@ LOG_BUCKET_WIDTH = 0.301
 
 @dataclass(frozen=True)
 class UserSequence:
-    """A sequence, the latest item first.
+    """A sequence, the latest item first; masks are bool `[batch, length]`.
 
-    Attributes:
-        vectors: `[batch, length, dim]`, zeros at padded positions.
-        is_read: Positions that are read: the items, and the one that stands for the beginning;
-            bool `[batch, length]`. Each row has one at least.
-        max_len: Longest length of a sequence; a batch may be narrower.
-        is_item: Where an item stands, bool `[batch, length]`.
-        ages: Seconds from each item to the row's event, or to the latest item; float32
-            `[batch, length]`, below 0 where it is not known. None: times are not read.
-        of_targets: Whether ages count back from the row's event. A position then knows when its
-            target was met, the item after it; else when its own item was.
+    Ages, float32 `[batch, length]`, are seconds from each item to the row's event (of targets), or
+    to the latest item; below 0 where that is not known. If they are of targets, a position knows
+    when its target was met, the item after it; else when its own item was.
     """
 
-    vectors: keras.KerasTensor
-    is_read: keras.KerasTensor
-    max_len: int
+    vectors: keras.KerasTensor  # `[batch, length, dim]`, zeros at padded positions
+    is_read: keras.KerasTensor  # the items and the beginning: one position at least
+    max_len: int  # a batch may be narrower
     is_item: keras.KerasTensor
     ages: keras.KerasTensor | None = None
     of_targets: bool = False
@@ -92,11 +84,10 @@ def build_sasrec(sequence: UserSequence, config: SASRecConfig) -> keras.KerasTen
     Kang & McAuley 2018, "Self-attentive sequential recommendation", section III: trained positions,
     blocks that normalize their input (pre-norm), and a normalization at the end.
 
-    Gated blocks are those of LiGR (Borisyuk et al. 2025, "From features to transformers: redefining
-    ranking for scalable impact", section 3.2) as eSASRec has them (Tikhonovich et al. 2025): what
-    attention or a feed-forward layer adds to its input x is multiplied by `sigmoid(x W + b)`, and
-    the feed-forward layer is `(silu(x W1) * x W2) W3`, without biases (Shazeer 2020, "GLU variants
-    improve transformer", equation 6).
+    Gated blocks are those of LiGR (Borisyuk et al. 2025, section 3.2) as eSASRec has them
+    (Tikhonovich et al. 2025): what attention or a feed-forward layer adds to its input x is
+    multiplied by `sigmoid(x W + b)`, and the feed-forward layer is `(silu(x W1) * x W2) W3`,
+    without biases (Shazeer 2020, "GLU variants improve transformer", equation 6).
     """
     dropout, is_gated = config.dropout, config.block == "ligr"
     hidden = drop(add_positions(sequence, sequence.vectors), dropout)
@@ -178,10 +169,7 @@ def build_gru(sequence: UserSequence, config: GRUConfig) -> keras.KerasTensor:
 
 
 def build_bst_encoder(sequence: UserSequence, config: BSTConfig) -> keras.KerasTensor:
-    """Builds the transformer of BST (Chen et al. 2019, section 2.2) over a sequence alone.
-
-    Every position reads all others: the one that stands for the user is that of the latest item.
-    """
+    """Builds the transformer of BST (Chen et al. 2019, section 2.2), read at the latest item."""
     hidden = add_positions(sequence, sequence.vectors)
     for _ in range(config.blocks):
         units = 4 * hidden.shape[-1]
@@ -197,8 +185,7 @@ def build_comirec(sequence: UserSequence, config: ComiRecConfig) -> keras.KerasT
     Cen et al. 2020, "Controllable multi-interest framework for recommendation", section 3.2.2: with
     the items' vectors as columns of H, `A = softmax(W2' tanh(W1 (H + P)))'` over the items, and the
     interests are the columns of `H A`. P are trained vectors of positions; in the attention H is
-    scaled as in all networks of sequences. The beginning is no item, and is not read: a user
-    without an item has zeros.
+    scaled. The beginning is not read: a user without an item has zeros.
     """
     dim = sequence.vectors.shape[-1]
     items = drop(sequence.vectors, config.dropout)
@@ -242,10 +229,7 @@ def build_transformer_block(
     units: int,
     dropout: float | None,
 ) -> keras.KerasTensor:
-    """Builds attention and a feed-forward layer, each added to its input and normalized.
-
-    What stands at positions that `mask`, bool `[batch, length]`, leaves out is not defined.
-    """
+    """Builds attention and a feed-forward layer, each added to its input and normalized."""
     dim = sequence.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, max(1, dim // heads))
     attended = attention(sequence, sequence, attention_mask=keras.ops.expand_dims(mask, 1))
@@ -261,12 +245,10 @@ def _add_and_normalize(
 
 
 def normalize(hidden: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns each position with mean 0 and deviation 1, then scaled and moved as is trained."""
     return keras.layers.LayerNormalization(epsilon=_EPSILON)(hidden)
 
 
 def drop(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
-    """Returns numbers of which training sets a share to zero; None: all stay."""
     return hidden if dropout is None else keras.layers.Dropout(dropout)(hidden)
 
 
@@ -276,7 +258,7 @@ def draw_normal() -> keras.initializers.Initializer:
 
 
 def add_positions(sequence: UserSequence, vectors: keras.KerasTensor) -> keras.KerasTensor:
-    return AddPositions(draw_normal(), length=sequence.max_len)(vectors)
+    return AddPositions(sequence.max_len, draw_normal())(vectors)
 
 
 class AddPositions(keras.layers.Layer):
@@ -286,12 +268,7 @@ class AddPositions(keras.layers.Layer):
     """
 
     def __init__(
-        self,
-        initializer: Any = "uniform",
-        *,
-        length: int,
-        has_target: bool = False,
-        **options: Any,
+        self, length: int, initializer: Any = "uniform", has_target: bool = False, **options: Any
     ) -> None:
         super().__init__(**options)
         self.initializer = keras.initializers.get(initializer)
@@ -349,8 +326,8 @@ class TimeBuckets(keras.layers.Layer):
 class PointwiseAttention(keras.layers.Layer):
     """Attention whose weights are `silu(q k' + bias) / max_len`; they do not sum to one.
 
-    So the strength of an interest is kept: how much a history holds of it. What is computed of a
-    sequence does not depend on the padding behind it. `heads` divide the length of a vector.
+    So the strength of an interest is kept. What is computed of a sequence does not depend on the
+    padding behind it.
     """
 
     def __init__(self, heads: int, max_len: int, **options: Any) -> None:
@@ -358,7 +335,6 @@ class PointwiseAttention(keras.layers.Layer):
         self.heads, self.max_len = heads, max_len
 
     def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
-        """Makes the biases: of positions, and of times where there are buckets of them."""
         self.positions = self.add_weight(
             shape=(self.max_len,), initializer=draw_normal(), name="positions"
         )

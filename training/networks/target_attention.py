@@ -1,8 +1,7 @@
 """Networks that read the positions of a history beside a target: DIN and BST.
 
-Lists of a batch have different lengths: with 9 tokens of 50 a row, four fifths of the positions are
-padding. For DIN's scores the tokens of all rows are laid one behind the other, so that padding
-costs no product.
+For DIN's scores the tokens of all rows are laid one behind the other, so that padding costs no
+product.
 """
 
 from __future__ import annotations
@@ -40,12 +39,9 @@ def build_din(
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
-    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t; the
-    history enters as the sum of its positions, weighted by their scores. With `softmax` the scores
-    of a row sum to one; the paper leaves them as they are, so that the sum says how strong the
-    interest is. `history` is a list of ids, or several of one length whose vectors are joined;
-    `target` is what it is compared with, of as many features. `layers` are the settings of
-    `HiddenLayers` over the whole row; their activation is Dice.
+    The history enters as the sum of its positions, weighted by `score_tokens`. With `softmax` the
+    scores of a row sum to one; the paper leaves them as they are, so that the sum says how strong
+    the interest is. `history` is a list, or several of one length whose vectors are joined.
     """
     vectors, mask, goal, _ = read_history(inputs, history, target)
     scores = score_tokens(vectors, mask, goal, attention_units, attention_activation)
@@ -77,15 +73,12 @@ def build_bst(
 
     The target is appended to the history; each position is the item's vector plus a learned one
     of the position; transformer blocks follow, and an MLP over their outputs and the other
-    features. `gaps` is a list of ids as long as the history, such as buckets of the time to the
-    event, whose vectors are added; `feed_forward_units` is four times the length of a position
-    where it is None; `pooling` takes the outputs of all positions (`concat`), that of the target or
-    the `mean`. `layers` are the settings of `HiddenLayers`; the activation is a leaky ReLU, and
-    dropout is of the blocks too.
+    features. `gaps` is a list of ids as long as the history whose vectors are added; the MLP takes
+    the outputs of all positions (`pooling: concat`), that of the target or the `mean`.
     """
     vectors, mask, goal, max_len = read_history(inputs, history, target, gaps)
     sequence = concatenate([vectors, keras.ops.expand_dims(goal, 1)], axis=1)
-    sequence = AddPositions(length=max_len + 1, has_target=True)(sequence)
+    sequence = AddPositions(max_len + 1, has_target=True)(sequence)
     mask = keras.ops.concatenate([mask, keras.ops.ones_like(mask[:, :1])], axis=1)
     units = feed_forward_units or 4 * sequence.shape[-1]
     for _ in range(blocks):
@@ -150,8 +143,7 @@ def score_tokens(
 ) -> keras.KerasTensor:
     """Builds an MLP over `[h, t, h - t, h * t]` of each token h of a history and the target t.
 
-    Of history `[batch, length, dim]`, mask bool `[batch, length]` and target `[batch, dim]`: scores
-    `[batch, length]`, 0 where no token stands.
+    Scores are `[batch, length]`, 0 where no token stands.
     """
     tokens, places = PackTokens()([history, mask])
     rows = places[:, 0]
@@ -211,9 +203,8 @@ class UnpackTokens(keras.layers.Layer):
 class CompareWithTarget(keras.layers.Layer):
     """A dense layer over `[h, t, h - t, h * t]` of each token h and the target t of its row.
 
-    With the kernel in four parts of equal height, `W [h, t, h - t, h * t]` is
+    With its kernel in four parts of equal height, `W [h, t, h - t, h * t]` is
     `(W1 + W3) h + W4 (h * t) + (W2 - W3) t`: half of the product, and the last part once a row.
-    The dense layer is built, for inputs four times as long as a vector.
     """
 
     def __init__(self, dense: keras.layers.Dense, **options: Any) -> None:
@@ -238,8 +229,7 @@ class CompareWithTarget(keras.layers.Layer):
 def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns the row that each token belongs to, `[tokens, dim]` of values `[batch, dim]`.
 
-    The gradient sums up the tokens of each row. As `rows`, `[tokens]`, ascend, this takes a third
-    of the time of a sum in any order.
+    `rows`, `[tokens]`, ascend: the gradient takes a third of the time of a sum in any order.
     """
 
     @tf.custom_gradient

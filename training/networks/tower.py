@@ -27,15 +27,11 @@ class HiddenLayers:
     batch_normalization: bool = False  # by the batch of all replicas
 
     def stack(
-        self,
-        hidden: keras.KerasTensor,
-        units: Sequence[int],
-        mask: keras.KerasTensor | None = None,
+        self, hidden: keras.KerasTensor, units: Sequence[int], mask: keras.KerasTensor | None = None
     ) -> keras.KerasTensor:
         """Builds layers of these lengths over `[batch, width]`, or `[batch, length, width]`.
 
-        `mask`, bool `[batch, length]`, tells the positions whose statistics count; with it each
-        replica normalizes by its own rows.
+        Statistics are of the positions in `mask`, if any, bool `[batch, length]`, by replica.
         """
         for size in units:
             hidden = self.finish(keras.layers.Dense(size)(hidden), mask)
@@ -159,15 +155,11 @@ class Dice(keras.layers.Layer):
         rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
         weights = tf.cast(tf.reshape(tokens, [1, -1]), rows.dtype)
         outputs, mean, variance = apply_dice(rows, weights, tf.convert_to_tensor(self.slope))
-        self._keep(mean, variance)
-        return tf.reshape(outputs, tf.shape(inputs))
-
-    def _keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Moves the statistics for evaluation towards those of the batch, as Keras' layer does."""
-        kept = self.normalize
+        kept = self.normalize  # Moves towards the statistics of the batch, as Keras' layer does.
         for variable, value in ((kept.moving_mean, mean), (kept.moving_variance, variance)):
             old = keras.ops.cast(variable, value.dtype)
             variable.assign(old * kept.momentum + value * (1.0 - kept.momentum))
+        return tf.reshape(outputs, tf.shape(inputs))
 
 
 @tf.custom_gradient
@@ -177,9 +169,8 @@ def apply_dice(
     """Dice of rows x, float `[n, units]`, normalized by those whose weight `[1, n]` is 1, not 0.
 
     With z the normalized x, p its sigmoid and a the slope, y = x (a + (1 - a) p). The gradient
-    through z is that of batch normalization (Ioffe & Szegedy 2015, section 3), whose mean and
-    variance are of the rows that count alone. Sums over rows are products with a row of weights.
-    Returns y, and the mean and the variance, `[units]`, which have no gradient.
+    through z is that of batch normalization (Ioffe & Szegedy 2015, section 3). Returns y, and the
+    mean and the variance, `[units]`, which have no gradient.
     """
     share = weights / tf.maximum(tf.reduce_sum(weights), 1.0)
     mean = tf.matmul(share, rows)
