@@ -107,16 +107,12 @@ def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:
 def read_key_vocabulary(
     version_dir: ReadablePath, manifest: Manifest, feature: str
 ) -> Vocabulary | None:
-    """Reads the vocabulary of a key feature, or returns None where its ids are the tokens."""
     spec = _find_vocabulary(version_dir, manifest, feature)
     return None if spec is None else read_vocabulary(version_dir, spec)
 
 
 def find_named_ids(version_dir: ReadablePath, manifest: Manifest, feature: str) -> range | None:
-    """Returns the ids of a feature's vocabulary that name one token each, retired ones too.
-
-    None: the feature has no vocabulary, its ids are keys or hashes. No file of tokens is opened.
-    """
+    """Returns the ids that name one token each, retired ones too; None: they are keys or hashes."""
     spec = _find_vocabulary(version_dir, manifest, feature)
     return None if spec is None else range(spec.first_token_id, spec.size)
 

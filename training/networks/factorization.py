@@ -91,10 +91,9 @@ def build_dcn(
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> keras.KerasTensor:
-    """Builds a deep & cross network: both side by side, joined by a linear layer.
+    """Builds cross layers beside an MLP, if any, joined by a linear layer.
 
-    A cross layer is `x0 * (W x + b) + x`, `projection_dim` the rank of W = U V (None: the whole
-    matrix). Without `hidden_units` cross layers stand alone.
+    A cross layer is `x0 * (W x + b) + x`, `projection_dim` the rank of W = U V (None: it is whole).
     """
     first = flatten_inputs(inputs)
     crossed = first
@@ -156,10 +155,7 @@ def build_mmoe(
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> dict[str, keras.KerasTensor]:
-    """Builds a multi-gate mixture of experts.
-
-    Each task mixes the experts' outputs by a softmax over a linear map of the inputs.
-    """
+    """Builds experts that each task mixes by a softmax over a linear map of the inputs."""
     own = HiddenLayers(**layers)
     row = flatten_inputs(inputs)
     outputs = keras.ops.stack([own.stack(row, hidden_units) for _ in range(experts)], axis=1)

@@ -109,8 +109,8 @@ def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, k
             f"network {name} does not return one output for each task",
             received=", ".join(map(str, outputs)),
             allowed=", ".join(tasks),
-            fix="return a dict from the name of each task to its logits (a parameter `tasks` of "
-            "the function is given the names); or choose shared_bottom or mmoe for several tasks",
+            fix="return a dict of logits by task (a parameter `tasks` of the function is given the "
+            "names); or choose shared_bottom or mmoe for several tasks",
         )
     for task in tasks:
         check_output(f"network {name}, of task {task},", outputs[task], (None, 1), (None,))

@@ -5,8 +5,7 @@ long ago an item was. The position behind the oldest item stands for the beginni
 an item whose vector is zero. So the first item is a target too, and each user has a vector.
 
 A network that looks back gives `[batch, length, dim]`: at position k what follows from the items
-from k on; what stands at positions that are not read is not defined. Others give `[batch, dim]`, or
-`[batch, interests, dim]`.
+from k on. Others give `[batch, dim]`, or `[batch, interests, dim]`.
 """
 
 from __future__ import annotations
