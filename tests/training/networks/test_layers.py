@@ -1,5 +1,8 @@
+"""What models compute with rows, beside NumPy and what TensorFlow derives: values, gradients."""
+
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +16,7 @@ from training.networks.layers import (
     normalize_rows,
     pool_mean,
 )
+from training.networks.tower import EPSILON, Dice, apply_dice
 
 
 def test_products_are_computed_in_half_and_returned_in_float32() -> None:
@@ -37,16 +41,9 @@ def test_values_and_gradients_are_those_of_tensorflow(scale: float) -> None:
     upstream = tf.constant(rng.normal(size=(20, 6)), tf.float32)
     expected = vectors.numpy() / np.linalg.norm(vectors.numpy(), axis=1, keepdims=True)
     np.testing.assert_allclose(normalize_rows(vectors), expected, rtol=1e-5)
-
-    def reference(values: tf.Tensor) -> tf.Tensor:
-        return tf.math.l2_normalize(values, axis=1)
-
-    np.testing.assert_allclose(
-        gradient_of(normalize_rows, vectors, upstream),
-        gradient_of(reference, vectors, upstream),
-        rtol=1e-4,
-        atol=1e-5 / scale,
-    )
+    found = gradient_of(normalize_rows, vectors, upstream)
+    derived = gradient_of(lambda x: tf.math.l2_normalize(x, axis=1), vectors, upstream)
+    np.testing.assert_allclose(found, derived, rtol=1e-4, atol=1e-5 / scale)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-7, 1e-4])
@@ -57,13 +54,11 @@ def test_the_gradient_stays_small_near_zero(size: float) -> None:
     assert 0 < norm < 200
 
 
-def reference(embeddings: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def average(embeddings: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
     out = np.zeros((len(ids), embeddings.shape[2]))
-    for row in range(len(ids)):
-        tokens = np.flatnonzero(ids[row])
-        if len(tokens):
-            share = weights[tokens].astype(np.float64) / weights[tokens].astype(np.float64).sum()
-            out[row] = (share[:, None] * embeddings[row, tokens].astype(np.float64)).sum(axis=0)
+    for row, tokens in enumerate(ids != 0):
+        if tokens.any():
+            out[row] = np.average(embeddings[row, tokens], axis=0, weights=weights[tokens])
     return out
 
 
@@ -75,9 +70,9 @@ def test_pooling_equals_the_reference(seed: int, rows: int, length: int) -> None
     embeddings = rng.normal(size=(rows, length, 3)).astype(np.float32)
     weights = rng.uniform(0.1, 2, size=length).astype(np.float32)
     plain = pool_mean(tf.constant(embeddings), tf.constant(ids))
-    np.testing.assert_allclose(plain, reference(embeddings, ids, np.ones(length)), atol=1e-6)
+    np.testing.assert_allclose(plain, average(embeddings, ids, np.ones(length)), atol=1e-6)
     weighted = pool_mean(tf.constant(embeddings), tf.constant(ids), tf.constant(weights))
-    np.testing.assert_allclose(weighted, reference(embeddings, ids, weights), atol=1e-5)
+    np.testing.assert_allclose(weighted, average(embeddings, ids, weights), atol=1e-5)
 
 
 def test_gradients_equal_those_that_tensorflow_derives() -> None:
@@ -104,14 +99,11 @@ def test_gradients_equal_those_that_tensorflow_derives() -> None:
 
 def test_positions_start_alike_and_learn() -> None:
     positions = PositionWeights("h", 5)
-    assert positions(3).numpy().tolist() == [1, 1, 1]
-    embeddings = tf.constant([[[1.0], [0.0], [0.0]]])
     with tf.GradientTape() as tape:
-        pooled = pool_mean(embeddings, tf.constant([[4, 4, 4]]), positions(3))
-    gradient = tape.gradient(pooled, positions.logits)
-    gradient = tf.convert_to_tensor(gradient).numpy()
-    assert gradient[0] > 0 > gradient[1]
-    assert not gradient[3:].any()
+        weights = positions(3)
+    assert weights.numpy().tolist() == [1, 1, 1]
+    gradient = tf.convert_to_tensor(tape.gradient(weights, positions.logits))
+    assert gradient.numpy().tolist() == [1, 1, 1, 0, 0]
 
 
 def combine_by_hand(
@@ -171,3 +163,55 @@ def test_positions_are_kept_without_what_pads_them() -> None:
     weights = tf.constant([[3.0, np.nan], [np.inf, 1.0]])
     found = combine_positions(garbage, ids, weights, "none")
     assert found.numpy().tolist() == [[[6.0], [0.0]], [[0.0], [0.0]]]
+
+
+ROWS, LENGTH, UNITS = 5, 4, 3
+
+
+def draw() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    rng = np.random.default_rng(0)
+    x = tf.constant(rng.normal(1.0, 2.0, (ROWS * LENGTH, UNITS)), tf.float64)
+    weights = tf.constant(rng.random((1, ROWS * LENGTH)) < 0.7, tf.float64)
+    return x, weights, tf.constant(rng.normal(size=UNITS), tf.float64)
+
+
+def follow_the_formula(x: tf.Tensor, weights: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+    """Equation 4 of the paper, which TensorFlow differentiates."""
+    counted = tf.boolean_mask(x, weights[0] > 0)
+    mean, variance = tf.nn.moments(counted, axes=[0])
+    gate = tf.sigmoid((x - mean) / tf.sqrt(variance + EPSILON))
+    return gate * x + (1.0 - gate) * slope * x
+
+
+def test_dice_and_its_gradients_are_those_of_the_formula() -> None:
+    x, weights, slope = draw()
+    upstream = tf.constant(np.random.default_rng(1).normal(size=x.shape))
+    found = []
+    for function in (lambda *values: apply_dice(*values)[0], follow_the_formula):
+        with tf.GradientTape() as tape:
+            tape.watch([x, slope])
+            y = function(x, weights, slope)
+        found.append((y, *tape.gradient(y, [x, slope], output_gradients=upstream)))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_statistics_of_dice_are_kept_as_keras_keeps_them() -> None:
+    x, weights, _ = draw()
+    inputs = tf.cast(tf.reshape(x, [ROWS, LENGTH, UNITS]), tf.float32)
+    tokens = tf.reshape(weights > 0, [ROWS, LENGTH])
+    layer, peer = Dice(), keras.layers.BatchNormalization(center=False, scale=False)
+    for _ in range(3):
+        layer(inputs, training=True, tokens=tokens)
+        peer(inputs, training=True, mask=tokens)
+    kept = layer.normalize
+    np.testing.assert_allclose(kept.moving_mean, peer.moving_mean, rtol=1e-5)
+    np.testing.assert_allclose(kept.moving_variance, peer.moving_variance, rtol=1e-5)
+
+
+def test_dice_of_a_batch_without_tokens_has_finite_gradients() -> None:
+    x, weights, slope = draw()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = apply_dice(x, tf.zeros_like(weights), slope)[0]
+    assert np.isfinite(tape.gradient(y, x)).all()
