@@ -48,12 +48,9 @@ def draw() -> dict[str, Array]:
     ages = np.cumsum(rng.exponential(size=(ROWS, LENGTH)) * [1, HOUR, 1, DAY, 2 * DAY, 0.1], axis=1)
     ages[0, 3] = -1  # Nobody knows when this was.
     ages[1, 3:] = ages[2] = -1
-    return {"items": items, "is_read": is_read, "ages": ages}
-
-
-def call(network: Network, x: dict[str, Array]) -> Array:
-    tensors = {n: tf.constant(v, tf.bool if v.dtype == bool else tf.float32) for n, v in x.items()}
-    return network(tensors).numpy()
+    return {
+        "items": items.astype(np.float32), "is_read": is_read, "ages": ages.astype(np.float32)
+    }  # fmt: skip
 
 
 def bucket(seconds: float) -> int:
@@ -94,7 +91,7 @@ def reference(w: Weights, x: dict[str, Array], row: int, of_targets: bool | None
 @pytest.mark.parametrize("of_targets", [None, False, True])
 def test_blocks_are_what_the_paper_says(of_targets: bool | None) -> None:
     network, x = build(timed=of_targets is not None, of_targets=bool(of_targets)), draw()
-    weights, found = Weights(network), call(network, x)
+    weights, found = Weights(network), network(x).numpy()
     for row in range(ROWS):
         expected = reference(weights, x, row, of_targets)
         np.testing.assert_allclose(found[row, : len(expected)], expected, rtol=1e-4, atol=1e-4)
@@ -121,7 +118,8 @@ def test_buckets_of_times_by_hand() -> None:
 
 def test_what_stands_behind_the_beginning_changes_nothing() -> None:
     network, x = build(), draw()
-    expected = call(network, x)
+    expected = network(x).numpy()
     garbage = {**x, "items": np.where(x["is_read"][..., None], x["items"], 9.0)}
     garbage["ages"] = np.where(x["is_read"], x["ages"], 5.0)
-    np.testing.assert_allclose(call(network, garbage)[x["is_read"]], expected[x["is_read"]])
+    found = network(garbage).numpy()
+    np.testing.assert_allclose(found[x["is_read"]], expected[x["is_read"]])

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 class Setting:
     dtype: str = "float32"
     replicas: int = 1
-    parts: int = 1  # that a batch is computed in
+    parts: int | None = None  # that a batch is computed in
 
 
 class NumbersModel(Model):
@@ -82,8 +82,7 @@ def train_by_step(build: Build, setting: Setting) -> dict[str, np.ndarray]:
     """Returns the weights, alike on all replicas, and the logits of all rows."""
     strategy = build_strategy(DevicesConfig(cpu_replicas=setting.replicas))
     asked = {"kind": "sgd", "momentum": MOMENTUM}
-    parts = None if setting.parts == 1 else setting.parts
-    config = {"learning_rate": RATE, "dense": asked, "accumulate_steps": parts}
+    config = {"learning_rate": RATE, "dense": asked, "accumulate_steps": setting.parts}
     with strategy.scope():
         model = NumbersModel(build, setting.dtype)
         optimizers = Optimizers(OptimizerConfig.model_validate(config), model, STEPS)
@@ -109,17 +108,20 @@ def find_loss(model: NumbersModel, batch: Batch, training: StepContext) -> tf.Te
 
 def train_by_fit(build: Build, setting: Setting) -> dict[str, np.ndarray]:
     """Trains by Keras, on the same rows in the same order."""
-    parts = None if setting.parts == 1 else setting.parts
     with build_strategy(DevicesConfig(cpu_replicas=setting.replicas)).scope():
         model = build_network(build, setting.dtype)
-        optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM, gradient_accumulation_steps=parts)
+        optimizer = keras.optimizers.SGD(
+            RATE, momentum=MOMENTUM, gradient_accumulation_steps=setting.parts
+        )
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         model.compile(optimizer, loss, jit_compile=False)
     drawn = draw_batches()
     # The parts of a batch are every so manieth of its rows.
-    order = np.arange(STEPS * ROWS).reshape(STEPS, -1, setting.parts).swapaxes(1, 2).ravel()
+    order = np.arange(STEPS * ROWS).reshape(STEPS, -1, setting.parts or 1).swapaxes(1, 2).ravel()
     rows = tf.data.Dataset.from_tensor_slices(({"x": drawn["x"][order]}, drawn["label"][order]))
-    model.fit(rows.batch(ROWS // setting.parts, drop_remainder=True), shuffle=False, verbose=0)
+    model.fit(
+        rows.batch(ROWS // (setting.parts or 1), drop_remainder=True), shuffle=False, verbose=0
+    )
     weights = {name: weight.value for name, weight in name_weights(model).items()}
     return {**weights, "logits": model({"x": tf.constant(drawn["x"])}, training=False)[:, 0]}
 
@@ -202,7 +204,7 @@ CASES: dict[str, tuple[Build, Setting]] = {
 def test_weights_are_what_fit_makes_of_them(name: str) -> None:
     build, setting = CASES[name]
     # Without statistics of batches and assignments the sum of parts is the whole.
-    as_fit = setting if name == "spectral" else replace(setting, parts=1)
+    as_fit = setting if name == "spectral" else replace(setting, parts=None)
     expected, found = train_by_fit(build, as_fit), train_by_step(build, setting)
     assert list(found) == list(expected)
     bound = 1e-5 if setting.dtype == "float32" else 1e-2

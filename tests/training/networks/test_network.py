@@ -19,17 +19,16 @@ from training.networks.network import (
 WIDTH = 6
 
 
-def build(*, dropout: float = 0.5, first_seed: int = 0, l2: float | None = None) -> Network:
+def build(l2: float | None = None) -> Network:
     """Builds two dense layers with batch normalization and dropout between them."""
     regularizer = None if l2 is None else keras.regularizers.L2(l2)
     with building_layers("net", 3):
         tensors = {"x": keras.Input((WIDTH,), name="x"), "unread": keras.Input((1,), name="unread")}
         hidden = keras.layers.Dense(WIDTH, kernel_regularizer=regularizer)(tensors["x"])
         hidden = keras.layers.BatchNormalization()(hidden)
-        hidden = keras.layers.Dropout(dropout)(hidden)
-        hidden = keras.layers.Dropout(dropout)(hidden)
+        hidden = keras.layers.Dropout(0.5)(keras.layers.Dropout(0.5)(hidden))
         output = keras.layers.Dense(1)(hidden)
-        return Network(build_keras_model("net", tensors, output), first_seed)
+        return Network(build_keras_model("net", tensors, output))
 
 
 def begin(network: Network, step: int) -> StepContext:
