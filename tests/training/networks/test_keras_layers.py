@@ -117,11 +117,10 @@ def train_by_fit(build: Build, setting: Setting) -> dict[str, np.ndarray]:
         model.compile(optimizer, loss, jit_compile=False)
     drawn = draw_batches()
     # The parts of a batch are every so manieth of its rows.
-    order = np.arange(STEPS * ROWS).reshape(STEPS, -1, setting.parts or 1).swapaxes(1, 2).ravel()
+    parts = setting.parts or 1
+    order = np.arange(STEPS * ROWS).reshape(STEPS, -1, parts).swapaxes(1, 2).ravel()
     rows = tf.data.Dataset.from_tensor_slices(({"x": drawn["x"][order]}, drawn["label"][order]))
-    model.fit(
-        rows.batch(ROWS // (setting.parts or 1), drop_remainder=True), shuffle=False, verbose=0
-    )
+    model.fit(rows.batch(ROWS // parts, drop_remainder=True), shuffle=False, verbose=0)
     weights = {name: weight.value for name, weight in name_weights(model).items()}
     return {**weights, "logits": model({"x": tf.constant(drawn["x"])}, training=False)[:, 0]}
 
