@@ -302,7 +302,7 @@ class TimeBuckets(keras.layers.Layer):
     """Buckets of the time that lies between each two positions of a sequence.
 
     The bucket of s seconds is `floor(ln(max(s, 1)) / 0.301)`. Times that run backwards count as
-    equal ones: bucket 0. `of_targets` is that of `SequenceTimes`.
+    equal ones: bucket 0. `of_targets` is that of `UserSequence`.
     """
 
     def __init__(self, of_targets: bool, **options: Any) -> None:
