@@ -1,9 +1,7 @@
 """Encoder operations in TensorFlow: what `etl.encoders` does on Arrow, on tensors.
 
-Ids, hashes and parts of dates are bit-equal. Scaled numbers, sines and weights are
-float64 until the last step; they are equal to one unit in the last place of float32 (of 1,
-for sines and cosines), more only where a logarithm lies within 1e-15 of what is subtracted
-from it.
+Ids, hashes and parts of dates are bit-equal. Scaled numbers, sines and weights are float64 until
+the last step; they are equal to one unit in the last place of float32 (of 1, for sines).
 """
 
 from __future__ import annotations
@@ -33,19 +31,12 @@ _SEPARATORS = r"[\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+"
 
 @dataclass(frozen=True)
 class RawValues:
-    """One raw input.
+    """One raw input."""
 
-    Attributes:
-        values: `[batch]`, or `[batch, length]` of a list.
-        is_null: Which values are missing, same shape.
-        is_pad: Which positions lie behind the end of a list, same shape; None of a scalar.
-        max_len: Values that the feature keeps of a list; None keeps all.
-    """
-
-    values: tf.Tensor
-    is_null: tf.Tensor
-    is_pad: tf.Tensor | None
-    max_len: int | None = None
+    values: tf.Tensor  # `[batch]`, or `[batch, length]` of a list
+    is_null: tf.Tensor  # which values are missing
+    is_pad: tf.Tensor | None  # which positions lie behind the end of a list; None of a scalar
+    max_len: int | None = None  # values that the feature keeps of a list; None keeps all
 
     @property
     def text(self) -> tf.Tensor:
@@ -62,7 +53,9 @@ class RawValues:
 
     def finish(self, encoded: tf.Tensor, null: int | float) -> tf.Tensor:
         """Replaces the values of null and padding; padding is 0."""
-        encoded = tf.where(self.is_null, tf.cast(null, encoded.dtype), encoded)
+        return self.pad(tf.where(self.is_null, tf.cast(null, encoded.dtype), encoded))
+
+    def pad(self, encoded: tf.Tensor) -> tf.Tensor:
         if self.is_pad is None:
             return encoded
         return tf.where(self.is_pad, tf.cast(PAD_ID, encoded.dtype), encoded)
@@ -83,10 +76,7 @@ executions: Executions[Callable[[Any, Sequence[RawValues], Resources], tf.Tensor
 def apply_operation(
     operation: Operation, inputs: Sequence[RawValues], resources: Resources
 ) -> tf.Tensor:
-    """Executes an operation on its raw inputs, in the plan's order.
-
-    `[batch]` or `[batch, length]`, 0 where there is nothing; lists are not yet cut.
-    """
+    """Executes an operation on its raw inputs, in the plan's order; lists are not yet cut."""
     return executions[operation](operation, inputs, resources)
 
 
@@ -202,7 +192,7 @@ def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) 
     scaled = tf.cast(scaled * tf.cast(operation.factor, tf.float64), tf.float32)
     if operation.fill is None:
         scaled = tf.where(missing, tf.zeros_like(scaled), scaled)
-    return scaled if raw.is_pad is None else tf.where(raw.is_pad, tf.zeros_like(scaled), scaled)
+    return raw.pad(scaled)
 
 
 @executions.declare(IsMissing)
@@ -263,10 +253,7 @@ def _merge(inputs: Sequence[RawValues], values: Sequence[tf.Tensor]) -> tf.Tenso
 
 
 def scale_weights(weights: tf.Tensor) -> tf.Tensor:
-    """Divides rows by their sums where those are not 0: float64 `[batch, length]`.
-
-    A weight of 0 stays 0, as padding does, where infinite weights have no sum.
-    """
+    """Divides float64 `[batch, length]` by the sums of rows if not 0; a weight of 0 stays 0."""
     sums = tf.reduce_sum(weights, axis=1, keepdims=True)
     scaled = weights / tf.where(tf.equal(sums, 0.0), tf.ones_like(sums), sums)
     return tf.where(tf.equal(weights, 0.0), weights, scaled)

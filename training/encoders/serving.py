@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from training.encoders.operations import (
 from training.encoders.source import SourceFacts, read_source_facts
 from training.encoders.vocabularies import (
     Vocabulary,
+    find_column,
     read_plan,
     read_statistics,
     read_vocabulary,
@@ -205,8 +207,8 @@ def _unused(tokens: pa.Array, integers: tuple[int, ...], strings: tuple[str, ...
 class ServingEncoders(tf.Module):
     """Encodes raw features inside a graph; one lookup table per vocabulary.
 
-    Vocabularies and statistics, float32 `[vocabulary_size]`, are all that the features need. By
-    feature there are `specs` and `names`, of the first input; `inputs` are all, in their order.
+    Statistics are float32 `[vocabulary_size]`. By feature there are `specs`, and `names` of the
+    first input; `inputs` are all, in their order.
     """
 
     def __init__(
@@ -231,7 +233,7 @@ class ServingEncoders(tf.Module):
                                      vocabularies.get(column.vocabulary or ""), facts)
         )  # fmt: skip
         self._resources = Resources(
-            {name: self._token_encoder(name, vocabularies[name]) for name in needed},
+            {name: partial(self._encode_tokens, vocabularies[name]) for name in needed},
             {name: tf.constant(values) for name, values in (statistics or {}).items()},
         )
 
@@ -264,15 +266,12 @@ class ServingEncoders(tf.Module):
             return fit_length(tf.cast(values, TENSOR_DTYPES[spec.dtype]), spec)
         return fit_length(self._resources.ids[column.vocabulary](inputs[0]), spec)
 
-    def _token_encoder(self, name: str, vocabulary: Vocabulary) -> Any:
-        def encode(raw: RawValues) -> tf.Tensor:
-            ids = self.tables[name].lookup(raw.values)
-            if vocabulary.oov_buckets is not None:
-                hashed = hash_text(raw.text, vocabulary.oov_buckets)
-                ids = tf.where(tf.equal(ids, OOV_ID), hashed, ids)
-            return raw.finish(ids, OOV_ID)
-
-        return encode
+    def _encode_tokens(self, vocabulary: Vocabulary, raw: RawValues) -> tf.Tensor:
+        ids = self.tables[vocabulary.name].lookup(raw.values)
+        if vocabulary.oov_buckets is not None:
+            hashed = hash_text(raw.text, vocabulary.oov_buckets)
+            ids = tf.where(tf.equal(ids, OOV_ID), hashed, ids)
+        return raw.finish(ids, OOV_ID)
 
 
 def fit_length(values: tf.Tensor, spec: FeatureSpec) -> tf.Tensor:
@@ -302,14 +301,7 @@ def build_serving_encoders(
     facts: SourceFacts = NO_FACTS,
 ) -> ServingEncoders:
     features = tuple(features)
-    try:
-        columns = [plan.column(name) for name in features]
-    except KeyError as error:
-        raise InputDataError(
-            "the encoder plan does not make a feature that the model reads",
-            received=str(error),
-            allowed=", ".join(column.feature for column in plan.columns),
-        ) from error
+    columns = [find_column(plan, name) for name in features]
     names = {column.vocabulary for column in columns}
     specs = [spec for spec in plan.vocabularies if spec.name in names]
     wanted = {getattr(column.operation, "table", None) for column in columns}
@@ -328,8 +320,7 @@ def build_lookup(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
     ids = np.arange(first, first + len(tokens), dtype=np.int64)
     if vocabulary.retired is not None:
         ids[vocabulary.retired] = OOV_ID
-    if not len(tokens):
-        # TensorFlow refuses an empty table; any key will do that maps to OOV as well.
+    if not len(tokens):  # TensorFlow refuses an empty table: any key will do.
         tokens = pa.array([pad_token(vocabulary)], tokens.type)
         ids = np.array([OOV_ID], np.int64)
     keys: Any = tokens.to_numpy(zero_copy_only=False)

@@ -16,17 +16,11 @@ AnyInput = TypeVar("AnyInput", bound=InputColumn)
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What raw inputs are checked and read by.
+    """What raw inputs are checked and read by."""
 
-    Attributes:
-        event_time: Column of the log's times, if these are known to be dates.
-        forms: How each column is written, by its name; others come as they are.
-        lengths: Values that models read of a list, by feature; others have no bound.
-    """
-
-    event_time: str | None = None
-    forms: Mapping[str, WrittenForm] = field(default_factory=dict)
-    lengths: Mapping[str, int] = field(default_factory=dict)
+    event_time: str | None = None  # column of the log's times, if these are known to be dates
+    forms: Mapping[str, WrittenForm] = field(default_factory=dict)  # by column
+    lengths: Mapping[str, int] = field(default_factory=dict)  # most values of a list, by feature
 
     def complete(self, item: AnyInput, time_unit: str | None = None) -> AnyInput:
         """Returns an input with how its column is written, and the unit of its times if any."""
@@ -94,10 +88,7 @@ def find_aligned(manifest: Manifest, plan: EncoderPlan) -> tuple[tuple[str, ...]
 def find_pair_features(
     manifest: Manifest, plan: EncoderPlan, features: Iterable[str]
 ) -> tuple[str, ...]:
-    """Returns the features that are made of an item's column and are not of role item.
-
-    Nothing knows their values for other items than a row's own.
-    """
+    """Returns the features of an item's column that are known of a row's own item alone."""
     columns = find_item_columns(manifest, plan)
     return tuple(
         name

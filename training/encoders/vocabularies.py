@@ -56,10 +56,7 @@ class Vocabulary:
 
 
 def read_whole_key(value: Any) -> int | None:
-    """Returns a key that is written as a whole number, or as the text of one; else None.
-
-    Text is the number's own: 007 is not 7, as it is not among the keys that are stored.
-    """
+    """Returns a key that is a whole number or its text; else None, as of 007, which is not 7."""
     if not isinstance(value, int | str):
         return None
     try:
@@ -70,12 +67,7 @@ def read_whole_key(value: Any) -> int | None:
 
 
 def is_named(ids: np.ndarray, named: range | None) -> np.ndarray:
-    """Tells ids that name one thing from padding, OOV and buckets that many share.
-
-    Args:
-        ids: int64, of any shape.
-        named: The ids of a vocabulary that do (`find_named_ids`); None: they are keys or hashes.
-    """
+    """Tells ids that name one thing, `named` of a vocabulary or (None) keys, from all others."""
     if named is None:
         return np.asarray((ids != PAD_ID) & (ids != OOV_ID))
     return np.asarray((ids >= named.start) & (ids < named.stop))
@@ -115,16 +107,12 @@ def read_statistics(version_dir: ReadablePath, spec: TableSpec) -> np.ndarray:
 def read_key_vocabulary(
     version_dir: ReadablePath, manifest: Manifest, feature: str
 ) -> Vocabulary | None:
-    """Reads the vocabulary of a key feature, or returns None where its ids are the tokens."""
     spec = _find_vocabulary(version_dir, manifest, feature)
     return None if spec is None else read_vocabulary(version_dir, spec)
 
 
 def find_named_ids(version_dir: ReadablePath, manifest: Manifest, feature: str) -> range | None:
-    """Returns the ids of a feature's vocabulary that name one token each, retired ones too.
-
-    None: the feature has no vocabulary, its ids are keys or hashes. No file of tokens is opened.
-    """
+    """Returns the ids that name one token each, retired ones too; None: they are keys or hashes."""
     spec = _find_vocabulary(version_dir, manifest, feature)
     return None if spec is None else range(spec.first_token_id, spec.size)
 
@@ -133,14 +121,18 @@ def _find_vocabulary(
     version_dir: ReadablePath, manifest: Manifest, feature: str
 ) -> VocabularySpec | None:
     plan = read_plan(version_dir, manifest)
+    name = find_column(plan, feature).vocabulary
+    return None if name is None else plan.vocabulary(name)
+
+
+def find_column(plan: EncoderPlan, feature: str) -> ColumnEncoding:
     try:
-        name = plan.column(feature).vocabulary
-        return None if name is None else plan.vocabulary(name)
+        return plan.column(feature)
     except KeyError as error:
         raise InputDataError(
-            f"the encoder plan does not say how feature {feature!r} was made",
-            received=str(error),
-            fix="build the dataset again",
+            "the encoder plan does not say how a feature was made",
+            received=feature,
+            allowed=", ".join(column.feature for column in plan.columns),
         ) from error
 
 
@@ -179,16 +171,9 @@ def _list_fitted(column: ColumnEncoding, version: EncodedVersion) -> tuple[objec
 
 
 def list_fitted_anew(
-    inputs: Collection[str],
-    looked_up: Collection[str],
-    new: EncodedVersion,
-    old: EncodedVersion,
+    inputs: Collection[str], looked_up: Collection[str], new: EncodedVersion, old: EncodedVersion
 ) -> list[str]:
-    """Returns the inputs of a model whose values mean something else than in an earlier version.
-
-    Those that are looked up in tables by ids of vocabularies are matched by token, whatever the
-    ids are.
-    """
+    """Returns the inputs whose values mean something else than before, if no token matches them."""
     return [
         name
         for name in inputs
@@ -204,10 +189,9 @@ def _has_tokens(name: str, version: EncodedVersion) -> bool:
 def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarray | None:
     """Finds the row that each id of a table had in an earlier dataset version.
 
-    Ids of a vocabulary are matched by token; padding and OOV keep their rows, OOV buckets where
-    there are equally many. Ids that are computed, as by hashing, keep their rows where both
-    versions compute them alike. int64 `[vocabulary_size]`, -1 where there is none; None where the
-    ids of the two versions have nothing to do with each other.
+    Ids of a vocabulary are matched by token; computed ones, as by hashing, keep their rows where
+    both versions compute them alike. int64 `[vocabulary_size]`, -1 where there is none; None where
+    the ids of the two versions have nothing to do with each other.
     """
     found, before = _find_encoding(table, new), _find_encoding(table, old)
     if found is None or before is None:
@@ -231,7 +215,6 @@ def match_keys(
 ) -> np.ndarray | None:
     """Finds the key that each key of an earlier dynamic table has in a new dataset version.
 
-    Keys that are computed, as by hashing, are the same; ids of a vocabulary are matched by token.
     int64 `[n]`, -1 where there is none; None where the keys have nothing to do with each other.
     """
     try:

@@ -307,7 +307,7 @@ def _plan_input(
         has_vector=kind.has_vectors,
         elements=elements if kind.sums_fields else None,
         has_order=kind.has_order,
-        is_cut=kind.takes_any_width and name in positions,
+        is_cut=name in positions,
     )
 
 

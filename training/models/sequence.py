@@ -34,7 +34,7 @@ from training.networks.network import (
     call_in_groups,
     plan_groups,
 )
-from training.networks.sequences import SEQUENCE_NETWORKS, SequenceTimes, read_sequence
+from training.networks.sequences import SEQUENCE_NETWORKS, read_sequence
 from training.networks.tower import HiddenLayers, concatenate
 from training.reader.feature_columns import list_length
 
@@ -147,13 +147,12 @@ def _build_network(
 ) -> Network:
     tensors = inputs.build_keras_inputs()
     sequence = read_sequence(tensors, names)
-    of_items = None
     if times is not None:
-        ages = keras.Input(sequence.is_read.shape[1:], name=times.name)
-        tensors[times.name] = ages
-        names, of_items = [*names, times.name], SequenceTimes(ages, times.of_targets)
+        ages = tensors[times.name] = keras.Input(sequence.is_read.shape[1:], name=times.name)
+        names = [*names, times.name]
+        sequence = replace(sequence, ages=ages, of_targets=times.of_targets)
     network = SEQUENCE_NETWORKS[config.name]
-    output = network.build(sequence, of_items, config)
+    output = network.build(sequence, config)
     if network.looks_back and not trains_everywhere(config):
         output = output[:, 0]
     others = flatten_each(tensors, without=names)

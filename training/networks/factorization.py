@@ -24,10 +24,9 @@ import keras_rs
 
 from conf.errors import ConfigError
 from training.networks.network import NetworkInputs
-from training.networks.tower import HiddenLayers, build_output, concatenate, first_score
+from training.networks.tower import HiddenLayers, add, build_output, concatenate, first_score
 
 HIDDEN_UNITS = (256, 128)
-SECOND_UNITS = (128,)
 TASK_UNITS = (64,)
 BaseScores = Mapping[str, float] | None
 
@@ -37,7 +36,7 @@ def build_lr(inputs: NetworkInputs, *, base_scores: BaseScores = None) -> keras.
     if inputs.numbers:
         numbers = concatenate([inputs[name] for name in inputs.numbers])
         terms.append(keras.layers.Dense(1, use_bias=False)(numbers))
-    return Bias(first_score(base_scores))(_add(terms))
+    return Bias(first_score(base_scores))(add(terms))
 
 
 def build_fm(
@@ -64,19 +63,11 @@ def build_wide_deep(
 
 
 def build_deepfm(
-    inputs: NetworkInputs,
-    *,
-    hidden_units: Sequence[int] = HIDDEN_UNITS,
-    base_scores: BaseScores = None,
-    **layers: Any,
+    inputs: NetworkInputs, *, base_scores: BaseScores = None, **params: Any
 ) -> keras.KerasTensor:
+    """Builds the two; parameters are those of `wide_deep`."""
     pairs = keras.ops.sum(build_interactions(inputs), axis=1, keepdims=True)
-    deep = build_wide_deep(
-        inputs,
-        hidden_units=hidden_units,
-        base_scores=base_scores,
-        **layers,
-    )
+    deep = build_wide_deep(inputs, base_scores=base_scores, **params)
     return keras.layers.Add()([deep, pairs])
 
 
@@ -100,10 +91,9 @@ def build_dcn(
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> keras.KerasTensor:
-    """Builds a deep & cross network: both side by side, joined by a linear layer.
+    """Builds cross layers beside an MLP, if any, joined by a linear layer.
 
-    A cross layer is `x0 * (W x + b) + x`, `projection_dim` the rank of W = U V (None: the whole
-    matrix). Without `hidden_units` cross layers stand alone.
+    A cross layer is `x0 * (W x + b) + x`, `projection_dim` the rank of W = U V (None: it is whole).
     """
     first = flatten_inputs(inputs)
     crossed = first
@@ -119,28 +109,23 @@ def build_final_net(
     inputs: NetworkInputs,
     *,
     hidden_units: Sequence[int] = HIDDEN_UNITS,
-    second_units: Sequence[int] = SECOND_UNITS,
+    second_units: Sequence[int] = (128,),
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> keras.KerasTensor:
     """Builds FINAL of two blocks, whose logits are averaged.
 
     Zhu et al. 2023, "FINAL: Factorized Interaction Layer for CTR Prediction", sections 2.1, 2.2;
-    without the distillation of section 2.2, by which each block also learns their mean. Lengths of
-    layers are even numbers; other ones in the second block let the two learn different things.
+    without the distillation of section 2.2, by which each block also learns their mean. A layer is
+    a linear map to `u` beside `v`, as `u` beside `u * v`: lengths of layers are even numbers.
     """
     own = HiddenLayers(**layers)
     row, logits = flatten_inputs(inputs), []
-    for name, units in (("hidden_units", hidden_units), ("second_units", second_units)):
-        if not units or any(size < 2 or size % 2 for size in units):
-            raise ConfigError(
-                f"model.params.{name} of final_net: each layer multiplies its own halves",
-                received=", ".join(map(str, units)) or "no layer",
-                allowed="even numbers, one for each layer",
-            )
+    for units in (hidden_units, second_units):
         hidden = row
         for size in units:
-            hidden = own.finish(FactorizedInteraction(size)(hidden))
+            plain, factor = keras.ops.split(keras.layers.Dense(size)(hidden), 2, axis=-1)
+            hidden = own.finish(concatenate([plain, plain * factor]))
         logits.append(build_output(hidden, base_scores))
     return keras.layers.Average()(logits)
 
@@ -170,10 +155,7 @@ def build_mmoe(
     base_scores: BaseScores = None,
     **layers: Any,
 ) -> dict[str, keras.KerasTensor]:
-    """Builds a multi-gate mixture of experts.
-
-    Each task mixes the experts' outputs by a softmax over a linear map of the inputs.
-    """
+    """Builds experts that each task mixes by a softmax over a linear map of the inputs."""
     own = HiddenLayers(**layers)
     row = flatten_inputs(inputs)
     outputs = keras.ops.stack([own.stack(row, hidden_units) for _ in range(experts)], axis=1)
@@ -200,41 +182,11 @@ class Bias(keras.layers.Layer):
         return inputs + self.bias
 
 
-class FactorizedInteraction(keras.layers.Layer):
-    """A linear map to `u` beside `v`, as `u` beside `u * v`; Zhu et al. 2023, section 2.1."""
-
-    def __init__(self, units: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.units = units
-        self.linear = keras.layers.Dense(units)
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.linear.build(input_shape)
-
-    def call(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Maps `[batch, width]` to `[batch, units]`."""
-        plain, factor = keras.ops.split(self.linear(inputs), 2, axis=-1)
-        return keras.ops.concatenate([plain, plain * factor], axis=-1)
-
-
-class Interactions(keras.layers.Layer):
-    """Products of all pairs of fields, summed: (Σ v)² - Σ v², halved, Rendle 2010, lemma 3.1.
-
-    keras-rs has dot products of pairs (`DotInteraction`), at quadratic cost in the fields.
-    """
-
-    def call(self, fields: keras.KerasTensor) -> keras.KerasTensor:
-        """Maps fields `[batch, fields, dim]` to `[batch, dim]`."""
-        total = keras.ops.sum(fields, axis=1)
-        squares = keras.ops.sum(keras.ops.square(fields), axis=1)
-        return 0.5 * (keras.ops.square(total) - squares)
-
-
 def build_interactions(inputs: NetworkInputs) -> keras.KerasTensor:
     """Builds the products of all pairs of fields, summed, `[batch, dim]`.
 
-    A vector is a field, and so is each position of a list that keeps them. Of other lists each
-    element is one: their sums and sums of squares add up with those of the vectors.
+    That is (Σ v)² - Σ v², halved (Rendle 2010, lemma 3.1). A vector is a field, and so is each
+    position or element of a list.
     """
     dims = {name: inputs[name].shape[-1] for name in inputs.vectors}
     if len(set(dims.values())) != 1:
@@ -248,20 +200,12 @@ def build_interactions(inputs: NetworkInputs) -> keras.KerasTensor:
         tensor = inputs[name]
         if name not in inputs.elements:
             fields.append(tensor if len(tensor.shape) == 3 else keras.ops.expand_dims(tensor, 1))
-    stacked = None
-    if fields:
-        stacked = fields[0] if len(fields) == 1 else keras.layers.Concatenate(axis=1)(fields)
-    if not inputs.elements:
-        return Interactions()(stacked)
     totals, squares = ([inputs[pair[i]] for pair in inputs.elements.values()] for i in (0, 1))
-    if stacked is not None:
+    if fields:
+        stacked = concatenate(fields, axis=1)
         totals.append(keras.ops.sum(stacked, axis=1))
         squares.append(keras.ops.sum(keras.ops.square(stacked), axis=1))
-    return 0.5 * (keras.ops.square(_add(totals)) - _add(squares))
-
-
-def _add(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-    return tensors[0] if len(tensors) == 1 else keras.layers.Add()(list(tensors))
+    return 0.5 * (keras.ops.square(add(totals)) - add(squares))
 
 
 def flatten_inputs(inputs: NetworkInputs) -> keras.KerasTensor:

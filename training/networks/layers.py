@@ -14,19 +14,13 @@ GRADIENT_FLOOR = 1e-2
 
 
 def may_cut() -> bool:
-    """Returns whether padding may be left out: shapes then depend on data.
-
-    Collectives between replicas need equal ones.
-    """
+    """Returns whether shapes may depend on data: collectives between replicas need equal ones."""
     context = tf.distribute.get_replica_context()
     return context is None or context.num_replicas_in_sync == 1
 
 
 def matmul_rows(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
-    """Dot products of rows, float32 `[rows, columns]` of `[rows, dim]` and `[columns, dim]`.
-
-    They are computed in `dtype`.
-    """
+    """Dot products of `[rows, dim]` and `[columns, dim]`, computed in `dtype`, as float32."""
     product = tf.matmul(tf.cast(left, dtype), tf.cast(right, dtype), transpose_b=True)
     return tf.cast(product, tf.float32)
 
@@ -37,10 +31,9 @@ def normalize_rows(
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Divides each row of `[…, dim]` by its L2 norm; a row of zeros stays zeros.
 
-    The gradient of `v / |v|` is the part of the upstream gradient at right angles to `v`, divided
-    by `|v|`. Near zero, where a user has no history or an id has no trained row, that division
-    would blow one row up a millionfold and drown the rest of the batch, so the norm is not taken
-    below `GRADIENT_FLOOR` there. It is not cut to zero: such rows could then never be trained.
+    The gradient is the part of the upstream one at right angles to `v`, divided by `|v|`, or by
+    `GRADIENT_FLOOR` near zero: there it would drown the rest of the batch. It is not cut to zero,
+    as such rows could then never be trained.
     """
     unit = tf.math.l2_normalize(vectors, axis=-1)
     norms = tf.norm(vectors, axis=-1, keepdims=True)
@@ -55,11 +48,7 @@ def normalize_rows(
 def pool_mean(
     embeddings: tf.Tensor, ids: tf.Tensor, position_weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Weighted mean over the positions that hold a token; zeros for rows without one.
-
-    Embeddings and ids are those of `combine_positions`; `position_weights` are float32 `[length]`,
-    above 0.
-    """
+    """Mean of the tokens of lists by float32 weights above 0, `[length]`; zeros without a token."""
     is_token = tf.not_equal(ids, PAD_ID)
     weights = tf.cast(is_token, embeddings.dtype)
     if position_weights is not None:
@@ -91,9 +80,7 @@ def _sum_weighted(
 ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
     """Sum over positions of `weights [batch, length]` times `embeddings [batch, length, dim]`.
 
-    A product of matrices, so the weighted embeddings are never stored. The gradient is written
-    out: a batched product of a column and a row, which TensorFlow would derive, is about five
-    times slower on CPU than multiplying them by broadcasting.
+    The gradient that TensorFlow would derive is about five times slower on CPU.
     """
     pooled = tf.squeeze(tf.matmul(weights[:, tf.newaxis, :], embeddings), axis=1)
 
@@ -111,14 +98,9 @@ def gather_positions(
     source: tf.Tensor | None = None,
     rows: BatchRows | None = None,
 ) -> tf.Tensor:
-    """Returns the row of each position of lists, `[batch, length, dim]`.
+    """Returns the row of each position of ids `[batch, length]`; not defined where they are 0.
 
-    Args:
-        table: Embeds the ids.
-        ids: int `[batch, length]`; what stands at padded positions (0) is not defined.
-        source: The tensor of the batch that has the same tokens, and more or less padding behind
-            them; None: ids.
-        rows: The rows of a step, or None.
+    `source` is the tensor of the batch that has the same tokens, and other padding behind them.
     """
     found = table.find_rows(ids if source is None else source, rows)
     if found is None:
@@ -137,7 +119,7 @@ def gather_positions(
 def sum_squared_norms(
     table: EmbeddingTable, ids: tf.Tensor, rows: BatchRows | None = None
 ) -> tf.Tensor:
-    """Returns the squared norms of the rows of ids, summed over all that are no padding; scalar."""
+    """Returns the sum of the squared norms of the rows of ids that are no padding."""
     found = table.find_rows(ids, rows)
     if found is None:
         return tf.reduce_sum(tf.square(table.lookup(ids, rows)))
@@ -179,11 +161,10 @@ def combine_positions(
 def sum_elements(
     embeddings: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor | None, combiner: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums the elements of lists, and their squares: what a factorization machine reads of them.
+    """Returns Σ x v and Σ (x v)² of the elements of lists (Rendle 2010, lemma 3.1).
 
-    Σ x v and Σ (x v)² (Rendle 2010, lemma 3.1), each float32 `[batch, dim]`, with v the embeddings
-    and x the weights, 1 if None, as in `combine_positions`; `mean` divides x by the number of
-    tokens.
+    Each is float32 `[batch, dim]`, with v the embeddings and x the weights, 1 if None; `mean`
+    divides x by the number of tokens.
     """
     rows = combine_positions(embeddings, ids, weights, "none")
     if combiner == "mean":
@@ -201,10 +182,7 @@ def _keep(mask: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 class PositionWeights(tf.Module):
-    """Learned weights of list positions: how much the k-th latest item of a history counts.
-
-    Weights are `exp(logit)`, so they stay above 0, and start alike.
-    """
+    """Learned weights of list positions, `exp(logit)`: they stay above 0, and start alike."""
 
     def __init__(self, name: str, max_len: int) -> None:
         super().__init__(name="position_weights")
@@ -212,5 +190,4 @@ class PositionWeights(tf.Module):
         self.logits = tf.Variable(tf.zeros([max_len]), name=f"{name}/position_logits")
 
     def __call__(self, length: tf.Tensor | int) -> tf.Tensor:
-        """Returns the weights of the first `length <= max_len` positions, float32 `[length]`."""
         return tf.exp(self.logits[:length])

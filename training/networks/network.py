@@ -1,10 +1,9 @@
 """Keras networks inside the training step: calls without side effects, seeds by step.
 
-A network is a functional Keras model from named inputs to its outputs. In training its layers read
-their moving statistics and seeds from a `StepContext` and leave new statistics there: so a step
-can be computed in parts, and one that is repeated after a resume draws the same
-numbers. Rows of like length may be computed together, so that short lists are not padded to long
-ones.
+In training layers read their moving statistics and seeds from a `StepContext` and leave new
+statistics there: so a step can be computed in parts, and one that is repeated after a resume draws
+the same numbers. Rows of like length may be computed together, so that short lists are not padded
+to long ones.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
     """The inputs of a network by name; it knows what stands for what.
 
     Args:
-        tensors: All inputs by name.
+        tensors: All inputs.
         vectors: Names of embedded ids: `[batch, dim]`, or `[batch, length, dim]` with a mask.
         numbers: Names of numbers, `[batch, n]`.
         biases: Names of weights of ids, `[batch, 1]`.
@@ -68,33 +67,27 @@ class NetworkInputs(dict[str, keras.KerasTensor]):
         return length
 
     def __missing__(self, name: str) -> keras.KerasTensor:
+        feature, _, suffix = name.rpartition("_")
+        fixes = {
+            "mask": f"set model.pooling.{feature}.combiner=none: it has a mask",
+            "bias": "set model.biases=true: each feature of ids has one",
+        }
+        advice = fixes.get(suffix) if feature in self.vectors else None
         raise ConfigError(
             "the network reads an input that the model does not have",
             received=name,
             allowed=", ".join(self),
-            fix=self._advise(name),
+            fix=advice or did_you_mean(name, self),
         )
-
-    def _advise(self, name: str) -> str:
-        if name.removesuffix("_mask") in self.vectors:
-            return f"set model.pooling.{name.removesuffix('_mask')}.combiner=none: it has a mask"
-        if name.removesuffix("_bias") in self.vectors:
-            return "set model.biases=true: each feature of ids has one"
-        return did_you_mean(name, self)
 
 
 class StepContext:
     """What the pass of a training step reads beside its batch, and what it leaves.
 
-    Args:
-        seed: int32 `[2]`, another one for each step and part of a batch, the same on all replicas.
-        variables: Variables that the pass may set: moving statistics.
-        values: Their values before the pass.
-        rows: The rows that the step looks up; None: each lookup its own.
-        dtype: Type that objectives compute products of matrices in.
-
-    Attributes:
-        penalty: Sum of what layers add to the loss of a batch, such as L2 of kernels; scalar.
+    `seed`, int32 `[2]`, is another one for each step and part of a batch, the same on all replicas;
+    `values` are those of `variables`, moving statistics, before the pass; `rows` are looked up by
+    all, None: by each lookup its own; objectives compute products of matrices in `dtype`; `penalty`
+    sums up what layers add to the loss, such as L2 of kernels.
     """
 
     def __init__(
@@ -157,10 +150,7 @@ class StepContext:
 
 
 class _PassScope(keras.StatelessScope):
-    """Keeps what layers assign, without gradients of what that is made of, as variables do.
-
-    The gradient by a trained weight is that by its newest value.
-    """
+    """Keeps what layers assign; the gradient by a trained weight is that by its newest value."""
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         variable, value = update
@@ -174,13 +164,8 @@ class _PassScope(keras.StatelessScope):
 class Network(tf.Module):
     """A functional Keras model whose weights are named alike in every process.
 
-    Args:
-        model: From a mapping of inputs to one output, or a mapping of outputs.
-        first_seed: Number of its first random layer among those of the whole model.
-
-    Attributes:
-        label: Name of the network within its model.
-        weights: All weights by name, moving statistics included.
+    It maps inputs by name to one output, or outputs by name. `first_seed` is the number of its
+    first random layer among those of the whole model.
     """
 
     def __init__(self, model: keras.Model, first_seed: int = 0) -> None:
@@ -254,10 +239,7 @@ class Network(tf.Module):
 
 @contextmanager
 def building_layers(name: str, seed: int, dtype: tf.DType = tf.float32) -> Iterator[None]:
-    """Lets Keras layers that are built in the block begin alike in every process.
-
-    Networks of other names begin otherwise. Layers compute in `dtype`; weights are float32.
-    """
+    """Lets layers built in the block begin alike in every process; they compute in `dtype`."""
     state, policy = random.getstate(), keras.config.dtype_policy()
     numbers = np.random.get_state()
     random.seed(f"{name} {seed}")  # Keras draws the seeds of its initializers from here.
@@ -305,11 +287,7 @@ def find_read_inputs(inputs: Mapping[str, keras.KerasTensor], outputs: Any) -> t
 
 
 def name_weights(model: keras.Model) -> dict[str, Any]:
-    """Returns the weights of a model by names that are alike in every process.
-
-    Keras numbers layers of one class over the whole process, as in `dense_7/kernel`; here they are
-    numbered within the model, in order.
-    """
+    """Returns the weights of a model by name: layers of a class are numbered within the model."""
     numbers: dict[str, dict[str, str]] = {}
     named: dict[str, Any] = {}
     for weight in model.weights:
@@ -360,10 +338,7 @@ def call_in_groups(
     mask: str,
     count: int,
 ) -> Any:
-    """Returns what a network makes of a batch; in training, its rows are computed in groups.
-
-    What it makes of a row depends neither on others nor on padding behind a list.
-    """
+    """Returns what a network makes of a batch; in training, its rows are computed in groups."""
     if training is None or count == 1 or not may_cut():
         return network(inputs, training)
     tensors = network.keras_model.input
@@ -382,10 +357,9 @@ def encode_in_groups(
 ) -> Any:
     """Encodes the rows of a batch in groups of like length; their order stays as it is.
 
-    `encode` returns `[rows, dim]` or `[rows, width, dim]` of the inputs of a group, and of its
-    number, or several by name; behind the width of a group there are zeros. `lists` are the inputs
-    with a position for each column, `[batch, width, …]`; `mask` names the one that tells the
-    lengths. A batch of fewer than `MIN_GROUP_ROWS` rows for each group has fewer groups.
+    `encode` returns `[rows, dim]` or `[rows, width, dim]` of the inputs of a group and its number,
+    or several by name; behind the width of a group there are zeros. `lists` are the inputs
+    `[batch, width, …]`, and `mask` is the one that tells the lengths.
     """
     known = inputs[mask].shape[0]
     if known is not None:

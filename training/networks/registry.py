@@ -21,8 +21,9 @@ from training.networks.factorization import (
     build_shared_bottom,
     build_wide_deep,
 )
-from training.networks.network import NetworkInputs, find_read_inputs
+from training.networks.network import NetworkInputs
 from training.networks.target_attention import build_bst, build_din, list_names
+from training.networks.tower import check_output
 from training.networks.user_code import call_function, import_function, pick_parameters
 
 
@@ -30,29 +31,19 @@ from training.networks.user_code import call_function, import_function, pick_par
 class NetworkKind:
     """A network and what it reads.
 
-    Attributes:
-        build: From `inputs: dict[str, keras.KerasTensor]` and parameters to the logits: one tensor
-            `[batch, 1]`, or one for each task by name. A parameter that is named `tasks` is given
-            the names of the tasks, one named `base_scores` the score of a constant for each.
-        has_biases: Whether it reads a weight of each id.
-        has_vectors: Whether it reads a vector of each id.
-        key_params: Parameters that name a feature, and the key of the dataset that is the default.
-        position_params: Parameters that name lists whose positions it reads.
-        sums_fields: Whether it sums over fields, so that each element of a list is one.
-        has_order: Whether it reads the order of positions that a list keeps.
-        takes_any_width: Whether a batch may hold those lists narrower than they can be.
-        is_grouped: Whether rows of like length are worth a computation of their own.
+    `build` makes of `inputs: dict[str, keras.KerasTensor]` and parameters the logits: one tensor
+    `[batch, 1]`, or one for each task by name. A parameter that is named `tasks` is given the names
+    of the tasks, one named `base_scores` the score of a constant for each.
     """
 
     build: Callable[..., Any]
-    has_biases: bool = False
-    has_vectors: bool = True
-    key_params: Mapping[str, str] = field(default_factory=dict)
-    position_params: tuple[str, ...] = ()
-    sums_fields: bool = False
-    has_order: bool = True
-    takes_any_width: bool = False
-    is_grouped: bool = False
+    has_biases: bool = False  # whether it reads a weight of each id
+    has_vectors: bool = True  # and a vector
+    key_params: Mapping[str, str] = field(default_factory=dict)  # defaults: keys of the dataset
+    position_params: tuple[str, ...] = ()  # name lists whose positions it reads
+    sums_fields: bool = False  # so each element of a list is one
+    has_order: bool = True  # whether it reads the order of positions
+    is_grouped: bool = False  # rows of like length are worth a computation of their own
 
     def complete_params(self, params: Mapping[str, Any], keys: DatasetKeys) -> dict[str, Any]:
         found = {param: getattr(keys, key) for param, key in self.key_params.items()}
@@ -72,15 +63,9 @@ NETWORKS: dict[str, NetworkKind] = {
     "deepfm": NetworkKind(build_deepfm, has_biases=True, sums_fields=True),
     "dcn": NetworkKind(build_dcn),
     "final_net": NetworkKind(build_final_net),
-    "din": NetworkKind(
-        build_din, key_params=_OF_HISTORY, position_params=("history",), takes_any_width=True
-    ),
+    "din": NetworkKind(build_din, key_params=_OF_HISTORY, position_params=("history",)),
     "bst": NetworkKind(
-        build_bst,
-        key_params=_OF_HISTORY,
-        position_params=("history", "gaps"),
-        takes_any_width=True,
-        is_grouped=True,
+        build_bst, key_params=_OF_HISTORY, position_params=("history", "gaps"), is_grouped=True
     ),
     "mf": NetworkKind(build_mf, has_biases=True, key_params={"user": "user", "item": "item"}),
     "shared_bottom": NetworkKind(build_shared_bottom),
@@ -113,14 +98,7 @@ def build_logits(
     given = pick_parameters(kind.build, {"tasks": tasks, "base_scores": dict(base_scores)})
     fault = f"network {name} cannot be built"
     outputs = call_function(fault, kind.build, inputs, **params, **given)
-    logits = _check_outputs(name, outputs, tasks)
-    if not find_read_inputs(inputs, logits):
-        raise ConfigError(
-            f"network {name} reads none of its inputs",
-            allowed=", ".join(inputs),
-            fix="connect the tensors of `inputs` to the output",
-        )
-    return logits
+    return _check_outputs(name, outputs, tasks)
 
 
 def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, keras.KerasTensor]:
@@ -131,20 +109,10 @@ def _check_outputs(name: str, outputs: Any, tasks: Sequence[str]) -> dict[str, k
             f"network {name} does not return one output for each task",
             received=", ".join(map(str, outputs)),
             allowed=", ".join(tasks),
-            fix="return a dict from the name of each task to its logits (a parameter `tasks` of "
-            "the function is given the names); or choose shared_bottom or mmoe for several tasks",
+            fix="return a dict of logits by task (a parameter `tasks` of the function is given the "
+            "names); or choose shared_bottom or mmoe for several tasks",
         )
     for task in tasks:
-        shape = getattr(outputs[task], "shape", None)
-        if not isinstance(outputs[task], keras.KerasTensor) or shape not in ((None, 1), (None,)):
-            raise ConfigError(
-                f"network {name} returns something else than logits of task {task}",
-                received=f"{type(outputs[task]).__name__} of shape {shape}",
-                allowed="a Keras tensor of shape (None, 1): one number for each row of the batch",
-                fix="end the network with keras.layers.Dense(1)",
-            )
-    return {task: _as_column(outputs[task]) for task in tasks}
-
-
-def _as_column(logits: keras.KerasTensor) -> keras.KerasTensor:
-    return logits if len(logits.shape) == 2 else keras.ops.expand_dims(logits, 1)
+        check_output(f"network {name}, of task {task},", outputs[task], (None, 1), (None,))
+    columns = {task: outputs[task] for task in tasks}
+    return {n: v if len(v.shape) == 2 else keras.ops.expand_dims(v, 1) for n, v in columns.items()}

@@ -1,13 +1,11 @@
 """Networks over a user's sequence: SASRec, HSTU, GRU, BST's transformer, ComiRec.
 
-A sequence is read as a history holds it, the latest item first: position k is the item k before the
-latest, so trained positions stand for how long ago an item was, however long the sequence is. The
-position behind the oldest item stands for the beginning: it is read like an item whose vector is
-zero. So the first item of a sequence is a target too, and a user without a history has a vector.
+A sequence is read as a history holds it, the latest item first, so trained positions stand for how
+long ago an item was. The position behind the oldest item stands for the beginning: it is read like
+an item whose vector is zero. So the first item is a target too, and each user has a vector.
 
 A network that looks back gives `[batch, length, dim]`: at position k what follows from the items
-from k on; what stands at positions that are not read is not defined. Others give `[batch, dim]`, or
-`[batch, interests, dim]`.
+from k on. Others give `[batch, dim]`, or `[batch, interests, dim]`.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import keras
 from conf.errors import ConfigError
 from conf.training.models import BSTConfig, ComiRecConfig, GRUConfig, HSTUConfig, SASRecConfig
 from training.networks.network import NetworkInputs
+from training.networks.tower import add
 
 _EPSILON = 1e-6
 _MASKED_SCORE = -1e4
@@ -32,57 +31,35 @@ LOG_BUCKET_WIDTH = 0.301
 
 @dataclass(frozen=True)
 class UserSequence:
-    """A sequence, the latest item first.
+    """A sequence, the latest item first; masks are bool `[batch, length]`.
 
-    Attributes:
-        vectors: `[batch, length, dim]`, zeros at padded positions.
-        is_read: Positions that are read: the items, and the one that stands for the beginning;
-            bool `[batch, length]`. Each row has one at least.
-        max_len: Longest length of a sequence; a batch may be narrower.
-        is_item: Where an item stands, bool `[batch, length]`.
+    Ages, float32 `[batch, length]`, are seconds from each item to the row's event (of targets), or
+    to the latest item; below 0 where that is not known. If they are of targets, a position knows
+    when its target was met, the item after it; else when its own item was.
     """
 
-    vectors: keras.KerasTensor
-    is_read: keras.KerasTensor
-    max_len: int
+    vectors: keras.KerasTensor  # `[batch, length, dim]`, zeros at padded positions
+    is_read: keras.KerasTensor  # the items and the beginning: one position at least
+    max_len: int  # a batch may be narrower
     is_item: keras.KerasTensor
+    ages: keras.KerasTensor | None = None
+    of_targets: bool = False
 
 
-@dataclass(frozen=True)
-class SequenceTimes:
-    """When the items of a sequence were met.
-
-    Attributes:
-        ages: Seconds from each item to the row's event, or to the latest item; float32
-            `[batch, length]`, below 0 where it is not known.
-        of_targets: Whether ages count back from the row's event. A position then knows when its
-            target was met, the item after it; else when its own item was.
-    """
-
-    ages: keras.KerasTensor
-    of_targets: bool
-
-
-def check_positions(inputs: NetworkInputs, name: str) -> None:
-    """Refuses what is no list of a known length whose positions are read."""
-    tensor = inputs[name]
-    if name not in inputs.masks or inputs.find_length(name) is None:
+def read_lists(
+    inputs: NetworkInputs, names: Sequence[str]
+) -> tuple[list[keras.KerasTensor], keras.KerasTensor, int]:
+    """Returns the vectors of lists of one length, where tokens of the first stand, the length."""
+    tensors = [inputs[name] for name in names]
+    lengths = [inputs.find_length(name) if name in inputs.masks else None for name in names]
+    if lengths[0] is None or len(set(lengths)) > 1:
         raise ConfigError(
-            "the network reads the positions of a list of ids whose length is known",
-            received=f"{name}: inputs of shape {tensor.shape[1:]}",
-            allowed="a list feature with a vocabulary and a max_len",
-            fix="name such a feature in model.params, or build it with a max_len",
+            "the network reads the positions of a list of ids whose length is known, or of several "
+            "of one length",
+            received=", ".join(f"{n}: {length}" for n, length in zip(names, lengths, strict=True)),
+            fix="name features in model.params that have a vocabulary and one max_len",
         )
-
-
-def check_alike(inputs: NetworkInputs, names: Sequence[str]) -> None:
-    shapes = {name: (inputs.find_length(name), inputs[name].shape[2]) for name in names}
-    if len(set(shapes.values())) > 1:
-        raise ConfigError(
-            "lists whose vectors are added up need one length, and vectors of one length",
-            received=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
-            fix="build them with one max_len, and give their tables one dim",
-        )
+    return tensors, inputs[inputs.masks[names[0]]], lengths[0]
 
 
 def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
@@ -91,32 +68,25 @@ def read_sequence(inputs: NetworkInputs, names: Sequence[str]) -> UserSequence:
     They are multiplied by the root of their length, as trained positions are added to them
     (Vaswani et al. 2017, section 3.4). The list of the items is the first.
     """
-    for name in names:
-        check_positions(inputs, name)
-    check_alike(inputs, names)
-    lists = [inputs[name] for name in names]
-    total = keras.layers.Add()(lists) if len(lists) > 1 else lists[0]
-    is_item = inputs[inputs.masks[names[0]]]
+    lists, is_item, max_len = read_lists(inputs, names)
+    total = add(lists)
     beginning = keras.ops.ones_like(is_item[:, :1])
     is_read = keras.ops.concatenate([beginning, is_item[:, :-1]], axis=1)
     # A layer: Keras takes the product of a tensor and a number for a sparse one.
     scaled = keras.layers.Rescaling(total.shape[-1] ** 0.5)(total)
-    return UserSequence(scaled, is_read, int(inputs.find_length(names[0]) or 0), is_item)
+    return UserSequence(scaled, is_read, max_len, is_item)
 
 
-def build_sasrec(
-    sequence: UserSequence, _times: SequenceTimes | None, config: SASRecConfig
-) -> keras.KerasTensor:
+def build_sasrec(sequence: UserSequence, config: SASRecConfig) -> keras.KerasTensor:
     """Builds self-attention in which each position reads itself and what came before.
 
     Kang & McAuley 2018, "Self-attentive sequential recommendation", section III: trained positions,
     blocks that normalize their input (pre-norm), and a normalization at the end.
 
-    Gated blocks are those of LiGR (Borisyuk et al. 2025, "From features to transformers: redefining
-    ranking for scalable impact", section 3.2) as eSASRec has them (Tikhonovich et al. 2025): what
-    attention or a feed-forward layer adds to its input x is multiplied by `sigmoid(x W + b)`, and
-    the feed-forward layer is `(silu(x W1) * x W2) W3`, without biases (Shazeer 2020, "GLU variants
-    improve transformer", equation 6).
+    Gated blocks are those of LiGR (Borisyuk et al. 2025, section 3.2) as eSASRec has them
+    (Tikhonovich et al. 2025): what attention or a feed-forward layer adds to its input x is
+    multiplied by `sigmoid(x W + b)`, and the feed-forward layer is `(silu(x W1) * x W2) W3`,
+    without biases (Shazeer 2020, "GLU variants improve transformer", equation 6).
     """
     dropout, is_gated = config.dropout, config.block == "ligr"
     hidden = drop(add_positions(sequence, sequence.vectors), dropout)
@@ -130,13 +100,14 @@ def build_sasrec(
             kernel_initializer=draw_normal(),
         )
         attended = attention(attended, attended, attention_mask=mask)
-        hidden = _add(hidden, drop(attended, dropout), is_gated)
-        feed_forward = _swiglu if is_gated else _feed_forward
-        hidden = _add(hidden, feed_forward(hidden, dropout), is_gated)
+        hidden = _add_gated(hidden, drop(attended, dropout), is_gated)
+        hidden = _add_gated(hidden, _feed_forward(hidden, dropout, is_gated), is_gated)
     return normalize(hidden)
 
 
-def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) -> keras.KerasTensor:
+def _add_gated(
+    hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool
+) -> keras.KerasTensor:
     """Returns the input of a layer plus what it gives, which a gate on the input may weaken."""
     if is_gated:
         gate = keras.layers.Dense(
@@ -146,28 +117,23 @@ def _add(hidden: keras.KerasTensor, added: keras.KerasTensor, is_gated: bool) ->
     return keras.layers.Add()([hidden, added])
 
 
-def _swiglu(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
-    def project(length: int, activation: str | None = None) -> keras.layers.Layer:
-        return keras.layers.Dense(
-            length, activation=activation, use_bias=False, kernel_initializer=draw_normal()
-        )
-
-    dim = hidden.shape[-1]
-    normed = normalize(hidden)
-    product = keras.layers.Multiply()([project(4 * dim, "silu")(normed), project(4 * dim)(normed)])
-    return drop(project(dim)(drop(product, dropout)), dropout)
-
-
-def _feed_forward(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
-    dim = hidden.shape[-1]
-    first = keras.layers.Dense(dim, activation="relu", kernel_initializer=draw_normal())
-    last = keras.layers.Dense(dim, kernel_initializer=draw_normal())
-    return drop(last(drop(first(normalize(hidden)), dropout)), dropout)
-
-
-def build_hstu(
-    sequence: UserSequence, times: SequenceTimes | None, config: HSTUConfig
+def _feed_forward(
+    hidden: keras.KerasTensor, dropout: float | None, is_gated: bool
 ) -> keras.KerasTensor:
+    def project(length: int, activation: str | None = None) -> keras.layers.Layer:
+        draw = draw_normal()
+        return keras.layers.Dense(length, activation, not is_gated, kernel_initializer=draw)
+
+    dim, normed = hidden.shape[-1], normalize(hidden)
+    if is_gated:
+        gates, values = project(4 * dim, "silu")(normed), project(4 * dim)(normed)
+        inner = keras.layers.Multiply()([gates, values])
+    else:
+        inner = project(dim, "relu")(normed)
+    return drop(project(dim)(drop(inner, dropout)), dropout)  # Layers draw seeds in this order.
+
+
+def build_hstu(sequence: UserSequence, config: HSTUConfig) -> keras.KerasTensor:
     """Builds hierarchical sequential transduction units in which each position looks back.
 
     Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers
@@ -178,7 +144,8 @@ def build_hstu(
     input, as the authors' code does; the biases and their buckets are as there too.
     """
     hidden = drop(add_positions(sequence, sequence.vectors), config.dropout)
-    buckets = [] if times is None else [TimeBuckets(times.of_targets)(times.ages)]
+    ages = sequence.ages
+    buckets = [] if ages is None else [TimeBuckets(sequence.of_targets)(ages)]
     for _ in range(config.blocks):
         dim = hidden.shape[-1]
         parts = keras.layers.Dense(
@@ -192,26 +159,16 @@ def build_hstu(
     return hidden
 
 
-def build_gru(
-    sequence: UserSequence, _times: SequenceTimes | None, config: GRUConfig
-) -> keras.KerasTensor:
-    """Builds gated recurrent units that read a sequence from its beginning.
-
-    Hidasi et al. 2016, "Session-based recommendations with recurrent neural networks".
-    """
+def build_gru(sequence: UserSequence, config: GRUConfig) -> keras.KerasTensor:
+    """Builds gated recurrent units that read a sequence from its beginning (Hidasi et al. 2016)."""
     hidden = sequence.vectors
     units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
     outputs = units(drop(hidden, config.dropout), mask=sequence.is_read)
     return keras.ops.flip(outputs, axis=1)
 
 
-def build_bst_encoder(
-    sequence: UserSequence, _times: SequenceTimes | None, config: BSTConfig
-) -> keras.KerasTensor:
-    """Builds the transformer of BST (Chen et al. 2019, section 2.2) over a sequence alone.
-
-    Every position reads all others: the one that stands for the user is that of the latest item.
-    """
+def build_bst_encoder(sequence: UserSequence, config: BSTConfig) -> keras.KerasTensor:
+    """Builds the transformer of BST (Chen et al. 2019, section 2.2), read at the latest item."""
     hidden = add_positions(sequence, sequence.vectors)
     for _ in range(config.blocks):
         units = 4 * hidden.shape[-1]
@@ -221,16 +178,13 @@ def build_bst_encoder(
     return hidden[:, 0]
 
 
-def build_comirec(
-    sequence: UserSequence, _times: SequenceTimes | None, config: ComiRecConfig
-) -> keras.KerasTensor:
+def build_comirec(sequence: UserSequence, config: ComiRecConfig) -> keras.KerasTensor:
     """Builds several vectors of a user, each a weighted mean of the items' vectors.
 
     Cen et al. 2020, "Controllable multi-interest framework for recommendation", section 3.2.2: with
     the items' vectors as columns of H, `A = softmax(W2' tanh(W1 (H + P)))'` over the items, and the
     interests are the columns of `H A`. P are trained vectors of positions; in the attention H is
-    scaled as in all networks of sequences. The beginning is no item, and is not read: a user
-    without an item has zeros.
+    scaled. The beginning is not read: a user without an item has zeros.
     """
     dim = sequence.vectors.shape[-1]
     items = drop(sequence.vectors, config.dropout)
@@ -248,12 +202,8 @@ def build_comirec(
 class SequenceNetwork:
     """A network over a user's sequence.
 
-    Attributes:
-        build: From the sequence, when its items were met (None: that is not read) and the model's
-            config to what the head of this module says.
-        looks_back: Whether a position reads itself and what came before alone, so that each has a
-            vector of the user. The config then says by `every_position` if each is trained.
-        is_grouped: Whether rows of like length are worth a computation of their own.
+    A position of one that looks back reads itself and what came before alone, so that each has a
+    vector of the user. Rows of like length are computed together if that is worth it (grouped).
     """
 
     build: Callable[..., keras.KerasTensor]
@@ -278,10 +228,7 @@ def build_transformer_block(
     units: int,
     dropout: float | None,
 ) -> keras.KerasTensor:
-    """Builds attention and a feed-forward layer, each added to its input and normalized.
-
-    What stands at positions that `mask`, bool `[batch, length]`, leaves out is not defined.
-    """
+    """Builds attention and a feed-forward layer, each added to its input and normalized."""
     dim = sequence.shape[-1]
     attention = keras.layers.MultiHeadAttention(heads, max(1, dim // heads))
     attended = attention(sequence, sequence, attention_mask=keras.ops.expand_dims(mask, 1))
@@ -297,12 +244,10 @@ def _add_and_normalize(
 
 
 def normalize(hidden: keras.KerasTensor) -> keras.KerasTensor:
-    """Returns each position with mean 0 and deviation 1, then scaled and moved as is trained."""
     return keras.layers.LayerNormalization(epsilon=_EPSILON)(hidden)
 
 
 def drop(hidden: keras.KerasTensor, dropout: float | None) -> keras.KerasTensor:
-    """Returns numbers of which training sets a share to zero; None: all stay."""
     return hidden if dropout is None else keras.layers.Dropout(dropout)(hidden)
 
 
@@ -312,26 +257,17 @@ def draw_normal() -> keras.initializers.Initializer:
 
 
 def add_positions(sequence: UserSequence, vectors: keras.KerasTensor) -> keras.KerasTensor:
-    return AddPositions(draw_normal(), length=sequence.max_len)(vectors)
+    return AddPositions(sequence.max_len, draw_normal())(vectors)
 
 
 class AddPositions(keras.layers.Layer):
     """Adds a trained vector to each position of a sequence; a shorter one has the first vectors.
 
-    Args:
-        initializer: Of the vectors, as Keras names it.
-        length: Longest length of a sequence.
-        has_target: Whether the last position is that of a target, however long the sequence is:
-            it has the last vector.
+    With a target the last position has the last vector, however long the sequence is.
     """
 
     def __init__(
-        self,
-        initializer: Any = "uniform",
-        *,
-        length: int,
-        has_target: bool = False,
-        **options: Any,
+        self, length: int, initializer: Any = "uniform", has_target: bool = False, **options: Any
     ) -> None:
         super().__init__(**options)
         self.initializer = keras.initializers.get(initializer)
@@ -366,7 +302,7 @@ class TimeBuckets(keras.layers.Layer):
     """Buckets of the time that lies between each two positions of a sequence.
 
     The bucket of s seconds is `floor(ln(max(s, 1)) / 0.301)`. Times that run backwards count as
-    equal ones: bucket 0. `of_targets` is that of `SequenceTimes`.
+    equal ones: bucket 0. `of_targets` is that of `UserSequence`.
     """
 
     def __init__(self, of_targets: bool, **options: Any) -> None:
@@ -389,8 +325,8 @@ class TimeBuckets(keras.layers.Layer):
 class PointwiseAttention(keras.layers.Layer):
     """Attention whose weights are `silu(q k' + bias) / max_len`; they do not sum to one.
 
-    So the strength of an interest is kept: how much a history holds of it. What is computed of a
-    sequence does not depend on the padding behind it. `heads` divide the length of a vector.
+    So the strength of an interest is kept. What is computed of a sequence does not depend on the
+    padding behind it.
     """
 
     def __init__(self, heads: int, max_len: int, **options: Any) -> None:
@@ -398,7 +334,6 @@ class PointwiseAttention(keras.layers.Layer):
         self.heads, self.max_len = heads, max_len
 
     def build(self, shapes: Sequence[tuple[int | None, ...]]) -> None:
-        """Makes the biases: of positions, and of times where there are buckets of them."""
         self.positions = self.add_weight(
             shape=(self.max_len,), initializer=draw_normal(), name="positions"
         )
@@ -409,11 +344,10 @@ class PointwiseAttention(keras.layers.Layer):
             )
 
     def call(self, inputs: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-        """Returns `[batch, length, dim]`.
+        """Returns `[batch, length, dim]`, as queries, keys and values are.
 
-        Args:
-            inputs: Queries, keys and values `[batch, length, dim]`, which positions are read, bool
-                `[batch, length]`, and, if there are times, buckets int32 `[batch, length, length]`.
+        Behind them stand which positions are read, bool `[batch, length]`, and, if there are times,
+        buckets, int32 `[batch, length, length]`.
         """
         queries, keys, values, is_read, *buckets = inputs
         ops, width = keras.ops, keras.ops.shape(queries)[1]

@@ -1,14 +1,12 @@
 """Networks that read the positions of a history beside a target: DIN and BST.
 
-Lists of a batch have different lengths: with 9 tokens of 50 a row, four fifths of the positions are
-padding. For DIN's scores the tokens of all rows are laid one behind the other, so that padding
-costs no product.
+For DIN's scores the tokens of all rows are laid one behind the other, so that padding costs no
+product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -20,29 +18,11 @@ from training.networks.network import NetworkInputs
 from training.networks.sequences import (
     AddPositions,
     build_transformer_block,
-    check_alike,
-    check_positions,
+    read_lists,
 )
-from training.networks.tower import HiddenLayers, activate, build_output, concatenate
+from training.networks.tower import HiddenLayers, activate, add, build_output, concatenate
 
 Names = str | Sequence[str]
-
-
-@dataclass(frozen=True)
-class History:
-    """A history and the target that it is compared with.
-
-    Attributes:
-        vectors: `[batch, length, dim]`, zeros at padded positions.
-        mask: Where a token stands, bool `[batch, length]`.
-        target: `[batch, dim]`.
-        max_len: Longest length of a history; a batch may be narrower.
-    """
-
-    vectors: keras.KerasTensor
-    mask: keras.KerasTensor
-    target: keras.KerasTensor
-    max_len: int
 
 
 def build_din(
@@ -59,21 +39,16 @@ def build_din(
 ) -> keras.KerasTensor:
     """Builds a deep interest network (Zhou et al. 2018, sections 4.3 and 5.3).
 
-    An MLP over `[h, t, h - t, h * t]` scores each position h of the history by the target t; the
-    history enters as the sum of its positions, weighted by their scores. With `softmax` the scores
-    of a row sum to one; the paper leaves them as they are, so that the sum says how strong the
-    interest is. `history` is a list of ids, or several of one length whose vectors are joined;
-    `target` is what it is compared with, of as many features. `layers` are the settings of
-    `HiddenLayers` over the whole row; their activation is Dice.
+    The history enters as the sum of its positions, weighted by `score_tokens`. With `softmax` the
+    scores of a row sum to one; the paper leaves them as they are, so that the sum says how strong
+    the interest is. `history` is a list, or several of one length whose vectors are joined.
     """
-    read = read_history(inputs, history, target)
-    attention = (attention_units, attention_activation)
-    scores = score_tokens(read.vectors, read.mask, read.target, *attention)
+    vectors, mask, goal, _ = read_history(inputs, history, target)
+    scores = score_tokens(vectors, mask, goal, attention_units, attention_activation)
     if softmax:
-        scale = read.vectors.shape[-1] ** -0.5
-        scores = keras.layers.Softmax()(scores * scale, mask=read.mask)
-    weights = keras.ops.where(read.mask, scores, 0.0)
-    interest = keras.ops.einsum("bt,btd->bd", weights, read.vectors)
+        scores = keras.layers.Softmax()(scores * vectors.shape[-1] ** -0.5, mask=mask)
+    weights = keras.ops.where(mask, scores, 0.0)
+    interest = keras.ops.einsum("bt,btd->bd", weights, vectors)
     row = concatenate([*flatten_each(inputs, without=list_names(history)), interest])
     hidden = HiddenLayers(**{"activation": "dice", **layers}).stack(row, hidden_units)
     return build_output(hidden, base_scores)
@@ -98,24 +73,19 @@ def build_bst(
 
     The target is appended to the history; each position is the item's vector plus a learned one
     of the position; transformer blocks follow, and an MLP over their outputs and the other
-    features. `gaps` is a list of ids as long as the history, such as buckets of the time to the
-    event, whose vectors are added; `feed_forward_units` is four times the length of a position
-    where it is None; `pooling` takes the outputs of all positions (`concat`), that of the target or
-    the `mean`. `layers` are the settings of `HiddenLayers`; the activation is a leaky ReLU, and
-    dropout is of the blocks too.
+    features. `gaps` is a list of ids as long as the history whose vectors are added; the MLP takes
+    the outputs of all positions (`pooling: concat`), that of the target or the `mean`.
     """
-    read = read_history(inputs, history, target, gaps)
-    last = keras.ops.expand_dims(read.target, 1)
-    sequence = keras.layers.Concatenate(axis=1)([read.vectors, last])
-    sequence = AddPositions(length=read.max_len + 1, has_target=True)(sequence)
-    always = keras.ops.ones_like(read.mask[:, :1])
-    mask = keras.ops.concatenate([read.mask, always], axis=1)
+    vectors, mask, goal, max_len = read_history(inputs, history, target, gaps)
+    sequence = concatenate([vectors, keras.ops.expand_dims(goal, 1)], axis=1)
+    sequence = AddPositions(max_len + 1, has_target=True)(sequence)
+    mask = keras.ops.concatenate([mask, keras.ops.ones_like(mask[:, :1])], axis=1)
     units = feed_forward_units or 4 * sequence.shape[-1]
     for _ in range(blocks):
         sequence = build_transformer_block(sequence, mask, heads, units, dropout)
     without = [*list_names(history), *list_names(target), *([gaps] if gaps else [])]
     others = flatten_each(inputs, without=without)
-    row = concatenate([*others, _pool_outputs(sequence, mask, pooling, read.max_len)])
+    row = concatenate([*others, _pool_outputs(sequence, mask, pooling, max_len)])
     settings = {"activation": "leaky_relu", **layers, "dropout": dropout}
     hidden = HiddenLayers(**settings).stack(row, hidden_units)
     return build_output(hidden, base_scores)
@@ -130,33 +100,25 @@ def _pool_outputs(
     if pooling == "concat":
         history = PadPositions(max_len)(kept[:, :-1])
         last = keras.ops.expand_dims(kept[:, -1], 1)
-        return keras.layers.Flatten()(keras.layers.Concatenate(axis=1)([history, last]))
+        return keras.layers.Flatten()(concatenate([history, last], axis=1))
     if pooling == "mean":
         counts = keras.ops.sum(keras.ops.cast(mask, kept.dtype), axis=1, keepdims=True)
         return keras.ops.sum(kept, axis=1) / counts
     raise ConfigError(
-        "model.params.pooling is not known",
-        received=pooling,
-        allowed="concat, target, mean",
+        "model.params.pooling is not known", received=pooling, allowed="concat, target, mean"
     )
 
 
 def read_history(
     inputs: NetworkInputs, history: Names, target: Names, gaps: str | None = None
-) -> History:
-    """Returns the vectors of a history and its target, which are of one length."""
+) -> tuple[keras.KerasTensor, keras.KerasTensor, keras.KerasTensor, int]:
+    """Returns a history, its mask, the target that it is compared with and the longest length.
+
+    Float `[batch, length, dim]`, zeros at padded positions; bool `[batch, length]`; `[batch, dim]`.
+    """
     lists, targets = list_names(history), list_names(target)
-    added = [gaps] if gaps else []
-    for name in (*lists, *added):
-        check_positions(inputs, name)
-    widths = {name: inputs.find_length(name) for name in lists}
-    if len(set(widths.values())) > 1:
-        raise ConfigError(
-            "the lists of a history need one length",
-            received=", ".join(f"{name}: {width}" for name, width in widths.items()),
-            fix="build them with one max_len",
-        )
-    vectors = concatenate([inputs[name] for name in lists])
+    tensors, mask, length = read_lists(inputs, [*lists, *([gaps] if gaps else [])])
+    vectors = concatenate(tensors[: len(lists)])
     goal = concatenate([inputs[name] for name in targets])
     if len(goal.shape) != 2 or vectors.shape[-1] != goal.shape[-1]:
         raise ConfigError(
@@ -165,11 +127,7 @@ def read_history(
             f"target {', '.join(targets)}: {goal.shape[-1]} numbers",
             fix="name as many targets as lists in model.params, of one embedding dim",
         )
-    if gaps:
-        check_alike(inputs, [lists[0], gaps])
-        vectors = keras.layers.Add()([vectors, inputs[gaps]])
-    mask, length = inputs[inputs.masks[lists[0]]], inputs.find_length(lists[0])
-    return History(vectors, mask, goal, int(length or 0))
+    return add([vectors, *tensors[len(lists) :]]), mask, goal, length
 
 
 def list_names(names: Names) -> list[str]:
@@ -185,21 +143,18 @@ def score_tokens(
 ) -> keras.KerasTensor:
     """Builds an MLP over `[h, t, h - t, h * t]` of each token h of a history and the target t.
 
-    Of history `[batch, length, dim]`, mask bool `[batch, length]` and target `[batch, dim]`: scores
-    `[batch, length]`, 0 where no token stands.
+    Scores are `[batch, length]`, 0 where no token stands.
     """
     tokens, places = PackTokens()([history, mask])
     rows = places[:, 0]
     every = keras.ops.ones_like(tokens[..., 0], dtype="bool")
+    first = keras.layers.Dense(units[0] if units else 1)
+    first.build((None, 4 * target.shape[-1]))  # Here, so that it has a name of its own.
+    scores = CompareWithTarget(first)([tokens, target, rows])
     if units:
-        first = keras.layers.Dense(units[0])
-        first.build((None, 4 * target.shape[-1]))  # Here, so that it has a name of its own.
-        hidden = activate(CompareWithTarget(first)([tokens, target, rows]), activation, every)
+        hidden = activate(scores, activation, every)
         hidden = HiddenLayers(activation).stack(hidden, units[1:], every)
-    else:
-        each = keras.ops.expand_dims(keras.ops.take(target, rows, axis=0), 0)
-        hidden = concatenate([tokens, each, tokens - each, tokens * each])
-    scores = keras.layers.Dense(1)(hidden)
+        scores = keras.layers.Dense(1)(hidden)
     return UnpackTokens()([scores, places, mask])
 
 
@@ -224,11 +179,7 @@ class PackTokens(keras.layers.Layer):
     """Lays the tokens of all rows one behind the other, as one row without padding."""
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the tokens, `[1, tokens, dim]`, and where each stands, by rows, `[tokens, 2]`.
-
-        Args:
-            inputs: Vectors, `[batch, length, dim]`, and where a token stands, `[batch, length]`.
-        """
+        """Returns the tokens, `[1, tokens, dim]`, and where each stands, by rows, `[tokens, 2]`."""
         vectors, mask = inputs
         places = tf.where(mask)
         return tf.expand_dims(tf.gather_nd(vectors, places), 0), places
@@ -238,12 +189,7 @@ class UnpackTokens(keras.layers.Layer):
     """Puts numbers of tokens back to where each token stands."""
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns `[batch, length]`, 0 where no token stands.
-
-        Args:
-            inputs: A number for each token, `[1, tokens, 1]`; where each stands, `[tokens, 2]`;
-                and the mask, `[batch, length]`.
-        """
+        """Lays numbers of tokens, `[1, tokens, 1]`, back to `[batch, length]`, zeros elsewhere."""
         numbers, places, mask = inputs
         shape = tf.shape(mask, out_type=places.dtype)
         return tf.scatter_nd(places, tf.reshape(numbers, [-1]), shape)
@@ -257,9 +203,8 @@ class UnpackTokens(keras.layers.Layer):
 class CompareWithTarget(keras.layers.Layer):
     """A dense layer over `[h, t, h - t, h * t]` of each token h and the target t of its row.
 
-    With the kernel in four parts of equal height, `W [h, t, h - t, h * t]` is
+    With its kernel in four parts of equal height, `W [h, t, h - t, h * t]` is
     `(W1 + W3) h + W4 (h * t) + (W2 - W3) t`: half of the product, and the last part once a row.
-    The dense layer is built, for inputs four times as long as a vector.
     """
 
     def __init__(self, dense: keras.layers.Dense, **options: Any) -> None:
@@ -267,12 +212,7 @@ class CompareWithTarget(keras.layers.Layer):
         self.dense = dense
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns `[1, tokens, units]`.
-
-        Args:
-            inputs: The tokens, `[1, tokens, dim]`, the targets, `[batch, dim]`, and the row of
-                each token, ascending, `[tokens]`.
-        """
+        """Returns `[1, tokens, units]` of tokens, targets `[batch, dim]` and the rows of tokens."""
         ops, (tokens, target, rows) = keras.ops, inputs
         of_position, of_target, of_difference, of_product = ops.split(self.dense.kernel, 4)
         of_row = ops.matmul(target, of_target - of_difference) + self.dense.bias
@@ -289,8 +229,7 @@ class CompareWithTarget(keras.layers.Layer):
 def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Returns the row that each token belongs to, `[tokens, dim]` of values `[batch, dim]`.
 
-    The gradient sums up the tokens of each row. As `rows`, `[tokens]`, ascend, this takes a third
-    of the time of a sum in any order.
+    `rows`, `[tokens]`, ascend: the gradient takes a third of the time of a sum in any order.
     """
 
     @tf.custom_gradient

@@ -20,28 +20,18 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class HiddenLayers:
-    """Dense layers: batch normalization if asked for, activation, dropout behind each.
+    """Dense layers: batch normalization if asked for, activation, dropout behind each."""
 
-    Attributes:
-        activation: `dice`, `prelu` or the name of a Keras activation.
-        dropout: Share of units dropped in training, in (0, 1), or None.
-        batch_normalization: Normalizes before the activation, by the batch of all replicas.
-    """
-
-    activation: str = "relu"
+    activation: str = "relu"  # `dice`, `prelu` or the name of a Keras activation
     dropout: float | None = None
-    batch_normalization: bool = False
+    batch_normalization: bool = False  # by the batch of all replicas
 
     def stack(
-        self,
-        hidden: keras.KerasTensor,
-        units: Sequence[int],
-        mask: keras.KerasTensor | None = None,
+        self, hidden: keras.KerasTensor, units: Sequence[int], mask: keras.KerasTensor | None = None
     ) -> keras.KerasTensor:
         """Builds layers of these lengths over `[batch, width]`, or `[batch, length, width]`.
 
-        `mask`, bool `[batch, length]`, tells the positions whose statistics count; with it each
-        replica normalizes by its own rows.
+        Statistics are of the positions in `mask`, if any, bool `[batch, length]`, by replica.
         """
         for size in units:
             hidden = self.finish(keras.layers.Dense(size)(hidden), mask)
@@ -89,14 +79,7 @@ def build_own_tower(
     given = pick_parameters(build, {"output_dim": output_dim})
     fault = f"user tower {path} cannot be built"
     output = call_function(fault, build, inputs, **config.params, **given)
-    shape = getattr(output, "shape", None)
-    if not isinstance(output, keras.KerasTensor) or shape != (None, output_dim):
-        raise ConfigError(
-            f"user tower {path} returns something else than a vector for each row",
-            received=f"{type(output).__name__} of shape {shape}",
-            allowed=f"a Keras tensor of shape (None, {output_dim}), after model.embedding_dim",
-            fix="end the tower with keras.layers.Dense(output_dim)",
-        )
+    check_output(f"user tower {path}", output, (None, output_dim))
     read = find_read_inputs(inputs, output)
     unread = [name for name in inputs if name not in (*read, *inputs.masks.values())]
     if unread:
@@ -106,6 +89,18 @@ def build_own_tower(
             fix="leave them out of model.user_features, or connect them to the output",
         )
     return output
+
+
+def check_output(what: str, output: Any, *shapes: tuple[int | None, ...]) -> None:
+    """Refuses what user code returns unless it is a tensor of one of the shapes."""
+    found = getattr(output, "shape", None)
+    if not isinstance(output, keras.KerasTensor) or found not in shapes:
+        raise ConfigError(
+            f"{what} returns something else than numbers for each row of a batch",
+            received=f"{type(output).__name__} of shape {found}",
+            allowed=f"a Keras tensor of shape {shapes[0]}",
+            fix=f"end it with keras.layers.Dense({shapes[0][-1]})",
+        )
 
 
 def build_output(
@@ -122,16 +117,19 @@ def first_score(base_scores: Mapping[str, float] | None, task: str | None = None
     return next(iter(scores.values()), 0.0) if task is None else scores.get(task, 0.0)
 
 
-def concatenate(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
-    return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate()(list(tensors))
+def concatenate(tensors: Sequence[keras.KerasTensor], axis: int = -1) -> keras.KerasTensor:
+    return tensors[0] if len(tensors) == 1 else keras.layers.Concatenate(axis)(list(tensors))
+
+
+def add(tensors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
+    return tensors[0] if len(tensors) == 1 else keras.layers.Add()(list(tensors))
 
 
 class Dice(keras.layers.Layer):
     """`p x + (1 - p) a x`: p the sigmoid of x normalized by the batch, a trained.
 
-    Zhou et al. 2018, "Deep interest network", equation 4: a PReLU whose kink moves to where the
-    batch's mean is. Over the positions of histories it takes most of a step of DIN, as each of its
-    many small operations reads and writes every position; there its gradient is written out.
+    Zhou et al. 2018, "Deep interest network", equation 4. Over the positions of histories it takes
+    most of a step of DIN: there its gradient is written out.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -157,15 +155,11 @@ class Dice(keras.layers.Layer):
         rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
         weights = tf.cast(tf.reshape(tokens, [1, -1]), rows.dtype)
         outputs, mean, variance = apply_dice(rows, weights, tf.convert_to_tensor(self.slope))
-        self._keep(mean, variance)
-        return tf.reshape(outputs, tf.shape(inputs))
-
-    def _keep(self, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Moves the statistics for evaluation towards those of the batch, as Keras' layer does."""
-        kept = self.normalize
+        kept = self.normalize  # Moves towards the statistics of the batch, as Keras' layer does.
         for variable, value in ((kept.moving_mean, mean), (kept.moving_variance, variance)):
             old = keras.ops.cast(variable, value.dtype)
             variable.assign(old * kept.momentum + value * (1.0 - kept.momentum))
+        return tf.reshape(outputs, tf.shape(inputs))
 
 
 @tf.custom_gradient
@@ -175,9 +169,8 @@ def apply_dice(
     """Dice of rows x, float `[n, units]`, normalized by those whose weight `[1, n]` is 1, not 0.
 
     With z the normalized x, p its sigmoid and a the slope, y = x (a + (1 - a) p). The gradient
-    through z is that of batch normalization (Ioffe & Szegedy 2015, section 3), whose mean and
-    variance are of the rows that count alone. Sums over rows are products with a row of weights.
-    Returns y, and the mean and the variance, `[units]`, which have no gradient.
+    through z is that of batch normalization (Ioffe & Szegedy 2015, section 3). Returns y, and the
+    mean and the variance, `[units]`, which have no gradient.
     """
     share = weights / tf.maximum(tf.reduce_sum(weights), 1.0)
     mean = tf.matmul(share, rows)

@@ -6,7 +6,7 @@ What the graph makes of them is compared with the ETL in tests/contract/skew/tes
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,21 +17,18 @@ from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn, VocabularySpec
 from conf.encoders.bags import Weights
 from conf.encoders.dates import Cyclical, DatePart
 from conf.encoders.hashing import Cross
-from conf.encoders.target import Statistic
 from conf.errors import InputDataError
-from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from training.encoders.serving import (
     FLOAT_NULL_TOKEN,
     FLOAT_PAD_TOKEN,
     ServingEncoders,
     build_inputs,
-    build_serving_encoders,
     name_inputs,
     null_token,
     pad_token,
 )
-from training.encoders.vocabularies import Vocabulary, read_plan
+from training.encoders.vocabularies import Vocabulary
 from training.raw_inputs.inputs import InputColumn
 
 
@@ -51,13 +48,6 @@ def test_further_columns_have_names_of_their_own():
     assert all(raw.feature == "f" and raw.null_token is not None for raw in found)
 
 
-def test_what_exists_at_etl_time_alone_is_no_input():
-    vocabulary = Vocabulary("v", "int64", pa.array([1]))
-    columns = (RawColumn("a", "int64"), RawColumn("fold", "int64", is_served=False))
-    (found,) = inputs(Statistic("v", "t"), *columns, vocabulary=vocabulary)
-    assert found.column == "a"
-
-
 def test_floats_pad_with_the_least_number_and_are_null_as_the_next_one_and_as_nan():
     spec = FeatureSpec("f", "float32", "user", (None,), 5)
     columns = (RawColumn("w", "float32", True), RawColumn("i", "int64", True))
@@ -70,11 +60,6 @@ def test_floats_pad_with_the_least_number_and_are_null_as_the_next_one_and_as_na
         marked = weights.read(values)
         assert marked.is_pad.numpy().tolist() == [[False, False, False, True]]
         assert np.isnan(marked.numbers.numpy()[0, 1:3]).all()
-
-
-def test_the_null_token_is_never_a_token():
-    assert null_token(Vocabulary("v", "string", pa.array(["<sluice:null>"]))) == "<sluice:null:2>"
-    assert null_token(Vocabulary("v", "int64", pa.array([-(2**61)]))) == -(2**60)
 
 
 def test_dates_know_the_unit_of_their_column():
@@ -90,12 +75,23 @@ def test_dates_know_the_unit_of_their_column():
     assert cyclical.time_unit == "us"
 
 
-def test_the_pad_token_is_never_a_token() -> None:
-    least, marker = -(2**63), "<sluice:pad>"
-    assert pad_token(Vocabulary("v", "int64", pa.array([1, 2]))) == least
-    assert pad_token(Vocabulary("v", "string", pa.array(["x"]))) == marker
-    assert pad_token(Vocabulary("v", "int64", pa.array([least, 2]))) not in (least, 2)
-    assert pad_token(Vocabulary("v", "string", pa.array([marker, "x"]))) not in (marker, "x")
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "pad", "null"),
+    [
+        ("int64", [1, 2], -(2**63), -(2**61)),
+        ("int64", [-(2**63), -(2**61)], -(2**62), -(2**60)),
+        ("string", ["x"], "<sluice:pad>", "<sluice:null>"),
+        ("string", ["<sluice:pad>", "<sluice:null>"], "<sluice:pad:2>", "<sluice:null:2>"),
+    ],
+)
+def test_what_pads_and_stands_for_null_is_never_a_token(
+    dtype: Any, tokens: list, pad: object, null: object
+) -> None:
+    vocabulary = Vocabulary("v", dtype, pa.array(tokens))
+    assert (pad_token(vocabulary), null_token(vocabulary)) == (pad, null)
+
+
+def test_a_vocabulary_of_all_such_tokens_is_refused() -> None:
     with pytest.raises(InputDataError):
         pad_token(Vocabulary("v", "int64", pa.array([-(2**62), -(2**63)])))
 
@@ -121,23 +117,6 @@ def test_nothing_is_known_where_the_vocabulary_is_empty_and_lists_need_hold_noth
     )
     assert found["one"].numpy().tolist() == [1, 1]
     assert found["many"].numpy().tolist() == [[0, 0, 0]] * 2
-
-
-def test_a_version_s_own_vocabularies_are_used(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    plan = read_plan(tiny_version, tiny_manifest)
-    encoders = build_serving_encoders(tiny_version, plan, ("movie_id", "history", "genres"))
-    assert set(encoders.tables) == {"movie_id", "genres"}
-    found = encoders.encode(
-        {
-            "movie_id": tf.constant([100, 7], tf.int64),
-            "history": tf.constant([[100, -(2**63)]] * 2, tf.int64),
-            "genres": tf.constant([["genre_0"], ["<sluice:pad>"]]),
-        }
-    )
-    assert found["movie_id"].numpy()[0] == found["history"].numpy()[0, 0] >= 2
-    assert found["movie_id"].numpy()[1] == 1
-    assert not found["history"].numpy()[:, 1:].any()
-    assert not found["genres"].numpy()[1].any()
 
 
 def test_input_names_are_distinct_and_fit_a_signature() -> None:

@@ -68,7 +68,7 @@ def build_network(config: Any, *names: str) -> Network:
     inputs = NetworkInputs(tensors, vectors=names, masks=dict.fromkeys(names, "items_mask"))
     with building_layers("test", 1):
         sequence = read_sequence(inputs, names)
-        output = SEQUENCE_NETWORKS[config.name].build(sequence, None, config)
+        output = SEQUENCE_NETWORKS[config.name].build(sequence, config)
         network = Network(build_keras_model("test", tensors, output))
     rng = np.random.default_rng(1)
     for variable in network.weights.values():

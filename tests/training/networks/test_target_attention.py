@@ -8,15 +8,10 @@ import pytest
 import tensorflow as tf
 
 from training.networks.network import Network, build_keras_model, building_layers
-from training.networks.target_attention import (
-    PackTokens,
-    UnpackTokens,
-    score_tokens,
-    take_rows,
-)
+from training.networks.target_attention import score_tokens
 
-ROWS, LENGTH, DIM, UNITS = 3, 5, 4, 6
-LENGTHS = {"real": (2, 0, 4), "full": (LENGTH,) * ROWS, "empty": (0,) * ROWS}
+ROWS, LENGTH, DIM, UNITS = 4, 5, 4, 6
+LENGTHS = {"real": (2, 0, 4, 0), "full": (LENGTH,) * ROWS, "empty": (0,) * ROWS}
 
 
 def build(activation: str) -> tuple[Network, Network]:
@@ -70,49 +65,13 @@ def test_it_is_an_mlp_over_the_parts_side_by_side(lengths: tuple[int, ...]) -> N
         )
 
 
-def test_padding_costs_nothing() -> None:
-    """What is multiplied are tokens: as many as there are."""
-    vectors = tf.random.normal([ROWS, LENGTH, DIM], seed=1)
-    mask = tf.constant([[1, 0, 1, 0, 0], [0] * 5, [0, 0, 0, 0, 1]]) > 0
-    tokens, places = PackTokens()([vectors, mask])
-    np.testing.assert_array_equal(tokens[0], [vectors[0, 0], vectors[0, 2], vectors[2, 4]])
-    np.testing.assert_array_equal(places[:, 0], [0, 0, 2])
-    numbers = tf.constant([[[1.0], [2.0], [3.0]]])
-    expected = [[1, 0, 2, 0, 0], [0] * 5, [0, 0, 0, 0, 3]]
-    np.testing.assert_array_equal(UnpackTokens()([numbers, places, mask]), expected)
-
-
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_the_gradient_of_a_row_is_the_sum_of_its_tokens(
-    lengths: tuple[int, ...],
-) -> None:
-    """Also of rows without tokens, the last ones among them."""
-    rows = tf.constant(np.repeat(np.arange(ROWS), lengths), tf.int64)
-    weigh = np.random.default_rng(2).normal(size=(len(rows), DIM)).astype(np.float32)
-    values = tf.random.normal([ROWS, DIM], seed=1)
-
-    @tf.function
-    def differentiate(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        with tf.GradientTape() as tape:
-            tape.watch(values)
-            taken = take_rows(values, rows)
-            loss = tf.reduce_sum(weigh * taken)
-            return taken, tape.gradient(loss, values)
-
-    taken, gradient = differentiate(values)
-    np.testing.assert_array_equal(taken, values.numpy()[rows.numpy()])
-    expected = np.zeros((ROWS, DIM))
-    np.add.at(expected, rows.numpy(), weigh)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("activation", ["dice", "prelu"])
 def test_an_mlp_has_its_weights_whatever_the_activation(activation: str) -> None:
     history, target = keras.Input((None, DIM)), keras.Input((DIM,))
     mask = keras.Input((None,), dtype="bool")
     scores = score_tokens(history, mask, target, (UNITS, 2), activation)
     model = keras.Model([history, mask, target], scores)
-    x = tf.ones([ROWS, LENGTH, DIM]), tf.sequence_mask([1, 0, 5], LENGTH), tf.ones([ROWS, DIM])
+    x = tf.ones([ROWS, LENGTH, DIM]), tf.sequence_mask([1, 0, 5, 2], LENGTH), tf.ones([ROWS, DIM])
     assert model(x).shape == (ROWS, LENGTH)
     if activation == "prelu":  # As over all positions: one slope for each unit.
         assert [tuple(v.shape) for v in model.weights if "alpha" in v.name] == [(1, UNITS), (1, 2)]
