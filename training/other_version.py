@@ -1,9 +1,9 @@
 """A run on another version of its dataset: the same weights, what they read as the run knows it.
 
 What a run would score on rows that were built after it. Ids of the two versions are matched through
-their vocabularies; a token that the run does not know reads its row of unknown values, as in the
-run's export. Values that the build has fitted anew since then (the mean of a normalized column,
-say) are made once more by the run's own encoders, of the raw values that held-out rows keep.
+their vocabularies; a token that the run does not know, or no longer, reads the row that the run's
+export reads for it. Values that the build has fitted anew since then (the mean of a normalized
+column, say) are made once more by the run's own encoders, of the raw values of held-out rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest, resolve_version
@@ -29,11 +30,15 @@ from conf.training.train import WarmStartConfig
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import RunReference, TrainedModel
 from training.embedding.key_space import holding_whole_tables
+from training.encoders.operations import hash_text
 from training.encoders.serving import RawInput, ServingEncoders, build_serving_encoders
 from training.encoders.vocabularies import (
+    NO_ROW,
     EncodedVersion,
+    Vocabulary,
     is_encoded_alike,
     list_fitted_anew,
+    match_tokens,
     read_encoded_version,
     read_key_vocabulary,
 )
@@ -184,7 +189,26 @@ def _set_weights(trained: TrainedModel, model: Model, encoded: EncodedVersion, w
     config = trained.config.model_copy(update={"fit": fit})
     data = TrainingData(encoded.version_dir, encoded.manifest)
     target = WarmTarget(model, Optimizers(config.optimizer, model, 1), data, encoded)
-    transfer_weights(config, target, new_rows=OOV_ID)
+    transfer_weights(config, target, match_served)
+
+
+def match_served(new: Vocabulary, old: Vocabulary) -> np.ndarray | None:
+    """Returns the id that the earlier encoders give the token of each id, int64 `[new.size]`.
+
+    Unknown and retired tokens have their bucket, or OOV. None: the earlier buckets of unknown
+    tokens are not those of the new ids.
+    """
+    if old.oov_buckets is not None and new.oov_buckets != old.oov_buckets:
+        return None
+    rows = match_tokens(new, old)
+    if old.retired is not None:
+        is_gone = np.concatenate([np.zeros(old.first_id, np.bool_), old.retired])
+        rows[(rows != NO_ROW) & is_gone[rows]] = NO_ROW
+    unknown = np.full(new.size, OOV_ID, np.int64)
+    if old.oov_buckets is not None:
+        texts = new.tokens.cast(pa.string()).to_numpy(zero_copy_only=False)
+        unknown[new.first_id :] = hash_text(tf.constant(texts, tf.string), old.oov_buckets)
+    return np.where(rows == NO_ROW, unknown, rows)
 
 
 _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,11 +201,31 @@ def _has_tokens(name: str, version: EncodedVersion) -> bool:
     return any(c.feature == name and c.vocabulary is not None for c in version.plan.columns)
 
 
-def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarray | None:
+def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
+    """Returns the earlier id of each id, int64 `[new.size]`, -1 where the token is new."""
+    rows = np.full(new.size, NO_ROW, np.int64)
+    rows[[PAD_ID, OOV_ID]] = PAD_ID, OOV_ID
+    if new.oov_buckets == old.oov_buckets:
+        rows[: new.first_id] = np.arange(new.first_id)
+    tokens, old_tokens = new.tokens, old.tokens
+    if tokens.type != old_tokens.type:  # The raw column's declared type has changed.
+        tokens, old_tokens = tokens.cast(pa.string()), old_tokens.cast(pa.string())
+    positions = pc.index_in(tokens, value_set=old_tokens).fill_null(NO_ROW).to_numpy()
+    rows[new.first_id :] = np.where(positions < 0, NO_ROW, positions + old.first_id)
+    return rows
+
+
+MatchTokens = Callable[[Vocabulary, Vocabulary], np.ndarray | None]
+"""Earlier id of each id of a new vocabulary, -1 or None where there is none."""
+
+
+def match_rows(
+    table: str, new: EncodedVersion, old: EncodedVersion, match: MatchTokens = match_tokens
+) -> np.ndarray | None:
     """Finds the row that each id of a table had in an earlier dataset version.
 
-    Ids of a vocabulary are matched by token; padding and OOV keep their rows, OOV buckets where
-    there are equally many. Ids that are computed, as by hashing, keep their rows where both
+    Ids of a vocabulary are matched by token (`match`); padding and OOV keep their rows, OOV buckets
+    where there are equally many. Ids that are computed, as by hashing, keep their rows where both
     versions compute them alike. int64 `[vocabulary_size]`, -1 where there is none; None where the
     ids of the two versions have nothing to do with each other.
     """
@@ -216,7 +236,7 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
     vocabulary = _read_tokens(new, spec, column)
     old_vocabulary = _read_tokens(old, old_spec, old_column)
     if vocabulary is not None and old_vocabulary is not None:
-        return match_tokens(vocabulary, old_vocabulary)
+        return match(vocabulary, old_vocabulary)
     size = spec.vocabulary_size
     computed = vocabulary is None and old_vocabulary is None
     made, was = column.operation, old_column.operation
@@ -249,20 +269,6 @@ def match_keys(
     new_ids[rows[rows != NO_ROW]] = np.flatnonzero(rows != NO_ROW)
     known = (keys > PAD_ID) & (keys < old_vocabulary.size)
     return np.where(known, new_ids[np.where(known, keys, PAD_ID)], NO_ROW)
-
-
-def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
-    """Returns the earlier id of each id, int64 `[new.size]`, -1 where the token is new."""
-    rows = np.full(new.size, NO_ROW, np.int64)
-    rows[[PAD_ID, OOV_ID]] = PAD_ID, OOV_ID
-    if new.oov_buckets == old.oov_buckets:
-        rows[: new.first_id] = np.arange(new.first_id)
-    tokens, old_tokens = new.tokens, old.tokens
-    if tokens.type != old_tokens.type:  # The raw column's declared type has changed.
-        tokens, old_tokens = tokens.cast(pa.string()), old_tokens.cast(pa.string())
-    positions = pc.index_in(tokens, value_set=old_tokens).fill_null(NO_ROW).to_numpy()
-    rows[new.first_id :] = np.where(positions < 0, NO_ROW, positions + old.first_id)
-    return rows
 
 
 def _find_encoding(

@@ -40,8 +40,10 @@ from training.embedding.key_space import KeySpace
 from training.encoders.vocabularies import (
     NO_ROW,
     EncodedVersion,
+    MatchTokens,
     list_fitted_anew,
     match_rows,
+    match_tokens,
     read_encoded_version,
 )
 from training.loop.optimizers import Optimizers
@@ -259,14 +261,14 @@ def _transfer_each(config: TrainConfig, target: WarmTarget, workers: Workers) ->
 
 
 def transfer_weights(
-    config: TrainConfig, target: WarmTarget, new_rows: int | None = None
+    config: TrainConfig, target: WarmTarget, match: MatchTokens = match_tokens
 ) -> WarmStartReport:
     """Sets a new model to the weights of an earlier run, and tables to the rows of files.
 
     Args:
         config: The resolved config, with `fit.warm_start`.
         target: The new model; it is unchanged where the weights are refused.
-        new_rows: Earlier row that rows of new tokens take; None: they keep their first values.
+        match: Finds the earlier ids; rows of new tokens, which have none, keep their first values.
 
     Raises:
         ConfigError: Weights do not fit, or moments would meet a schedule of the learning rate.
@@ -280,7 +282,7 @@ def transfer_weights(
     if warm.path is not None:
         _check_moments(config, warm)
         source = _open_source(warm.path, config.input.tolerates)
-        report = _transfer_run(source, target, warm, new_rows)
+        report = _transfer_run(source, target, warm, match)
     for name, places in set_table_files(target.model, files).items():
         target.optimizers.hold_rows(name, target.model.tables[name], places)
     found = {
@@ -291,7 +293,7 @@ def transfer_weights(
 
 
 def _transfer_run(
-    source: _EarlierRun, target: WarmTarget, warm: WarmStartConfig, new_rows: int | None
+    source: _EarlierRun, target: WarmTarget, warm: WarmStartConfig, match: MatchTokens
 ) -> WarmStartReport:
     """Sets the weights that do not come from files to those of an earlier run."""
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
@@ -299,7 +301,9 @@ def _transfer_run(
     fresh: dict[str, str] = {}
     wanted = [name for name in layout.tables if name not in warm.tables]
     version = target.read_version()
-    rows, keys = _match_tables(target.model, version, wanted, source, fresh)
+    rows, keys = _match_tables(
+        target.model, (version, source.version), wanted, source, fresh, match
+    )
     kept = [state.name_of(variable) for variable in target.model.state_variables]
     dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
     slots: list[SlotMap] = []
@@ -316,8 +320,6 @@ def _transfer_run(
         set_keys(target.model, space, found_keys)
     for name, found in rows.items():
         tensor = source.read(source.layout.tables[name])
-        if new_rows is not None:
-            found = np.where(found == NO_ROW, new_rows, found)
         _set_rows(target.model.tables[name].rows, tensor, found)
     for name in dense:
         state.variables[name].assign(source.read(name))
@@ -371,10 +373,11 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
 
 def _match_tables(
     model: Model,
-    version: EncodedVersion,
+    versions: tuple[EncodedVersion, EncodedVersion],
     names: Sequence[str],
     source: _EarlierRun,
     fresh: dict[str, str],
+    match: MatchTokens,
 ) -> tuple[dict[str, np.ndarray], dict[KeySpace, MatchedKeys]]:
     """Returns the earlier row of each row of each table that comes over, and keys to set."""
     rows: dict[str, np.ndarray] = {}
@@ -390,7 +393,7 @@ def _match_tables(
         elif isinstance(table, DynamicTable) != (name in source.layout.keys):
             fresh[name] = "it is dynamic in one of the two models alone"
         elif isinstance(table, DynamicTable):
-            earlier, versions = source.read_keys(name), (version, source.version)
+            earlier = source.read_keys(name)
             matched = match_dynamic_table(model, table, earlier[SAVED_KEYS], versions)
             if isinstance(matched, str):
                 fresh[name] = matched
@@ -398,7 +401,7 @@ def _match_tables(
                 rows[name] = matched.rows
                 keys[table.keys] = match_history(model, table, matched, earlier, versions)
         else:
-            found = match_rows(model.id_spaces[name], version, source.version)
+            found = match_rows(model.id_spaces[name], *versions, match)
             if _fits(found, before[0], table.vocabulary_size):
                 rows[name] = found
             else:
