@@ -120,6 +120,15 @@ def read_key_vocabulary(
     return None if spec is None else read_vocabulary(version_dir, spec)
 
 
+def read_token_counts(version_dir: ReadablePath, manifest: Manifest, feature: str) -> np.ndarray:
+    """Returns how often train has each token of a feature's vocabulary, int64 `[tokens]`."""
+    spec = _find_vocabulary(version_dir, manifest, feature)
+    if spec is None:
+        raise ValueError(f"{feature} has no vocabulary")
+    files = EncoderFiles(version_dir / ENCODERS_DIR, crc32c)
+    return files.read_vocabulary(spec, ["token", "id", "count"])["count"].to_numpy()
+
+
 def find_named_ids(version_dir: ReadablePath, manifest: Manifest, feature: str) -> range | None:
     """Returns the ids of a feature's vocabulary that name one token each, retired ones too.
 

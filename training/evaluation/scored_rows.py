@@ -27,6 +27,7 @@ from training.encoders.vocabularies import (
     is_named,
     read_key_vocabulary,
     read_plan,
+    read_token_counts,
 )
 from training.evaluation.intervals import (
     GROUPS,
@@ -414,6 +415,9 @@ def _cut_by_value(version_dir: ReadablePath, manifest: Manifest, name: str) -> S
     first = 0 if vocabulary is None else vocabulary.first_id
     most = MOST_BUCKETS if vocabulary is None else MOST_VALUES
     shown = np.arange(first, min(first + most, size))
+    if vocabulary is not None:  # Ids of a token file, or of a grown one, do not fall with it.
+        counts = read_token_counts(version_dir, manifest, name)
+        shown = first + np.argsort(-counts, kind="stable")[:most]
     names = shown.tolist() if vocabulary is None else vocabulary.take(shown).to_pylist()
     slices = np.full(size, len(shown), np.int64)
     slices[shown] = np.arange(len(shown))
