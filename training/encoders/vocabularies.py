@@ -179,12 +179,13 @@ def is_encoded_alike(name: str, new: EncodedVersion, old: EncodedVersion) -> boo
 
 
 def _list_fitted(column: ColumnEncoding, version: EncodedVersion) -> tuple[object, ...]:
-    vocabularies, tables = version.plan.vocabularies, version.plan.tables
+    vocabularies = (v for v in version.plan.vocabularies if v.name == column.vocabulary)
+    return (*vocabularies, *_list_tables(column, version))
+
+
+def _list_tables(column: ColumnEncoding, version: EncodedVersion) -> list[TableSpec]:
     table = getattr(column.operation, "table", None)
-    return (
-        *(spec for spec in vocabularies if spec.name == column.vocabulary),
-        *(spec for spec in tables if spec.name == table),
-    )
+    return [spec for spec in version.plan.tables if spec.name == table]
 
 
 def list_fitted_anew(
@@ -222,6 +223,23 @@ def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
     positions = pc.index_in(tokens, value_set=old_tokens).fill_null(NO_ROW).to_numpy()
     rows[new.first_id :] = np.where(positions < 0, NO_ROW, positions + old.first_id)
     return rows
+
+
+def is_computed_alike(name: str, new: EncodedVersion, old: EncodedVersion) -> bool:
+    """Whether two versions make one number of equal raw values: by the same fitted ones."""
+    try:
+        column, earlier = new.plan.column(name), old.plan.column(name)
+    except KeyError:
+        return False
+    if column.operation != earlier.operation:
+        return False
+    if _list_tables(column, new) != _list_tables(earlier, old):
+        return False
+    if column.vocabulary is None or earlier.vocabulary is None:
+        return column.vocabulary == earlier.vocabulary
+    own = read_vocabulary(new.version_dir, new.plan.vocabulary(column.vocabulary))
+    other = read_vocabulary(old.version_dir, old.plan.vocabulary(earlier.vocabulary))
+    return np.array_equal(match_tokens(own, other), np.arange(other.size))
 
 
 MatchTokens = Callable[[Vocabulary, Vocabulary], np.ndarray | None]
