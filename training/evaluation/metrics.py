@@ -1,10 +1,11 @@
 """Metrics: functions of arrays, each registered once, and AUCs that are streamed.
 
 A rank is the 1-based position of a relevant item among its candidates; `inf` marks a relevant item
-that was not ranked at all (a miss), `nan` pads rows with fewer relevant items than others. All sums
-are float64. The AUC of many rows is streamed in bounded memory: exact up to about a million rows,
-then counted in bins of float32 scores, within an error that is known. Calibration counts
-predictions and labels in bins of equal width (Guo et al. 2017).
+that was not ranked at all (a miss), `nan` pads rows with fewer relevant items than others. Metrics
+of ranks take them as `[rows]` or `[rows, relevant]` and give `[rows]`; all sums are float64. The
+AUC of many rows is streamed in bounded memory: exact up to about a million rows, then counted in
+bins of float32 scores, within an error that is known. Calibration counts predictions and labels in
+bins of equal width (Guo et al. 2017).
 """
 
 from __future__ import annotations
@@ -24,15 +25,7 @@ FloatArray = NDArray[np.float64]
 
 
 def hit_rate(ranks: FloatArray, k: int) -> FloatArray:
-    """Whether any relevant item stands in the first k (He et al. 2017, NCF, section 4.1).
-
-    Args:
-        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
-        k: Cut-off, 1 or more.
-
-    Returns:
-        `[rows]`; the mean over rows is HR@k. So in all metrics of ranks.
-    """
+    """Whether any relevant item stands in the first k (He et al. 2017, NCF, section 4.1)."""
     return np.any(_relevant(ranks) <= k, axis=1).astype(np.float64)
 
 
@@ -128,11 +121,7 @@ class RankMeasures:
 
 
 def measure(ranks: FloatArray, measures: RankMeasures, per: Per = "event") -> dict[str, FloatArray]:
-    """Returns the metrics of each row, `[rows]` by name, as in `ndcg@10`.
-
-    Per event: hit rate, recall and NDCG at each cut-off, and `mrr` of the whole list; per user also
-    precision, MAP, and MRR at each cut-off, as ranks end with the list.
-    """
+    """The metrics of each row, `[rows]` by name, as in `ndcg@10`; per user MRR has cut-offs too."""
     values = {
         family: metric.of_list(ranks)
         for family, metric in RANKING_METRICS.items()
@@ -189,14 +178,11 @@ def auc(
     Exact (Hanley & McNeil 1982; the Mann-Whitney U statistic over the pairs). Labels are 0 or 1,
     weights above 0, scores of any scale. None where only one class occurs.
     """
-    positive = labels.astype(bool)
-    if positive.all() or not positive.any():
+    if not len(labels):
         return None
-    w = np.ones(len(positive)) if weights is None else weights
-    _, place = np.unique(scores, return_inverse=True)
-    positives, negatives = (np.bincount(place, w * side) for side in (positive, ~positive))
-    below = np.cumsum(negatives) - negatives / 2
-    return float(positives @ below / positives.sum() / negatives.sum())
+    w = np.ones(len(labels)) if weights is None else weights
+    found = auc_by_group(np.zeros(len(labels), np.int64), labels.astype(bool), scores, w)
+    return float(found.values[0]) if len(found.values) else None
 
 
 CALIBRATION_BINS = 20
@@ -421,7 +407,7 @@ class GroupAUCs(NamedTuple):
 def auc_by_group(
     groups: IntArray,
     labels: NDArray[np.bool_],
-    scores: NDArray[np.float32],
+    scores: NDArray[np.floating],
     weights: FloatArray,
 ) -> GroupAUCs:
     """AUC of each group, in one sort of all rows; at least one row."""

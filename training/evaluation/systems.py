@@ -40,6 +40,7 @@ from training.evaluation.protocols import (
     find_relevance,
     learns_label,
 )
+from training.evaluation.scored_rows import DistinctRows
 from training.evaluation.users import UserBatch, rank_in_lists, spread_ranks
 from training.input.batches import Features
 from training.input.train_counts import find_counted_keys, read_train_counts, read_train_pairs
@@ -275,28 +276,16 @@ def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
     """Users of train (numbered from 0) and columns of the items that each has, each once."""
     where = trained.version_dir, trained.manifest
     named = find_named_ids(*where, trained.manifest.require_key("user"))
-    parts, pending = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], 0
+    found = DistinctRows(2)
     pairs = read_train_pairs(
         *where, _leave_out_untaught(trained), positives=learns_label(trained.config.model)
     )
     for owners, ids in pairs:
         columns = items.columns_of(ids)
         known = (columns != MISSING) & is_named(owners, named)
-        parts.append((owners[known], columns[known]))
-        pending += int(known.sum())
-        if pending > len(parts[0][0]):  # As many new ones as old ones: memory is that of pairs.
-            parts, pending = [_keep_distinct(parts)], 0
-    owners, columns = _keep_distinct(parts)
+        found.add(owners[known], columns[known])
+    owners, columns = found.read()
     return Pairs(np.unique(owners, return_inverse=True)[1], columns)
-
-
-def _keep_distinct(parts: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
-    owners, columns = (np.concatenate(one) for one in zip(*parts, strict=True))
-    order = np.lexsort((columns, owners))
-    owners, columns = owners[order], columns[order]
-    new = np.ones(len(owners), bool)
-    new[1:] = (owners[1:] != owners[:-1]) | (columns[1:] != columns[:-1])
-    return owners[new], columns[new]
 
 
 def fit_chosen_ease(cells: Pairs, items: int, seed: int) -> Ease:
