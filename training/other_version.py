@@ -57,17 +57,9 @@ from training.reader.training_data import TrainingData
 def move_to_version(
     trained: TrainedModel, dataset: str, which: str = "best", split: str | None = None
 ) -> TrainedModel:
-    """A run's model over the rows and the catalogue of another dataset version.
+    """A run's model, of the checkpoint `which`, over the rows of another version, or a dataset's.
 
-    Args:
-        trained: The run.
-        dataset: A version's directory, or the dataset's (its current version).
-        which: The run's checkpoint, `best` or `last`.
-        split: The split that it is to be measured on, where that is known.
-
-    Raises:
-        ConfigError: The version is older, of another dataset, or encodes features in other ways.
-        LaterLogError: The run may have been trained on the version's held-out rows.
+    `split` is the one to be measured, where that is known.
     """
     version_dir = resolve_version(find_path(dataset))
     manifest = read_manifest(version_dir, trained.config.input.tolerates)
@@ -85,8 +77,7 @@ def move_to_version(
     _set_weights(trained, model, encoded, which)
     copy_calibrations(trained.model, model)
     if own is not None:
-        is_ranking = isinstance(model, RankingModel)
-        model = RawRanking(model, own) if is_ranking else RawTowers(require_retrieval(model), own)
+        model = _read_raw_values(model, own)
     return TrainedModel(trained.run_dir, model, trained.config, manifest, version_dir)
 
 
@@ -221,22 +212,21 @@ def _build_own_encoders(
     """The encoders of the run, `there`, for features whose raw values rows of `here` hold."""
     if not changed:
         return None
-    encoders = None
     missing = [name for name in changed if not _is_declared_alike(name, here, there)]
     if not missing:
         encoders = build_serving_encoders(there.version_dir, there.plan, changed)
         missing = sorted({i.feature for i in encoders.inputs if not _holds_raw(here, i)})
-    if missing or encoders is None or split == TRAIN:
-        raise ConfigError(
-            "the versions compute features in other ways, so the run would read wrong values",
-            received=", ".join(missing or changed),
-            allowed="features of a vocabulary that are embedded; those that were fitted anew, in "
-            "rows that hold their raw values, which those of train do not; others as they were",
-            fix="measure on another split than train"
-            if not missing
-            else "keep the feature's column and encoding, or train the run again on this version",
-        )
-    return OwnEncoders(encoders)
+        if not missing and split != TRAIN:
+            return OwnEncoders(encoders)
+    raise ConfigError(
+        "the versions compute features in other ways, so the run would read wrong values",
+        received=", ".join(missing or changed),
+        allowed="features of a vocabulary that are embedded; those that were fitted anew, in rows "
+        "that hold their raw values, which those of train do not; others as they were",
+        fix="keep the feature's column and encoding, or train the run again on this version"
+        if missing
+        else "measure on another split than train",
+    )
 
 
 def _is_declared_alike(name: str, here: EncodedVersion, there: EncodedVersion) -> bool:
@@ -281,6 +271,12 @@ def _read_raw(values: tf.RaggedTensor, item: RawInput) -> tf.Tensor:
     if item.is_list:
         return values.to_tensor(tf.cast(item.pad_token, values.dtype), shape=[None, item.length])
     return values.to_tensor(tf.cast(item.null_token, values.dtype), shape=[None, 1])[:, 0]
+
+
+def _read_raw_values(model: Model, own: OwnEncoders) -> Model:
+    if isinstance(model, RankingModel):
+        return RawRanking(model, own)
+    return RawTowers(require_retrieval(model), own)
 
 
 class RawRanking(RankingModel):

@@ -237,8 +237,7 @@ class RankingReader:
     ) -> Iterator[RankingBatch]:
         """Yields the rows in order; `seen` as far as rows or `held_out` tell what users had met.
 
-        Candidates are `given` by rows, or drawn by `negatives`. `optional` scalars, which records
-        may lack, are ragged in batches.
+        Candidates are `given` by rows, or drawn by `negatives`; records may lack `optional` ones.
         """
         require_rows(self.manifest, split)
         keys, item = self.manifest.keys, self.manifest.require_key("item")

@@ -232,24 +232,18 @@ class Ease:
 
 def fit_ease(trained: TrainedModel, split: str, items: ItemIds) -> Ease | str:
     """Fits EASE on the rows that train, or says why it is left out of the measured `split`."""
-    found = _find_obstacle(trained, split)
-    if found is None:
-        cells = _read_cells(trained, items)
-        if len(cells):
-            return _fit_frequent(cells, len(items), trained.config.seed)
-        found = "no row that trains has both a user and an item with ids of their own"
-    _log.warning("baseline %s is left out: %s", EASE, found)
-    return found
-
-
-def _find_obstacle(trained: TrainedModel, split: str) -> str | None:
     features = find_counted_keys(trained.manifest).features
     missing = [part for part in ("user", "item") if part not in features]
     if missing:
-        return f"the dataset has no {' and no '.join(missing)} as one int64 per row"
-    if not carries_seen(trained.manifest, split):
-        return f"rows of the {split} split do not hold the items that their user had met"
-    return None
+        why = f"the dataset has no {' and no '.join(missing)} as one int64 per row"
+    elif not carries_seen(trained.manifest, split):
+        why = f"rows of the {split} split do not hold the items that their user had met"
+    elif len(cells := _read_cells(trained, items)):
+        return _fit_frequent(cells, len(items), trained.config.seed)
+    else:
+        why = "no row that trains has both a user and an item with ids of their own"
+    _log.warning("baseline %s is left out: %s", EASE, why)
+    return why
 
 
 def _fit_frequent(cells: Pairs, items: int, seed: int) -> Ease:
@@ -289,16 +283,14 @@ def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
 
 
 def fit_chosen_ease(cells: Pairs, items: int, seed: int) -> Ease:
-    """Chooses the penalty on a fifth of the cells that is hidden, then fits on all of them.
-
-    Cells are users, ascending from 0, and columns of their items, each once.
-    """
+    """Fits on users, ascending from 0, and columns of their items, each once."""
     l2 = _choose_l2(cells, items, seed)
     weights = solve_ease(multiply_items(cells, items), l2)
     return Ease(weights, np.arange(items), l2, len(np.unique(cells.rows)), len(cells))
 
 
 def _choose_l2(cells: Pairs, items: int, seed: int) -> float:
+    """The penalty that finds most of a fifth of the cells, which is hidden."""
     hidden = np.random.default_rng(seed).random(len(cells)) < _HIDDEN_SHARE
     if hidden.all() or not hidden.any():
         return L2_GRID[len(L2_GRID) // 2]

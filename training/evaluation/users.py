@@ -73,32 +73,29 @@ def find_first_rows(
     The first is the one with the lowest number of its event; in a version without these numbers
     that with the fewest seen items.
     """
-    user, number, seen = manifest.require_key("user"), manifest.keys.event_number, None
-    if split != USERS and number is None:
-        seen = manifest.keys.seen
-        if seen is None:
-            raise ConfigError(
-                "no seen items tell which of a user's records is the first",
-                received="keys.seen = None",
-                fix="build the dataset with `seen: true`",
-            )
-    orders = (number,) if split != USERS and number is not None else ()
-    ragged = (seen,) if seen is not None else ()
-    names = (user, *orders, *ragged)
+    user, seen = manifest.require_key("user"), manifest.keys.seen
+    order = None if split == USERS else manifest.keys.event_number or seen
+    if order is None and split != USERS:
+        raise ConfigError(
+            "no seen items tell which of a user's records is the first",
+            received="keys.seen = None",
+            fix="build the dataset with `seen: true`",
+        )
+    names = (user,) if order is None else (user, order)
+    ragged = names[1:] if order == seen else ()
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names, ragged)
     ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for batch in read_batches(dataset, version_dir, manifest, split):
         ids.append(np.asarray(batch[user], np.int64))
-        if seen is not None:
-            places.append(np.asarray(batch[seen].row_lengths()))
-        elif orders:
-            places.append(np.asarray(batch[orders[0]], np.int64))
+        if order is not None:
+            found = batch[order].row_lengths() if ragged else batch[order]
+            places.append(np.asarray(found, np.int64))
     users = np.concatenate(ids)
     if split == USERS:
         return UserRows(split, np.arange(len(users)), users)
-    order = np.lexsort((np.concatenate(places), users))
-    new = np.concatenate(([True], users[order][1:] != users[order][:-1]))[: len(order)]
-    rows = np.sort(order[new])
+    by_user = np.lexsort((np.concatenate(places), users))
+    new = np.concatenate(([True], np.diff(users[by_user]) != 0))[: len(users)]
+    rows = np.sort(by_user[new])
     rows = rows[is_named(users[rows], find_named_ids(version_dir, manifest, user))]
     return UserRows(split, rows, users[rows])
 
