@@ -120,13 +120,11 @@ def test_users_are_measured_by_the_events_that_pass(
         if _passes(row, RELATED):
             relevant.setdefault(int(row["user_id"]), set()).add(int(row["movie_id"]))
     everyone = _train(version, manifest, evaluation={"per": ["user"]})
-    index = build_item_index(everyone.model, version, manifest, 64)
+    model, lists = everyone.model, {}
+    index = build_item_index(model, version, manifest, 64)
     held_out = read_held_out(everyone, "test", index, None)
-    inputs = everyone.model.user_inputs
-    reader = UserReader(everyone, "test", index, inputs, held_out)
-    lists = {}
-    for batch in reader.read():
-        _, columns = ModelSystem(everyone.model, index).rank_users(batch, 10)
+    for batch in UserReader(everyone, "test", index, model.user_inputs, held_out).read():
+        _, columns = ModelSystem(model, index).rank_users(batch, 10)
         ranked = index.ids[columns[:, :10]]
         lists |= dict(zip(batch.users.tolist(), ranked.tolist(), strict=True))
     assert 0 < len(relevant) < len(lists)
@@ -165,15 +163,11 @@ def test_validation_is_of_the_rows_that_pass(
     ranks_by_label = held_out is None and "objective" in (model or {})
     unfiltered = build_validate(plain.config, data)(trained.model)  # type: ignore[misc]
     assert (found == unfiltered) is ranks_by_label
-    rows = (
-        alone.split(split).rows
-        if held_out is None
-        else others.held_out_rows(InputConfig(validation=held_out))
-    )
-    said = check_validation(trained.config, data)
-    assert said is not None
+    rows = alone.split(split).rows
+    if held_out is not None:
+        rows = others.held_out_rows(InputConfig(validation=held_out))
+    said = check_validation(trained.config, data) or ""
     assert said.startswith(f"validation is of {rows} of ")
-    assert said.endswith("label == 1")
     assert check_validation(plain.config, data) is None
 
 

@@ -270,13 +270,6 @@ def test_values_are_those_of_the_evaluation(
     assert back["difference"] == pytest.approx(-found["metrics"]["ndcg@10"]["difference"])
 
 
-def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedModel]) -> None:
-    own, other = runs
-    newer = replace(other.manifest, dataset_version="later")
-    with pytest.raises(ConfigError, match="different dataset versions"):
-        compare_runs(own, replace(other, manifest=newer), "test")
-
-
 def test_users_are_the_known_ones(
     runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,3 +278,9 @@ def test_users_are_the_known_ones(
     report = evaluate_split(runs[0], "test")
     assert (found["rows"], found["users"]) == (report["rows"], report["users"]) == (60, 20)
     assert report["protocols"][0]["differences"]["groups"] == 20
+
+
+def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedModel]) -> None:
+    newer = replace(runs[1].manifest, dataset_version="later")
+    with pytest.raises(ConfigError, match="different dataset versions"):
+        compare_runs(runs[0], replace(runs[1], manifest=newer), "test")
