@@ -66,35 +66,22 @@ def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool)
 
 
 @pytest.mark.parametrize("mask_seen", [True, False])
-def test_full_ranking_equals_brute_force(
-    tiny_version: Path, tiny_manifest: Manifest, mask_seen: bool
-) -> None:
-    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", mask_seen))
-    for batch_size in (7, 1024):
-        found = evaluate_full(
-            TinyTowers(tiny_manifest),
-            TrainingData(tiny_version, tiny_manifest),
-            "test",
-            FullRanking(RankMeasures(KS), mask_seen, batch_size),
-        )
+@pytest.mark.parametrize(("batches", "rows"), [(None, 60), (1, 20), (2, 40), (9, 60)])
+def test_full_ranking_equals_brute_force_however_large_the_catalogue_is(
+    mask_seen: bool, batches: int | None, rows: int, tiny_version: Path, tiny_manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", mask_seen))[:rows]
+    model, data = TinyTowers(tiny_manifest), TrainingData(tiny_version, tiny_manifest)
+    for cells in (protocols.BLOCK_CELLS, 7 * (_items(tiny_manifest) - 2)):
+        monkeypatch.setattr(protocols, "BLOCK_CELLS", cells)
+        ranking = FullRanking(RankMeasures(KS), mask_seen, 20, batches=batches)
+        found = evaluate_full(model, data, "test", ranking)
         assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
         for k in KS:
             assert found[f"hit_rate@{k}"] == found[f"recall@{k}"] == np.mean(ranks <= k)
             gains = np.where(ranks <= k, 1 / np.log2(1 + ranks), 0.0)
             assert found[f"ndcg@{k}"] == pytest.approx(gains.mean(), abs=1e-12)
-
-
-@pytest.mark.parametrize(("batches", "rows"), [(1, 20), (2, 40), (9, 60)])
-def test_batches_are_of_batch_size_rows_however_large_the_catalogue_is(
-    batches: int, rows: int, tiny_version: Path, tiny_manifest: Manifest, monkeypatch
-) -> None:
-    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", False))[:rows]
-    data = TrainingData(tiny_version, tiny_manifest)
-    for cells in (protocols.BLOCK_CELLS, 7 * len(range(2, _items(tiny_manifest)))):
-        monkeypatch.setattr(protocols, "BLOCK_CELLS", cells)
-        ranking = FullRanking(RankMeasures(KS), False, 20, batches=batches)
-        found = evaluate_full(TinyTowers(tiny_manifest), data, "test", ranking)
-        assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
 
 
 def test_the_report_has_every_protocol_and_system(
@@ -108,14 +95,11 @@ def test_the_report_has_every_protocol_and_system(
     assert report["headline"] == "full_unseen"
     assert report["rows"] == report["users"] == 60
     assert by_name["sampled_15"]["candidates"] == 16
-    assert by_name["full_all"]["candidates"] == len(range(2, _items(tiny_manifest)))
+    assert by_name["full_all"]["candidates"] == _items(tiny_manifest) - 2
+    data = TrainingData(tiny_version, tiny_manifest)
     for name, mask_seen in (("full_unseen", True), ("full_all", False)):
-        direct = evaluate_full(
-            trained.model,
-            TrainingData(tiny_version, tiny_manifest),
-            "test",
-            FullRanking(RankMeasures(KS), mask_seen, 64),
-        )
+        ranking = FullRanking(RankMeasures(KS), mask_seen, 64)
+        direct = evaluate_full(trained.model, data, "test", ranking)
         assert by_name[name]["systems"]["model"] == pytest.approx(direct, abs=1e-12)
         assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
     for systems in (protocol["systems"] for protocol in report["protocols"]):

@@ -49,11 +49,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     return build_measured(version)
 
 
-def _open_users(trained: TrainedModel, index: ItemIndex, inputs: tuple[str, ...]) -> UserReader:
-    held_out = read_held_out(trained, "test", index, None)
-    return UserReader(trained, "test", index, inputs, held_out)
-
-
 def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int, list[int]]:
     items, users, genders = (read_ids(trained, n) for n in ("movie_id", "user_id", "gender"))
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
@@ -145,32 +140,24 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
     counts = dict(zip(index.ids.tolist(), read_popularity(trained, index.ids), strict=True))
     relevant, events = _relevant(trained, -3, None), _draw_log(CONFIG).events
     for k in KS:
-        rows = [
-            _measure_by_hand(
-                # Of items that tie the relevant ones come last.
-                sorted(
-                    (i for i in ids if i not in events[u][:-3]),
-                    key=lambda i, u=u: (-counts[ids[i]], i in relevant[u]),
-                ),
-                relevant[u],
-                k,
-            )
-            for u in relevant
-        ]
+        rows = []
+        for user, own in relevant.items():
+            unseen = [item for item in ids if item not in events[user][:-3]]
+            # Of items that tie the relevant ones come last.
+            unseen.sort(key=lambda item, own=own: (-counts[ids[item]], item in own))
+            rows.append(_measure_by_hand(unseen, own, k))
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
-    batches = list(_open_users(_configure(trained), index, ()).read())
+    held_out = read_held_out(_configure(trained), "test", index, None)
+    batches = list(UserReader(_configure(trained), "test", index, (), held_out).read())
     chance = RandomSystem(len(index), 5)
     several = [
         measure(chance.rank_users(batch, 10)[0], RankMeasures((10,)), "user")["precision@10"]
         for _ in range(500)
         for batch in batches
     ]
-    reachable = [
-        len([i for i in items if i in ids and i not in events[u][:-3]])
-        / len([i for i in ids if i not in events[u][:-3]])
-        for u, items in relevant.items()
-    ]
+    left = {u: set(ids) - set(events[u][:-3]) for u in relevant}
+    reachable = [len(left[u] & set(items)) / len(left[u]) for u, items in relevant.items()]
     assert np.mean(np.concatenate(several)) == pytest.approx(np.mean(reachable), rel=0.1)
 
 
