@@ -161,11 +161,14 @@ def auc(
     Exact (Hanley & McNeil 1982; the Mann-Whitney U statistic over the pairs). Labels are 0 or 1,
     weights above 0, scores of any scale. None where only one class occurs.
     """
-    if not len(labels):
+    positive = labels.astype(bool)
+    if positive.all() or not positive.any():
         return None
-    w = np.ones(len(labels)) if weights is None else weights
-    found = auc_by_group(np.zeros(len(labels), np.int64), labels.astype(bool), scores, w)
-    return float(found.values[0]) if len(found.values) else None
+    w = np.ones(len(positive)) if weights is None else weights
+    _, place = np.unique(scores, return_inverse=True)
+    positives, negatives = (np.bincount(place, w * side) for side in (positive, ~positive))
+    below = np.cumsum(negatives) - negatives / 2
+    return float(positives @ below / positives.sum() / negatives.sum())
 
 
 CALIBRATION_BINS = 20
@@ -390,7 +393,7 @@ class GroupAUCs(NamedTuple):
 def auc_by_group(
     groups: IntArray,
     labels: NDArray[np.bool_],
-    scores: NDArray[np.floating],
+    scores: NDArray[np.float32],
     weights: FloatArray,
 ) -> GroupAUCs:
     """AUC of each group, in one sort of all rows; at least one row."""
