@@ -427,13 +427,12 @@ class _Retrieval:
 
 
 class _EventLabels:
-    """Metrics of the label of events, by the score of each row's own item."""
+    """Rows of events, and metrics of their label, if there is one, by the score of their item."""
 
     def __init__(self, trained: TrainedModel, model: RetrievalModel, columns: RowColumns) -> None:
         manifest, config = trained.manifest, trained.config.model
-        label = manifest.keys.label
+        label, self._model, self._columns = manifest.keys.label, model, columns
         self._scores: LabelScores | None = None
-        self._model, self._columns = model, columns
         if label and not isinstance(config, RankingConfig):
             self._columns = columns.with_label(manifest, label)
             users = columns.groups if has_user_vocabulary(manifest) else None
@@ -448,24 +447,21 @@ class _EventLabels:
 
     def list_optional(self, relevance: Relevance) -> tuple[str, ...]:
         """Scalars that records may lack; label metrics read the weight of each row."""
-        label, weight = self._columns.label, self._columns.weight
-        if label is None:
+        if self._columns.label is None:
             return relevance.inputs
-        return (label, *(name for name in relevance.inputs if name != weight))
+        others = (name for name in relevance.inputs if name != self._columns.weight)
+        return (self._columns.label, *others)
 
     def add(self, batch: RankingBatch) -> ScoredRows:
-        scores = np.zeros(batch.rows, np.float32)
-        if self._scores is not None:
-            scores = score_pairs(self._model, batch.features)
-        rows = self._columns.read(batch.features, scores)
-        if self._scores is not None:
-            self._scores.add(rows.take_counted())
+        if self._scores is None:
+            return self._columns.read(batch.features, np.zeros(batch.rows, np.float32))
+        rows = self._columns.read(batch.features, score_pairs(self._model, batch.features))
+        self._scores.add(rows.take_counted())
         return rows
 
     def result(self) -> dict[str, Any] | None:
         found = None if self._scores is None else self._scores.result()
-        weight = self._columns.weight
-        return found if found is None or weight is None else {**found, "weighted_by": weight}
+        return None if found is None else {**found, **self._columns.describe_weight()}
 
 
 def _count_candidates(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:

@@ -156,6 +156,9 @@ class RowColumns:
         slices = (slicing.feature for slicing in self.slicings)
         return tuple(dict.fromkeys(name for name in (*names, *slices) if name is not None))
 
+    def describe_weight(self) -> dict[str, str]:
+        return {} if self.weight is None else {"weighted_by": self.weight}
+
     def read(self, features: Features, scores: NDArray[Any]) -> ScoredRows:
         """The rows of a batch, in its order."""
         size, users = len(scores), self.groups.feature
@@ -381,17 +384,16 @@ def _has_groups(spec: FeatureSpec) -> bool:
 def _require_groups(manifest: Manifest, name: str, per: Per, frequencies: list[str]) -> None:
     specs = [spec for spec in manifest.schema.features if _has_groups(spec)]
     known = [spec.name for spec in specs if per == "event" or spec.role == "user"]
-    if name in known:
-        return
-    allowed = [*frequencies, *known]
-    is_of_events = per == "user" and name in (ITEM_FREQUENCY, *(spec.name for spec in specs))
-    fix = "set evaluation.per=event, whose rows have one item each, or leave it out"
-    raise ConfigError(
-        f"evaluation.slices: {name} gives no slices of {'users' if per == 'user' else 'rows'}",
-        received=name,
-        allowed=", ".join(allowed),
-        fix=fix if is_of_events else did_you_mean(name, allowed),
-    )
+    if name not in known:
+        allowed = [*frequencies, *known]
+        raise ConfigError(
+            f"evaluation.slices: {name} gives no slices of rows that are {per}s",
+            received=name,
+            allowed=", ".join(allowed),
+            fix=did_you_mean(name, allowed)
+            if per == "event"
+            else "set evaluation.per=event, whose rows have one item each, or leave it out",
+        )
 
 
 def _cut_by_count(

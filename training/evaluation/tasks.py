@@ -218,10 +218,9 @@ class _TaskParts:
             self.own.add(rows, values)
 
     def describe(self) -> dict[str, Any]:
-        found, weight = self.whole.result(), self.columns.weight
-        described = {"kind": self.task.kind, "label": self.task.label, **(found or {})}
-        if found and weight is not None:
-            described["weighted_by"] = weight
+        described = {"kind": self.task.kind, "label": self.task.label}
+        if found := self.whole.result():
+            described |= {**found, **self.columns.describe_weight()}
         if self.before is not None:
             described["uncalibrated"] = _pick(self.before.result(), ("log_loss", "calibration"))
         if self.own is not None:
