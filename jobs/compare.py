@@ -86,15 +86,8 @@ def compare(
 ) -> dict[str, Any]:
     """Compares two runs, or series (the last finished run), and writes `comparison.json`.
 
-    Args:
-        run: The run, whose `evaluation` settings hold for both.
-        against: The run that it is compared with.
-        split: Split to measure on.
-        dataset: Version of their dataset to measure on; None: the one that both are of.
-        metric: What decides; None: `ndcg@10`, or the first task's `auc` or `mse`.
-        margin: Least lead that the run must have; None: nothing is asked of it.
-        checkpoint: `best` or `last`, of both.
-        overrides: `evaluation.key=value` each.
+    The `evaluation` settings of `run`, with `overrides`, hold for both. Without `metric`, `ndcg@10`
+    or the first task's `auc` or `mse` decides.
 
     Returns:
         `metrics` with difference and interval by name; `metric`, `lead` (the end of the interval

@@ -156,27 +156,11 @@ def evaluate(
     overrides: Sequence[str] = (),
     baselines: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates a run and writes its metrics.
+    """Evaluates a run, or a series' last finished one, and returns the metrics that it writes.
 
     The test split's go to `metrics.json` and into the run card, another split's to
-    `metrics-<split>.json` alone; those on another version have its id in their file's name.
-
-    Args:
-        run_dir: A run's directory, or a series' (its last finished run).
-        split: Split to measure on.
-        dataset: A later version of the run's dataset to measure on; None: its own.
-        checkpoint: `best` or `last`.
-        overrides: `evaluation.key=value` each.
-        baselines: Whether EASE is fitted and measured beside popularity and chance.
-
-    Returns:
-        The content of the file.
-
-    Raises:
-        ConfigError: An override does not fit, the run cannot be put on that version, or baselines
-            are asked for of a model that ranks no catalogue.
-        UpstreamNotReadyError: There is no such run, checkpoint or version.
-        InputDataError: The split is empty, or the run's data or checkpoint is damaged.
+    `metrics-<split>.json` alone; those on a later version, `dataset`, have its id in their file's
+    name. `overrides` are `evaluation.key=value` each.
     """
     trained = restore_for_evaluation(run_dir, checkpoint, overrides, dataset, split)
     run_dir = trained.run_dir
@@ -188,14 +172,12 @@ def evaluate(
             "checkpoint": str(checkpoint),
             "evaluation": trained.config.evaluation.model_dump(mode="json"),
         }
+        name = METRICS_FILE if split == TEST else f"metrics-{split}.json"
         if dataset is not None:
             name = f"metrics-{split}-{trained.manifest.dataset_version}.json"
-            write_json(run_dir / name, metrics)
-        elif split == TEST:
-            write_json(run_dir / METRICS_FILE, metrics)
+        write_json(run_dir / name, metrics)
+        if name == METRICS_FILE:
             update_run_card(run_dir, metrics=headline_metrics(metrics))
-        else:
-            write_json(run_dir / f"metrics-{split}.json", metrics)
     return metrics
 
 

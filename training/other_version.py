@@ -1,9 +1,9 @@
 """A run on another version of its dataset: the same weights, what they read as the run knows it.
 
 What a run would score on rows that were built after it. Ids of the two versions are matched through
-their vocabularies; a token that the run does not know reads its row of unknown values, as in the
-run's export. Values that the build has fitted anew since then (the mean of a normalized column,
-say) are made once more by the run's own encoders, of the raw values that held-out rows keep.
+their vocabularies; a token that the run does not know, or no longer, reads the row that the run's
+export reads for it. Values that the build has fitted anew since then (the mean of a normalized
+column, say) are made once more by the run's own encoders, of the raw values of held-out rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest, resolve_version
@@ -29,11 +30,15 @@ from conf.training.train import WarmStartConfig
 from training.checkpoint.checkpoint_files import list_checkpoints
 from training.checkpoint.restore import RunReference, TrainedModel
 from training.embedding.key_space import holding_whole_tables
+from training.encoders.operations import hash_text
 from training.encoders.serving import RawInput, ServingEncoders, build_serving_encoders
 from training.encoders.vocabularies import (
+    NO_ROW,
     EncodedVersion,
+    Vocabulary,
     is_encoded_alike,
     list_fitted_anew,
+    match_tokens,
     read_encoded_version,
     read_key_vocabulary,
 )
@@ -52,17 +57,9 @@ from training.reader.training_data import TrainingData
 def move_to_version(
     trained: TrainedModel, dataset: str, which: str = "best", split: str | None = None
 ) -> TrainedModel:
-    """A run's model over the rows and the catalogue of another dataset version.
+    """A run's model, of the checkpoint `which`, over the rows of another version, or a dataset's.
 
-    Args:
-        trained: The run.
-        dataset: A version's directory, or the dataset's (its current version).
-        which: The run's checkpoint, `best` or `last`.
-        split: The split that it is to be measured on, where that is known.
-
-    Raises:
-        ConfigError: The version is older, of another dataset, or encodes features in other ways.
-        LaterLogError: The run may have been trained on the version's held-out rows.
+    `split` is the one to be measured, where that is known.
     """
     version_dir = resolve_version(find_path(dataset))
     manifest = read_manifest(version_dir, trained.config.input.tolerates)
@@ -81,8 +78,7 @@ def move_to_version(
     if isinstance(model, NetworkRankingModel) and isinstance(trained.model, RankingModel):
         model.calibrate(trained.model.calibrations)
     if own is not None:
-        is_ranking = isinstance(model, RankingModel)
-        model = RawRanking(model, own) if is_ranking else RawTowers(require_retrieval(model), own)
+        model = _read_raw_values(model, own)
     return TrainedModel(trained.run_dir, model, trained.config, manifest, version_dir)
 
 
@@ -185,7 +181,26 @@ def _set_weights(trained: TrainedModel, model: Model, encoded: EncodedVersion, w
     config = trained.config.model_copy(update={"fit": fit})
     data = TrainingData(encoded.version_dir, encoded.manifest)
     target = WarmTarget(model, Optimizers(config.optimizer, model, 1), data, encoded)
-    transfer_weights(config, target, new_rows=OOV_ID)
+    transfer_weights(config, target, match_served)
+
+
+def match_served(new: Vocabulary, old: Vocabulary) -> np.ndarray | None:
+    """Returns the id that the earlier encoders give the token of each id, int64 `[new.size]`.
+
+    Unknown and retired tokens have their bucket, or OOV. None: the earlier buckets of unknown
+    tokens are not those of the new ids.
+    """
+    if old.oov_buckets is not None and new.oov_buckets != old.oov_buckets:
+        return None
+    rows = match_tokens(new, old)
+    if old.retired is not None:
+        is_gone = np.concatenate([np.zeros(old.first_id, np.bool_), old.retired])
+        rows[(rows != NO_ROW) & is_gone[rows]] = NO_ROW
+    unknown = np.full(new.size, OOV_ID, np.int64)
+    if old.oov_buckets is not None:
+        texts = new.tokens.cast(pa.string()).to_numpy(zero_copy_only=False)
+        unknown[new.first_id :] = hash_text(tf.constant(texts, tf.string), old.oov_buckets)
+    return np.where(rows == NO_ROW, unknown, rows)
 
 
 _RAW_WIRE = {"int64": "int64", "float32": "float32", "float64": "bytes", "string": "bytes"}
@@ -198,22 +213,21 @@ def _build_own_encoders(
     """The encoders of the run, `there`, for features whose raw values rows of `here` hold."""
     if not changed:
         return None
-    encoders = None
     missing = [name for name in changed if not _is_declared_alike(name, here, there)]
     if not missing:
         encoders = build_serving_encoders(there.version_dir, there.plan, changed)
         missing = sorted({i.feature for i in encoders.inputs if not _holds_raw(here, i)})
-    if missing or encoders is None or split == TRAIN:
-        raise ConfigError(
-            "the versions compute features in other ways, so the run would read wrong values",
-            received=", ".join(missing or changed),
-            allowed="features of a vocabulary that are embedded; those that were fitted anew, in "
-            "rows that hold their raw values, which those of train do not; others as they were",
-            fix="measure on another split than train"
-            if not missing
-            else "keep the feature's column and encoding, or train the run again on this version",
-        )
-    return OwnEncoders(encoders)
+        if not missing and split != TRAIN:
+            return OwnEncoders(encoders)
+    raise ConfigError(
+        "the versions compute features in other ways, so the run would read wrong values",
+        received=", ".join(missing or changed),
+        allowed="features of a vocabulary that are embedded; those that were fitted anew, in rows "
+        "that hold their raw values, which those of train do not; others as they were",
+        fix="keep the feature's column and encoding, or train the run again on this version"
+        if missing
+        else "measure on another split than train",
+    )
 
 
 def _is_declared_alike(name: str, here: EncodedVersion, there: EncodedVersion) -> bool:
@@ -258,6 +272,12 @@ def _read_raw(values: tf.RaggedTensor, item: RawInput) -> tf.Tensor:
     if item.is_list:
         return values.to_tensor(tf.cast(item.pad_token, values.dtype), shape=[None, item.length])
     return values.to_tensor(tf.cast(item.null_token, values.dtype), shape=[None, 1])[:, 0]
+
+
+def _read_raw_values(model: Model, own: OwnEncoders) -> Model:
+    if isinstance(model, RankingModel):
+        return RawRanking(model, own)
+    return RawTowers(require_retrieval(model), own)
 
 
 class RawRanking(RankingModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.local_paths import is_hidden, local_path
 from conf.manifest import Manifest
-from conf.schema import OOV_ID
 from conf.splits import TRAIN
 from etl.encoders.pipeline import read_pipeline
 from etl.sources.parquet_files import load_parquet
@@ -41,13 +40,13 @@ class SkewConfig:
         keys: Features that tell which record a logged row belongs to.
         features: Features that are compared.
         tolerance: Floats this close are equal, relative to the greater of them and to 1.
-        id_keys: Keys that are ids of a vocabulary: out of it they tell nothing apart.
+        id_keys: First id of a token, by keys of a vocabulary: those below tell nothing apart.
     """
 
     keys: tuple[str, ...]
     features: tuple[str, ...]
     tolerance: float = 1e-6
-    id_keys: tuple[str, ...] = ()
+    id_keys: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,8 +158,8 @@ def _by_key(
     """One row per key: how many rows it has, and the features of one of them."""
     names = (*config.keys, *config.features)
     typed = frame.select(*[F.col(name).try_cast(types[name]).alias(name) for name in names])
-    for key in config.id_keys:
-        typed = typed.where(F.col(key) != OOV_ID)
+    for key, first in config.id_keys.items():
+        typed = typed.where(F.col(key) >= first)
     packed = typed.select(*config.keys, F.struct(*config.features).alias(side))
     return packed.groupBy(*config.keys).agg(
         F.count(F.lit(1)).alias(f"{side}_rows"), F.first(side).alias(side)
@@ -452,9 +451,10 @@ def plan_skew(
                 allowed=", ".join(name for name in scalars if name in found) or "none here",
                 fix="name the key by --key; --encoded where the log holds encoded features",
             )
-    vocabularies = {vocabulary.name for vocabulary in plan.vocabularies}
+    first = {vocabulary.name: vocabulary.first_token_id for vocabulary in plan.vocabularies}
+    encodings = {key: manifest.schema[key].encoding for key in chosen}
     return SkewConfig(
         keys=chosen,
         features=tuple(name for name in found if name not in chosen),
-        id_keys=tuple(k for k in chosen if manifest.schema[k].encoding in vocabularies),
+        id_keys={key: first[name] for key, name in encodings.items() if name in first},
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest, RunInfo
-from training.other_version import _check_order
+from training.encoders.vocabularies import Vocabulary
+from training.other_version import _check_order, match_served
 
 DAY_MS = 86_400_000
 
@@ -37,3 +41,18 @@ def test_without_days_the_last_event_counts(tiny_manifest) -> None:
     _check_order(ending("2", 5), ending("3", 5))
     with pytest.raises(ConfigError, match="of a log that ends earlier"):
         _check_order(ending("2", 5), ending("3", 4))
+
+
+def vocabulary(tokens: list[str], buckets: int | None = None) -> Vocabulary:
+    return Vocabulary("v", "string", pa.array(tokens), buckets)
+
+
+def test_unknown_tokens_have_the_rows_that_the_earlier_version_serves() -> None:
+    new, old = vocabulary(["b", "x", "y"], 2), vocabulary(["a", "b"], 2)
+    bucket = [int(tf.strings.to_hash_bucket_fast(token, 2)) + 2 for token in "xy"]
+    assert match_served(new, old).tolist() == [0, 1, 2, 3, 5, *bucket]
+    assert match_served(vocabulary(["b", "x"], 3), old) is None
+    plain = vocabulary(["a", "b"])
+    assert match_served(vocabulary(["b", "x"], 1), plain).tolist() == [0, 1, 1, 3, 1]
+    retired = replace(plain, retired=np.array([False, True]))
+    assert match_served(vocabulary(["b", "a"]), retired).tolist() == [0, 1, 1, 2]

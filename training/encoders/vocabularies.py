@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,15 @@ def read_key_vocabulary(
     return None if spec is None else read_vocabulary(version_dir, spec)
 
 
+def read_token_counts(version_dir: ReadablePath, manifest: Manifest, feature: str) -> np.ndarray:
+    """Returns how often train has each token of a feature's vocabulary, int64 `[tokens]`."""
+    spec = _find_vocabulary(version_dir, manifest, feature)
+    if spec is None:
+        raise ValueError(f"{feature} has no vocabulary")
+    files = EncoderFiles(version_dir / ENCODERS_DIR, crc32c)
+    return files.read_vocabulary(spec, ["token", "id", "count"])["count"].to_numpy()
+
+
 def find_named_ids(version_dir: ReadablePath, manifest: Manifest, feature: str) -> range | None:
     """Returns the ids that name one token each, retired ones too; None: they are keys or hashes."""
     spec = _find_vocabulary(version_dir, manifest, feature)
@@ -162,12 +171,13 @@ def is_encoded_alike(name: str, new: EncodedVersion, old: EncodedVersion) -> boo
 
 
 def _list_fitted(column: ColumnEncoding, version: EncodedVersion) -> tuple[object, ...]:
-    vocabularies, tables = version.plan.vocabularies, version.plan.tables
+    vocabularies = (v for v in version.plan.vocabularies if v.name == column.vocabulary)
+    return (*vocabularies, *_list_tables(column, version))
+
+
+def _list_tables(column: ColumnEncoding, version: EncodedVersion) -> list[TableSpec]:
     table = getattr(column.operation, "table", None)
-    return (
-        *(spec for spec in vocabularies if spec.name == column.vocabulary),
-        *(spec for spec in tables if spec.name == table),
-    )
+    return [spec for spec in version.plan.tables if spec.name == table]
 
 
 def list_fitted_anew(
@@ -186,12 +196,50 @@ def _has_tokens(name: str, version: EncodedVersion) -> bool:
     return any(c.feature == name and c.vocabulary is not None for c in version.plan.columns)
 
 
-def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarray | None:
+def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
+    """Returns the earlier id of each id, int64 `[new.size]`, -1 where the token is new."""
+    rows = np.full(new.size, NO_ROW, np.int64)
+    rows[[PAD_ID, OOV_ID]] = PAD_ID, OOV_ID
+    if new.oov_buckets == old.oov_buckets:
+        rows[: new.first_id] = np.arange(new.first_id)
+    tokens, old_tokens = new.tokens, old.tokens
+    if tokens.type != old_tokens.type:  # The raw column's declared type has changed.
+        tokens, old_tokens = tokens.cast(pa.string()), old_tokens.cast(pa.string())
+    positions = pc.index_in(tokens, value_set=old_tokens).fill_null(NO_ROW).to_numpy()
+    rows[new.first_id :] = np.where(positions < 0, NO_ROW, positions + old.first_id)
+    return rows
+
+
+def is_computed_alike(name: str, new: EncodedVersion, old: EncodedVersion) -> bool:
+    """Whether two versions make one number of equal raw values: by the same fitted ones."""
+    try:
+        column, earlier = new.plan.column(name), old.plan.column(name)
+    except KeyError:
+        return False
+    if column.operation != earlier.operation:
+        return False
+    if _list_tables(column, new) != _list_tables(earlier, old):
+        return False
+    if column.vocabulary is None or earlier.vocabulary is None:
+        return column.vocabulary == earlier.vocabulary
+    own = read_vocabulary(new.version_dir, new.plan.vocabulary(column.vocabulary))
+    other = read_vocabulary(old.version_dir, old.plan.vocabulary(earlier.vocabulary))
+    return np.array_equal(match_tokens(own, other), np.arange(other.size))
+
+
+MatchTokens = Callable[[Vocabulary, Vocabulary], np.ndarray | None]
+"""Earlier id of each id of a new vocabulary, -1 or None where there is none."""
+
+
+def match_rows(
+    table: str, new: EncodedVersion, old: EncodedVersion, match: MatchTokens = match_tokens
+) -> np.ndarray | None:
     """Finds the row that each id of a table had in an earlier dataset version.
 
-    Ids of a vocabulary are matched by token; computed ones, as by hashing, keep their rows where
-    both versions compute them alike. int64 `[vocabulary_size]`, -1 where there is none; None where
-    the ids of the two versions have nothing to do with each other.
+    Ids of a vocabulary are matched by token (`match`); padding and OOV keep their rows, OOV buckets
+    where there are equally many. Computed ids, as by hashing, keep theirs where both versions
+    compute them alike. int64 `[vocabulary_size]`, -1 where there is none; None where the ids of the
+    two versions have nothing to do with each other.
     """
     found, before = _find_encoding(table, new), _find_encoding(table, old)
     if found is None or before is None:
@@ -200,7 +248,7 @@ def match_rows(table: str, new: EncodedVersion, old: EncodedVersion) -> np.ndarr
     vocabulary = _read_tokens(new, spec, column)
     old_vocabulary = _read_tokens(old, old_spec, old_column)
     if vocabulary is not None and old_vocabulary is not None:
-        return match_tokens(vocabulary, old_vocabulary)
+        return match(vocabulary, old_vocabulary)
     size = spec.vocabulary_size
     computed = vocabulary is None and old_vocabulary is None
     made, was = column.operation, old_column.operation
@@ -232,20 +280,6 @@ def match_keys(
     new_ids[rows[rows != NO_ROW]] = np.flatnonzero(rows != NO_ROW)
     known = (keys > PAD_ID) & (keys < old_vocabulary.size)
     return np.where(known, new_ids[np.where(known, keys, PAD_ID)], NO_ROW)
-
-
-def match_tokens(new: Vocabulary, old: Vocabulary) -> np.ndarray:
-    """Returns the earlier id of each id, int64 `[new.size]`, -1 where the token is new."""
-    rows = np.full(new.size, NO_ROW, np.int64)
-    rows[[PAD_ID, OOV_ID]] = PAD_ID, OOV_ID
-    if new.oov_buckets == old.oov_buckets:
-        rows[: new.first_id] = np.arange(new.first_id)
-    tokens, old_tokens = new.tokens, old.tokens
-    if tokens.type != old_tokens.type:  # The raw column's declared type has changed.
-        tokens, old_tokens = tokens.cast(pa.string()), old_tokens.cast(pa.string())
-    positions = pc.index_in(tokens, value_set=old_tokens).fill_null(NO_ROW).to_numpy()
-    rows[new.first_id :] = np.where(positions < 0, NO_ROW, positions + old.first_id)
-    return rows
 
 
 def _find_encoding(

@@ -41,6 +41,7 @@ from training.evaluation.protocols import (
     warn_unmasked,
 )
 from training.evaluation.scored_rows import (
+    DistinctRows,
     GroupSums,
     RowColumns,
     ScoredRows,
@@ -90,39 +91,51 @@ class FullRanking:
 def evaluate_full(
     model: RetrievalModel, data: TrainingData, split: str, ranking: FullRanking
 ) -> dict[str, float]:
-    """Ranks each row's target among the whole catalogue; what validation calls every epoch.
-
-    Returns `hit_rate@k`, `recall@k`, `ndcg@k` and user metrics for each k, and `mrr`.
-    """
+    """Ranks each row's target among the whole catalogue; what validation calls every epoch."""
     version_dir, manifest, batch_size = data.version_dir, data.manifest, ranking.batch_size
     protocol, held_out = headline_protocol(manifest, ranking.mask_seen, split), ranking.held_out
     if ranking.mask_seen and held_out is not None and held_out.met is not None:
         protocol = FULL_UNSEEN
     index = build_item_index(model, version_dir, manifest, batch_size)
-    system, means, relevance = ModelSystem(model, index), GroupSums(), ranking.relevance
+    system, means = ModelSystem(model, index), GroupSums()
     reader = RankingReader(version_dir, manifest, index, tuple(model.user_inputs), batch_size)
     batches = reader.read(
         split,
         seen=protocol == FULL_UNSEEN,
         held_out=held_out,
         evaluation_filter=ranking.evaluation_filter,
-        optional=relevance.inputs,
+        optional=ranking.relevance.inputs,
     )
     # Of a large catalogue a block has fewer rows than a batch: rows are counted, not blocks.
-    left = math.inf if ranking.batches is None else ranking.batches * batch_size
-    irrelevant = 0
-    for batch in batches:
-        scores = system.scores(batch.features, batch.rows)
-        ranks = rank_by_protocol(scores, batch, None)[protocol]
-        is_relevant = relevance.find(batch.features, batch.rows)
-        is_counted = np.arange(batch.rows) < left
-        means.add(measure(ranks[is_relevant & is_counted], ranking.measures))
-        irrelevant += int(np.count_nonzero(~is_relevant & is_counted))
-        left -= batch.rows
-        if left <= 0:
-            break
-    relevance.require(int(means.total()), irrelevant)
+    most = math.inf if ranking.batches is None else ranking.batches * batch_size
+    for batch, relevant in _RelevantRows(batches, ranking.relevance, most):
+        ranks = rank_by_protocol(system.scores(batch.features, batch.rows), batch, None)[protocol]
+        means.add(measure(ranks[relevant], ranking.measures))
     return means.means()
+
+
+class _RelevantRows:
+    """Batches, at most so many rows of them, each with which of its rows have a relevant item."""
+
+    def __init__(
+        self, batches: Iterator[RankingBatch], relevance: Relevance, most: float = math.inf
+    ) -> None:
+        self._batches, self._relevance, self._most = batches, relevance, most
+        self.irrelevant = 0
+
+    def __iter__(self) -> Iterator[tuple[RankingBatch, NDArray[np.bool_]]]:
+        rows, left = 0, self._most
+        for batch in self._batches:
+            is_read = np.arange(batch.rows) < left
+            is_relevant = self._relevance.find(batch.features, batch.rows)
+            relevant = is_relevant & is_read
+            rows += int(np.count_nonzero(relevant))
+            self.irrelevant += int(np.count_nonzero(is_read & ~is_relevant))
+            yield batch, relevant
+            left -= batch.rows
+            if left <= 0:
+                break
+        self._relevance.require(rows, self.irrelevant)
 
 
 def evaluate_split(
@@ -132,19 +145,10 @@ def evaluate_split(
     baselines: bool = False,
     score: ScoreRows | None = None,
 ) -> dict[str, Any]:
-    """Evaluates a split under every protocol, with the baselines; the content of `metrics.json`.
+    """The content of `metrics.json`: a split under every protocol, with the baselines.
 
-    Args:
-        trained: The model, with the config of its run (`evaluation` decides the protocols).
-        split: Split to rank.
-        baselines: Whether EASE is fitted and measured beside popularity and chance.
-        score: What scores the rows of a ranking model; None: the model.
-
-    Raises:
-        ConfigError: Baselines are asked for, and the model ranks no catalogue; or a user metric
-            does not work.
-        InputDataError: The split is empty or holds no events, no row passes `evaluation.filter`,
-            a record is damaged, or a vector is not finite.
+    `baselines` adds EASE to popularity and chance; `score` scores the rows of a ranking model in
+    its place.
     """
     manifest, config = trained.manifest, trained.config.evaluation
     require_rows(manifest, split)
@@ -178,15 +182,7 @@ def evaluate_split(
 
 
 def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
-    """Compares two runs on the same rows; the `evaluation` settings of the first hold for both.
-
-    Returns:
-        `protocol`, `rows`, `users` (known ones) and `metrics`, an interval by name.
-
-    Raises:
-        ConfigError: The runs have other dataset versions, kinds or tasks.
-        InputDataError: The split is empty, or a record is damaged.
-    """
+    """Compares two runs on the same rows; the `evaluation` settings of the first hold for both."""
     require_rows(trained.manifest, split)
     if trained.manifest != other.manifest:
         manifests = (trained.manifest, other.manifest)
@@ -214,10 +210,9 @@ def compare_runs(trained: TrainedModel, other: TrainedModel, split: str) -> dict
 class _Retrieval:
     """A retrieval model on the rows of a split, which are events, users, or both."""
 
-    def __init__(
-        self, trained: TrainedModel, model: RetrievalModel, split: str, ease: Ease | None = None
-    ) -> None:
-        self._trained, self._model, self._split, self.ease = trained, model, split, ease
+    def __init__(self, trained: TrainedModel, model: RetrievalModel, split: str) -> None:
+        self._trained, self._model, self._split = trained, model, split
+        self.ease: Ease | None = None
         self._manifest, self._config = trained.manifest, trained.config.evaluation
         self._where = trained.version_dir, trained.manifest
         self.index = build_item_index(model, *self._where, self._config.batch_size)
@@ -268,7 +263,8 @@ class _Retrieval:
         if sampled not in (None, SAMPLED_GIVEN) and count is not None:
             negatives = UniformNegatives(len(self.index), count, self._trained.config.seed)
         names = tuple(dict.fromkeys(inputs))
-        batches = RankingReader(*self._where, self.index, names, self._config.batch_size).read(
+        reader = RankingReader(*self._where, self.index, names, self._config.batch_size)
+        batches = reader.read(
             self._split,
             seen=seen,
             negatives=negatives,
@@ -276,13 +272,9 @@ class _Retrieval:
             optional=optional,
             evaluation_filter=self._config.filter,
         )
-        rows = self._irrelevant = 0
-        for batch in batches:
-            relevant = self._relevance.find(batch.features, batch.rows)
-            rows += int(np.count_nonzero(relevant))
-            self._irrelevant += int(np.count_nonzero(~relevant))
-            yield batch, relevant
-        self._relevance.require(rows, self._irrelevant)
+        rows = _RelevantRows(batches, self._relevance)
+        yield from rows
+        self._irrelevant = rows.irrelevant
 
     def _measure_events(self) -> dict[str, Any]:
         popularity, given = read_popularity(self._trained, self.index.ids), None
@@ -296,7 +288,7 @@ class _Retrieval:
         systems = self._build_systems(popularity)
         lengths = (LIST_LENGTH, *self._config.ks)
         lists = ListStatistics(popularity, lengths, self._headline == FULL_UNSEEN)
-        users, missing, largest = _DistinctIds(), 0, 0
+        users, missing, largest = DistinctRows(), 0, 0
         inputs = (*self._model.user_inputs, *labels.inputs)
         optional = labels.list_optional(self._relevance)
         for batch, relevant in self._read_events(inputs, optional, sampled=given):
@@ -318,7 +310,9 @@ class _Retrieval:
         ]
         return {
             "rows_not_relevant": self._irrelevant,
-            "users": users.count() if columns.groups.feature else tables[self._headline].rows,
+            "users": len(users.read()[0])
+            if columns.groups.feature
+            else tables[self._headline].rows,
             "oov_targets": missing,
             "labels": labels.result(),
             **self._summarize(self._headline, protocols, tables[self._headline], lists),
@@ -433,13 +427,12 @@ class _Retrieval:
 
 
 class _EventLabels:
-    """Metrics of the label of events, by the score of each row's own item."""
+    """Rows of events, and metrics of their label, if there is one, by the score of their item."""
 
     def __init__(self, trained: TrainedModel, model: RetrievalModel, columns: RowColumns) -> None:
         manifest, config = trained.manifest, trained.config.model
-        label = manifest.keys.label
+        label, self._model, self._columns = manifest.keys.label, model, columns
         self._scores: LabelScores | None = None
-        self._model, self._columns = model, columns
         if label and not isinstance(config, RankingConfig):
             self._columns = columns.with_label(manifest, label)
             users = columns.groups if has_user_vocabulary(manifest) else None
@@ -454,24 +447,21 @@ class _EventLabels:
 
     def list_optional(self, relevance: Relevance) -> tuple[str, ...]:
         """Scalars that records may lack; label metrics read the weight of each row."""
-        label, weight = self._columns.label, self._columns.weight
-        if label is None:
+        if self._columns.label is None:
             return relevance.inputs
-        return (label, *(name for name in relevance.inputs if name != weight))
+        others = (name for name in relevance.inputs if name != self._columns.weight)
+        return (self._columns.label, *others)
 
     def add(self, batch: RankingBatch) -> ScoredRows:
-        scores = np.zeros(batch.rows, np.float32)
-        if self._scores is not None:
-            scores = score_pairs(self._model, batch.features)
-        rows = self._columns.read(batch.features, scores)
-        if self._scores is not None:
-            self._scores.add(rows.take_counted())
+        if self._scores is None:
+            return self._columns.read(batch.features, np.zeros(batch.rows, np.float32))
+        rows = self._columns.read(batch.features, score_pairs(self._model, batch.features))
+        self._scores.add(rows.take_counted())
         return rows
 
     def result(self) -> dict[str, Any] | None:
         found = None if self._scores is None else self._scores.result()
-        weight = self._columns.weight
-        return found if found is None or weight is None else {**found, "weighted_by": weight}
+        return None if found is None else {**found, **self._columns.describe_weight()}
 
 
 def _count_candidates(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
@@ -479,19 +469,3 @@ def _count_candidates(batch: RankingBatch, relevant: NDArray[np.bool_]) -> int:
         return 0
     counts = np.bincount(batch.candidates.rows, minlength=batch.rows)
     return int(counts[relevant].max(initial=0))
-
-
-class _DistinctIds:
-    """Counts distinct ids, in memory that grows with these alone."""
-
-    def __init__(self) -> None:
-        self._parts, self._new = [np.zeros(0, np.int64)], 0
-
-    def add(self, ids: IntArray) -> None:
-        self._parts.append(ids)
-        self._new += len(ids)
-        if self._new > len(self._parts[0]):
-            self._parts, self._new = [np.unique(np.concatenate(self._parts))], 0
-
-    def count(self) -> int:
-        return len(np.unique(np.concatenate(self._parts)))

@@ -100,10 +100,9 @@ def compare_rows(
     seed: int,
     weights: FloatArray | None = None,
 ) -> Interval:
-    """Compares two systems on a metric that is a mean of rows, or the root of one.
+    """Compares two systems, `run` and `other`, on a metric that is a mean of rows, or its root.
 
-    `values` are `[rows]` of each (of `rmse` the squared errors), `owners` the user of each row. The
-    interval has the values `run` and `other` beside it.
+    `values` are `[rows]` of each (of `rmse` the squared errors), `owners` the user of each row.
     """
     is_root = METRICS[find_family(metric)].interval == "root_mean"
     group = np.unique(owners, return_inverse=True)[1]
@@ -136,9 +135,10 @@ def compare_auc(
     clusters = int(group.max()) + 1
     sides = (positive, ~positive)
     sums = [np.bincount(group[side], rest[side], clusters) / w[side].sum() for side in sides]
-    variance = 2.0 * _unbias(clusters) * float(sums[0] @ sums[1])
-    for side, each in zip(sides, sums, strict=True):
-        variance += _unbias(len(np.unique(group[side]))) * float(each @ each)
+    sizes = [clusters, *(len(np.unique(group[side])) for side in sides)]
+    unbias = [size / max(size - 1, 1) for size in sizes]
+    products = (2.0 * float(sums[0] @ sums[1]), *(float(each @ each) for each in sums))
+    variance = float(np.dot(unbias, products))
     half = _Z * float(np.sqrt(max(variance, 0.0)))
     ends = (None, None) if clusters < FEWEST_GROUPS else (difference - half, difference + half)
     return {
@@ -149,10 +149,6 @@ def compare_auc(
         "high": ends[1],
         "method": "DeLong, users as clusters",
     }
-
-
-def _unbias(clusters: int) -> float:
-    return clusters / max(clusters - 1, 1)
 
 
 def place_values(

@@ -7,7 +7,7 @@ do not score strictly below it. Equal scores of all items so rank it last, and N
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,12 +21,7 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import PAD_ID
 from training.evaluation.metrics import FloatArray, IntArray
-from training.input.batches import (
-    FINITE_ADVICE,
-    Batch,
-    Features,
-    tell_non_finite,
-)
+from training.input.batches import FINITE_ADVICE, Batch, Features, tell_non_finite
 from training.models.retrieval import RetrievalModel
 from training.objectives.item_catalog import read_catalog
 
@@ -84,11 +79,10 @@ def build_item_index(
     key = manifest.require_key("item")
     names = tuple(dict.fromkeys((key, *model.item_inputs)))
     ids, vectors = [], []
-    for batch in read_catalog(version_dir, manifest, names, batch_size):
+    for batch in _read_items(version_dir, manifest, names, batch_size):
         ids.append(np.asarray(batch[key], dtype=np.int64))
         vectors.append(np.asarray(model.embed_items(batch), dtype=np.float32))
         check_finite("item", ids[-1], vectors[-1], batch)
-    _require_items(ids, manifest)
     return order_by_id(np.concatenate(ids), np.concatenate(vectors))
 
 
@@ -96,18 +90,20 @@ def read_item_features(
     version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
 ) -> tuple[ItemIds, Batch]:
     """Reads features of all items, the key among them: items, and a batch with a row per item."""
-    key = manifest.require_key("item")
-    batches = list(read_catalog(version_dir, manifest, names, batch_size))
-    _require_items(batches, manifest)
+    batches = list(_read_items(version_dir, manifest, names, batch_size))
     columns = {name: tf.concat([batch[name] for batch in batches], 0) for name in names}
-    ids = np.asarray(columns[key], np.int64)
-    order = np.argsort(ids, kind="stable")
-    _refuse_repeated(ids[order])
-    return ItemIds(ids[order]), {name: tf.gather(v, order) for name, v in columns.items()}
+    ids, order = _sort(np.asarray(columns[manifest.require_key("item")], np.int64))
+    return ItemIds(ids), {name: tf.gather(v, order) for name, v in columns.items()}
 
 
-def _require_items(batches: Sequence[Any], manifest: Manifest) -> None:
-    if not batches:
+def _read_items(
+    version_dir: ReadablePath, manifest: Manifest, names: Sequence[str], batch_size: int
+) -> Iterator[Batch]:
+    is_empty = True
+    for batch in read_catalog(version_dir, manifest, names, batch_size):
+        is_empty = False
+        yield batch
+    if is_empty:
         raise InputDataError(
             f"dataset {manifest.dataset_name!r} has no items to rank",
             received="no record of a known item in the catalogue",
@@ -115,17 +111,20 @@ def _require_items(batches: Sequence[Any], manifest: Manifest) -> None:
         )
 
 
-def _refuse_repeated(ids: IntArray) -> None:
+def _sort(ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Ids in their order, each there once, and the order."""
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
     repeated = ids[1:][ids[1:] == ids[:-1]]
     if len(repeated):
         raise InputDataError("the catalogue lists an item twice", received=f"id {repeated[0]}")
+    return ids, order
 
 
 def order_by_id(ids: IntArray, vectors: NDArray[np.float32]) -> ItemIndex:
     """Builds an index from ids in any order; each id once, all vectors finite."""
-    order = np.argsort(ids, kind="stable")
-    ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
-    _refuse_repeated(ids)
+    ids, order = _sort(ids)
+    vectors = np.ascontiguousarray(vectors[order])
     check_finite("item", ids, vectors)
     return ItemIndex(ids, vectors)
 
@@ -139,15 +138,11 @@ def check_finite(
     """Refuses vectors `[rows, …, dim]` with NaN or infinity, whose scores have no order."""
     bad = ~np.isfinite(vectors).all(axis=tuple(range(1, vectors.ndim)))
     if bad.any():
-        odd = tell_non_finite(features)
+        count, odd = f"{int(bad.sum())} of {len(ids)} vectors", tell_non_finite(features)
         raise InputDataError(
             f"the model's {side} vectors are not finite",
-            received=f"{int(bad.sum())} of {len(ids)} vectors, first of {side} id {ids[bad][0]}"
-            + odd,
-            fix=FINITE_ADVICE
-            if odd
-            else "look for numbers in the features that are far from all "
-            "that the model was trained on",
+            received=f"{count}, first of {side} id {ids[bad][0]}{odd}",
+            fix=FINITE_ADVICE if odd else "look for features far from all that training has seen",
         )
 
 
@@ -175,11 +170,15 @@ def score_cells(
     return scores if scores.ndim == 1 else scores.max(axis=1)
 
 
-def find_cells(lengths: IntArray, ids: IntArray, items: ItemIds) -> Pairs:
-    """Turns item ids into cells of the score matrix: seen items, or own candidates.
+def number_within(counts: IntArray) -> IntArray:
+    """Numbers from 0 of the members of each row, one row after the other, `[sum of counts]`."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
-    `lengths` `[rows]` says how many of `ids` each row has, one row after the other. Repeated cells
-    stay; ids outside of what is ranked are dropped.
+
+def find_cells(lengths: IntArray, ids: IntArray, items: ItemIds) -> Pairs:
+    """Cells of the score matrix of `ids`, of which each row has some, `lengths` `[rows]`.
+
+    Repeated cells stay; ids outside of what is ranked are dropped.
     """
     columns = items.columns_of(ids)
     known = columns != MISSING
@@ -187,7 +186,7 @@ def find_cells(lengths: IntArray, ids: IntArray, items: ItemIds) -> Pairs:
 
 
 def read_cells(ragged: Any, items: ItemIds) -> Pairs:
-    """Turns ragged item ids `[rows, None]` into cells, see `find_cells`."""
+    """Cells of ragged item ids `[rows, None]`, see `find_cells`."""
     lengths = np.asarray(ragged.row_lengths(), np.int64)
     return find_cells(lengths, np.asarray(ragged.flat_values, np.int64), items)
 
@@ -273,7 +272,7 @@ def _take_better(
     if widest > 4 * k:
         return take_top(scores, k)
     rows, columns = np.divmod(np.flatnonzero(better), scores.shape[1])
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = number_within(counts)
     found = np.full((len(scores), widest), -np.inf, np.float32)
     where = np.zeros((len(scores), widest), np.int64)
     found[rows, places], where[rows, places] = scores[rows, columns], columns

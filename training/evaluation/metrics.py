@@ -1,10 +1,11 @@
 """Metrics: functions of arrays, each registered once, and AUCs that are streamed.
 
 A rank is the 1-based position of a relevant item among its candidates; `inf` marks a relevant item
-that was not ranked at all (a miss), `nan` pads rows with fewer relevant items than others. All sums
-are float64. The AUC of many rows is streamed in bounded memory: exact up to about a million rows,
-then counted in bins of float32 scores, within an error that is known. Calibration counts
-predictions and labels in bins of equal width (Guo et al. 2017).
+that was not ranked at all (a miss), `nan` pads rows with fewer relevant items than others. Metrics
+of ranks take them as `[rows]` or `[rows, relevant]` and give `[rows]`; all sums are float64. The
+AUC of many rows is streamed in bounded memory: exact up to about a million rows, then counted in
+bins of float32 scores, within an error that is known. Calibration counts predictions and labels in
+bins of equal width (Guo et al. 2017).
 """
 
 from __future__ import annotations
@@ -24,15 +25,7 @@ FloatArray = NDArray[np.float64]
 
 
 def hit_rate(ranks: FloatArray, k: int) -> FloatArray:
-    """Whether any relevant item stands in the first k (He et al. 2017, NCF, section 4.1).
-
-    Args:
-        ranks: `[rows]` or `[rows, relevant]`, ranks from 1; `inf` miss, `nan` padding.
-        k: Cut-off, 1 or more.
-
-    Returns:
-        `[rows]`; the mean over rows is HR@k. So in all metrics of ranks.
-    """
+    """Whether any relevant item stands in the first k (He et al. 2017, NCF, section 4.1)."""
     return np.any(_relevant(ranks) <= k, axis=1).astype(np.float64)
 
 
@@ -96,52 +89,31 @@ Per = Literal["event", "user"]
 """What a row stands for: an event with its one target, or a user with a set of items."""
 
 
-@dataclass(frozen=True)
-class RankingMetric:
-    """A metric of ranks: at cut-offs, for the rows that `per` names, and of whole lists."""
-
-    at_cutoff: Callable[[FloatArray, int], FloatArray]
-    per: tuple[Per, ...] = ("event", "user")
-    of_list: Callable[[FloatArray], FloatArray] | None = None
-
-
+EVENT_METRICS = {"hit_rate": hit_rate, "recall": recall, "ndcg": ndcg}
 RANKING_METRICS = {
-    "hit_rate": RankingMetric(hit_rate),
-    "recall": RankingMetric(recall),
-    "ndcg": RankingMetric(ndcg),
-    "precision": RankingMetric(precision, ("user",)),
-    "map": RankingMetric(average_precision, ("user",)),
-    "mrr": RankingMetric(reciprocal_rank, ("user",), reciprocal_rank),
+    **EVENT_METRICS,
+    "precision": precision,
+    "map": average_precision,
+    "mrr": reciprocal_rank,
 }
-"""How those of `conf.metrics` are computed that are of ranked rows."""
+"""How those of `conf.metrics` are computed that are of ranked rows, at each cut-off: of users."""
 
 
 @dataclass(frozen=True)
 class RankMeasures:
-    """What is measured of ranked rows: at which cut-offs, and which user metrics, by name.
-
-    User metrics map ranks `[rows, relevant]`, one row or more, and a cut-off to `[rows]`.
-    """
+    """What is measured of ranked rows: at which cut-offs, and which user metrics, by name."""
 
     ks: Sequence[int]
     own: Mapping[str, Callable[[FloatArray, int], FloatArray]] = field(default_factory=dict)
 
 
 def measure(ranks: FloatArray, measures: RankMeasures, per: Per = "event") -> dict[str, FloatArray]:
-    """Returns the metrics of each row, `[rows]` by name, as in `ndcg@10`.
-
-    Per event: hit rate, recall and NDCG at each cut-off, and `mrr` of the whole list; per user also
-    precision, MAP, and MRR at each cut-off, as ranks end with the list.
-    """
-    values = {
-        family: metric.of_list(ranks)
-        for family, metric in RANKING_METRICS.items()
-        if metric.of_list is not None and per == "event"
-    }
+    """The metrics of each row, `[rows]` by name, as in `ndcg@10`; per user MRR has cut-offs too."""
+    is_event = per == "event"
+    values = {"mrr": reciprocal_rank(ranks)} if is_event else {}
     for k in measures.ks:
-        for family, metric in RANKING_METRICS.items():
-            if per in metric.per:
-                values[f"{family}@{k}"] = metric.at_cutoff(ranks, k)
+        for family, metric in (EVENT_METRICS if is_event else RANKING_METRICS).items():
+            values[f"{family}@{k}"] = metric(ranks, k)
         for name, compute in measures.own.items():
             # Of no rows there is nothing to ask a function that may not expect it.
             values[f"{name}@{k}"] = compute(_relevant(ranks), k) if len(ranks) else np.zeros(0)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from conf.errors import OwnCodeError
 from conf.training.models import RankingConfig
 from conf.training.train import OwnMetricConfig, TrainConfig
 from training.evaluation.metrics import FloatArray, RankMeasures
+from training.evaluation.scored_rows import ScoredRows
 from training.networks.user_code import (
     call_function,
     import_function,
@@ -41,13 +41,8 @@ class OwnMetric:
         rng, labels = np.random.default_rng(0), np.arange(_TRIED_ROWS, dtype=np.float64) % 2
         self.compute(labels, rng.random(_TRIED_ROWS), np.ones(_TRIED_ROWS))
 
-    def compute(
-        self,
-        labels: NDArray[np.float64],
-        scores: NDArray[np.float64],
-        weights: NDArray[np.float64],
-    ) -> float | None:
-        """Returns the metric of `[rows]`; None: it is not defined on them, or no finite number.
+    def compute(self, labels: FloatArray, scores: FloatArray, weights: FloatArray) -> float | None:
+        """The metric of `[rows]`; None: it is not defined on them, or no finite number.
 
         Scores are probabilities of label 1, or values of the label; weights are above 0.
         """
@@ -61,7 +56,7 @@ class OwnMetric:
         return number if abs(number) <= _LARGEST else None
 
 
-def _view_read_only(column: NDArray[np.float64]) -> NDArray[np.float64]:
+def _view_read_only(column: FloatArray) -> FloatArray:
     """Returns a view that cannot be made writable: what it is a view of is not either."""
     column.setflags(write=False)
     return column[:]
@@ -80,7 +75,6 @@ class OwnRankMetric:
             self._try(k)
 
     def __call__(self, ranks: FloatArray, k: int) -> FloatArray:
-        """Returns the metric of each row, `[rows]`."""
         fault = f"metric {self._path} fails on {len(ranks)} rows at k={k}"
         # A copy: what it is a view of could be made writable.
         given = _view_read_only(np.array(ranks, np.float64))
@@ -111,29 +105,19 @@ class OwnRankMetric:
             )
 
 
-def check_own_metrics(config: TrainConfig) -> None:
-    """Tries the metrics of a config on rows that are drawn."""
-    if isinstance(config.model, RankingConfig):
-        build_own_metrics(config.evaluation.metrics)
-    else:
-        build_measures(config)
-
-
 def build_measures(config: TrainConfig) -> RankMeasures:
-    """Returns what is measured of ranked rows, each metric of the user tried.
-
-    Lists of a ranking model have the cut-offs alone: its metrics are of tasks.
-    """
-    evaluation = config.evaluation
+    """What is measured of ranked rows; lists of a ranking model have the cut-offs alone."""
+    ks, metrics = config.evaluation.ks, config.evaluation.metrics
     if isinstance(config.model, RankingConfig):
-        return RankMeasures(evaluation.ks)
-    own = {name: OwnRankMetric(m, evaluation.ks) for name, m in evaluation.metrics.items()}
-    return RankMeasures(evaluation.ks, own)
+        return RankMeasures(ks)
+    return RankMeasures(ks, {name: OwnRankMetric(m, ks) for name, m in metrics.items()})
 
 
-def build_own_metrics(configs: Mapping[str, OwnMetricConfig]) -> tuple[OwnMetric, ...]:
-    """Builds the metrics of a config, each tried on rows that are drawn."""
-    return tuple(OwnMetric(name, config) for name, config in configs.items())
+def build_own_metrics(config: TrainConfig) -> tuple[OwnMetric, ...]:
+    """The metrics of a ranking model's tasks."""
+    if not isinstance(config.model, RankingConfig):
+        return ()
+    return tuple(OwnMetric(name, own) for name, own in config.evaluation.metrics.items())
 
 
 class OwnScores:
@@ -141,25 +125,17 @@ class OwnScores:
 
     def __init__(self, task: str, metrics: tuple[OwnMetric, ...]) -> None:
         self._task, self._metrics = task, metrics
-        self._parts: list[tuple[NDArray[np.float64], ...]] = []
+        self._parts: list[tuple[FloatArray, ...]] = [(np.zeros(0),) * 3]
 
-    def update(
-        self,
-        labels: NDArray[Any],
-        scores: NDArray[np.floating],
-        weights: NDArray[np.float64] | None,
-    ) -> None:
-        """Adds rows, `[rows]` each; those of weight 0 are left out."""
-        each = np.ones(len(labels)) if weights is None else weights
-        kept = each > 0.0
-        columns = (labels, scores, each)
-        self._parts.append(tuple(np.asarray(c, np.float64)[kept] for c in columns))
+    def add(self, rows: ScoredRows, values: FloatArray) -> None:
+        weights = np.ones(len(rows)) if rows.weights is None else rows.weights
+        self._parts.append((rows.labels, values, weights))
 
     def result(self) -> dict[str, float | None]:
-        """Returns the metrics by name; one that is not defined on the rows is None, and told."""
-        if not sum(len(part[0]) for part in self._parts):
-            return {metric.name: None for metric in self._metrics}
+        """The metrics by name; one that is not defined on the rows is None, and told."""
         labels, scores, weights = (np.concatenate(c) for c in zip(*self._parts, strict=True))
+        if not len(labels):
+            return {metric.name: None for metric in self._metrics}
         values = {m.name: m.compute(labels, scores, weights) for m in self._metrics}
         for name in (name for name, value in values.items() if value is None):
             where = (name, self._task, f"{len(labels):,}")

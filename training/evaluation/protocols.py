@@ -34,6 +34,7 @@ from training.evaluation.item_index import (
     Pairs,
     build_pairs,
     count_not_below,
+    number_within,
     rank_all,
     rank_among,
     read_cells,
@@ -79,9 +80,8 @@ class UniformNegatives:
         codes = codes[self._is_first(codes, banned, rows)]
         row_of = codes // items
         found = np.bincount(row_of, minlength=rows)
-        position = np.arange(len(codes)) - np.repeat(np.cumsum(found) - found, found)
         short = found < self._count
-        codes = codes[(position < self._count) & ~short[row_of]]
+        codes = codes[(number_within(found) < self._count) & ~short[row_of]]
         if short.any():
             banned = np.sort(banned)
         parts = [codes, *(self._draw_row(int(row), banned) for row in np.flatnonzero(short))]
@@ -158,11 +158,9 @@ def require_rows(manifest: Manifest, split: str) -> None:
     allowed = f"a split with records: {', '.join(filled) or '(none)'}"
     if split in ROLE_OF_SPLIT:
         raise InputDataError(
-            f"split {split!r} holds one record per {ROLE_OF_SPLIT[split]}, not events: there is "
-            "no target to rank",
+            f"split {split!r} holds one record per {ROLE_OF_SPLIT[split]}, and no target to rank",
             received=split,
             allowed=allowed,
-            fix="choose a split of events by --split",
         )
     if split not in {one.name for one in manifest.splits}:
         raise ConfigError(
@@ -173,11 +171,9 @@ def require_rows(manifest: Manifest, split: str) -> None:
         )
     if manifest.split(split).rows == 0:
         raise InputDataError(
-            f"split {split!r} of dataset {manifest.dataset_name!r} version "
-            f"{manifest.dataset_version} is empty: there is nothing to evaluate",
-            received="0 records",
+            f"split {split!r} is empty: there is nothing to evaluate",
+            received=f"dataset {manifest.dataset_name!r} version {manifest.dataset_version}",
             allowed=allowed,
-            fix="choose another split, or change `split` in the build config and build again",
         )
 
 
@@ -241,8 +237,7 @@ class RankingReader:
     ) -> Iterator[RankingBatch]:
         """Yields the rows in order; `seen` as far as rows or `held_out` tell what users had met.
 
-        Candidates are `given` by rows, or drawn by `negatives`. `optional` scalars, which records
-        may lack, are ragged in batches.
+        Candidates are `given` by rows, or drawn by `negatives`; records may lack `optional` ones.
         """
         require_rows(self.manifest, split)
         keys, item = self.manifest.keys, self.manifest.require_key("item")

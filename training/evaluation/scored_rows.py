@@ -27,6 +27,7 @@ from training.encoders.vocabularies import (
     is_named,
     read_key_vocabulary,
     read_plan,
+    read_token_counts,
 )
 from training.evaluation.intervals import (
     GROUPS,
@@ -43,25 +44,15 @@ from training.reader.filters import hash_keys
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows of one system.
-
-    Attributes:
-        scores: `[rows]` scores, or ranks, `[rows]` or `[rows, relevant]`.
-        is_counted: `[rows]`, whether a row has a label, and a weight above 0.
-        labels: `[rows]` float64, NaN where there is none.
-        weights: `[rows]` float64; None: 1 each.
-        users: `[rows]`, id of the user; 0 where there are none.
-        groups: `[rows]`, group of users.
-        slices: `[rows]` of each slicing, the slice that a row is in.
-    """
+    """Rows of one system: `[rows]` each."""
 
     scores: NDArray[Any]
-    is_counted: NDArray[np.bool_]
-    labels: FloatArray
-    weights: FloatArray | None
-    users: IntArray
-    groups: IntArray
-    slices: tuple[IntArray, ...] = ()
+    is_counted: NDArray[np.bool_]  # has a label, and a weight above 0
+    labels: FloatArray  # NaN where there is none
+    weights: FloatArray | None  # None: 1 each
+    users: IntArray  # ids; 0 where there are none
+    groups: IntArray  # of users
+    slices: tuple[IntArray, ...] = ()  # of each slicing, the slice that a row is in
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -96,8 +87,7 @@ class UserGroups:
 
     Up to `GROUPS` users are a group each, more of them share groups by hash: drawing these groups
     is drawing clusters too, only larger ones. Unknown users who share an id (no `ids` of one user)
-    are one group, from `GROUPS` on: nothing tells their rows apart. Without a feature each row is a
-    user.
+    are one group, from `GROUPS` on. Without a feature each row is a user.
     """
 
     feature: str | None = None
@@ -125,11 +115,7 @@ def build_user_groups(version_dir: ReadablePath, manifest: Manifest) -> UserGrou
 
 
 def number_owners(version_dir: ReadablePath, manifest: Manifest, users: IntArray) -> IntArray:
-    """Numbers the owner of each row: known users from 0, below 0 what nothing tells apart.
-
-    Rows of users outside the vocabulary belong to the id that they share; without users each row
-    stands alone.
-    """
+    """Numbers the owner of each row: known users from 0, below 0 ids that unknown ones share."""
     groups = build_user_groups(version_dir, manifest)
     if groups.feature is None:
         return -1 - np.arange(len(users))
@@ -169,6 +155,9 @@ class RowColumns:
         names = (self.label, self.weight, self.groups.feature)
         slices = (slicing.feature for slicing in self.slicings)
         return tuple(dict.fromkeys(name for name in (*names, *slices) if name is not None))
+
+    def describe_weight(self) -> dict[str, str]:
+        return {} if self.weight is None else {"weighted_by": self.weight}
 
     def read(self, features: Features, scores: NDArray[Any]) -> ScoredRows:
         """The rows of a batch, in its order."""
@@ -220,6 +209,29 @@ def find_labelled(manifest: Manifest, label: str, values: NDArray[Any]) -> NDArr
     if manifest.may_lack(manifest.schema[label]):
         return ~np.isnan(values)
     return np.ones(len(values), bool)
+
+
+class DistinctRows:
+    """Distinct rows of columns of ids, in memory that grows with these alone."""
+
+    def __init__(self, columns: int = 1) -> None:
+        self._parts: list[tuple[IntArray, ...]] = [(np.zeros(0, np.int64),) * columns]
+        self._new = 0
+
+    def add(self, *columns: IntArray) -> None:
+        self._parts.append(columns)
+        self._new += len(columns[0])
+        if self._new > len(self._parts[0][0]):  # As many new ones as distinct ones.
+            self._parts, self._new = [self.read()], 0
+
+    def read(self) -> tuple[IntArray, ...]:
+        """`[distinct]` of each column, sorted by the first one, then the next."""
+        columns = [np.concatenate(each) for each in zip(*self._parts, strict=True)]
+        order = np.lexsort(columns[::-1])
+        columns = [column[order] for column in columns]
+        new = np.ones(len(order), bool)
+        new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+        return tuple(column[new] for column in columns)
 
 
 ROWS = "rows"
@@ -304,23 +316,19 @@ class SystemSums:
         """The slices of each slicing that have rows: value, rows, means by system."""
         return {
             slicing.name: [
-                {
-                    "value": slicing.labels[group],
-                    ROWS: int(rows),
-                    "systems": {
-                        system: self._means_of_slice(slicing, system, group)
-                        for system in SLICED_SYSTEMS
-                    },
-                }
+                self._describe_slice(slicing, group, int(rows))
                 for group, rows in enumerate(self._slices[slicing.name, SLICED_SYSTEMS[0]][ROWS])
                 if rows
             ]
             for slicing in self._slicings
         }
 
-    def _means_of_slice(self, slicing: Slicing, system: str, group: int) -> dict[str, float]:
-        sums = self._slices[slicing.name, system]
-        return {name: float(sums[name][group] / sums[ROWS][group]) for name in sums.names[:-1]}
+    def _describe_slice(self, slicing: Slicing, group: int, rows: int) -> dict[str, Any]:
+        means = {}
+        for system in SLICED_SYSTEMS:
+            sums = self._slices[slicing.name, system]
+            means[system] = {m: float(sums[m][group] / rows) for m in sums.names[:-1]}
+        return {"value": slicing.labels[group], ROWS: rows, "systems": means}
 
 
 USER_FREQUENCY, ITEM_FREQUENCY = "user_frequency", "item_frequency"
@@ -376,19 +384,16 @@ def _has_groups(spec: FeatureSpec) -> bool:
 def _require_groups(manifest: Manifest, name: str, per: Per, frequencies: list[str]) -> None:
     specs = [spec for spec in manifest.schema.features if _has_groups(spec)]
     known = [spec.name for spec in specs if per == "event" or spec.role == "user"]
-    if name in known:
-        return
-    allowed = [*frequencies, *known]
-    is_of_events = per == "user" and name in (ITEM_FREQUENCY, *(spec.name for spec in specs))
-    advice = "set evaluation.per=event, whose rows have one item each, or leave it out"
-    raise ConfigError(
-        f"evaluation.slices: {name} gives no slices of "
-        + ("users" if per == "user" else "these rows"),
-        received=name,
-        allowed=", ".join(allowed),
-        fix=(advice if is_of_events else did_you_mean(name, allowed))
-        or "name a single id of the row; put numbers into buckets in the build",
-    )
+    if name not in known:
+        allowed = [*frequencies, *known]
+        raise ConfigError(
+            f"evaluation.slices: {name} gives no slices of rows that are {per}s",
+            received=name,
+            allowed=", ".join(allowed),
+            fix=did_you_mean(name, allowed)
+            if per == "event"
+            else "set evaluation.per=event, whose rows have one item each, or leave it out",
+        )
 
 
 def _cut_by_count(
@@ -414,6 +419,9 @@ def _cut_by_value(version_dir: ReadablePath, manifest: Manifest, name: str) -> S
     first = 0 if vocabulary is None else vocabulary.first_id
     most = MOST_BUCKETS if vocabulary is None else MOST_VALUES
     shown = np.arange(first, min(first + most, size))
+    if vocabulary is not None:  # Ids of a token file, or of a grown one, do not fall with it.
+        counts = read_token_counts(version_dir, manifest, name)
+        shown = first + np.argsort(-counts, kind="stable")[:most]
     names = shown.tolist() if vocabulary is None else vocabulary.take(shown).to_pylist()
     slices = np.full(size, len(shown), np.int64)
     slices[shown] = np.arange(len(shown))

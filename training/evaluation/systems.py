@@ -40,6 +40,7 @@ from training.evaluation.protocols import (
     find_relevance,
     learns_label,
 )
+from training.evaluation.scored_rows import DistinctRows
 from training.evaluation.users import UserBatch, rank_in_lists, spread_ranks
 from training.input.batches import Features
 from training.input.train_counts import find_counted_keys, read_train_counts, read_train_pairs
@@ -231,24 +232,18 @@ class Ease:
 
 def fit_ease(trained: TrainedModel, split: str, items: ItemIds) -> Ease | str:
     """Fits EASE on the rows that train, or says why it is left out of the measured `split`."""
-    found = _find_obstacle(trained, split)
-    if found is None:
-        cells = _read_cells(trained, items)
-        if len(cells):
-            return _fit_frequent(cells, len(items), trained.config.seed)
-        found = "no row that trains has both a user and an item with ids of their own"
-    _log.warning("baseline %s is left out: %s", EASE, found)
-    return found
-
-
-def _find_obstacle(trained: TrainedModel, split: str) -> str | None:
     features = find_counted_keys(trained.manifest).features
     missing = [part for part in ("user", "item") if part not in features]
     if missing:
-        return f"the dataset has no {' and no '.join(missing)} as one int64 per row"
-    if not carries_seen(trained.manifest, split):
-        return f"rows of the {split} split do not hold the items that their user had met"
-    return None
+        why = f"the dataset has no {' and no '.join(missing)} as one int64 per row"
+    elif not carries_seen(trained.manifest, split):
+        why = f"rows of the {split} split do not hold the items that their user had met"
+    elif len(cells := _read_cells(trained, items)):
+        return _fit_frequent(cells, len(items), trained.config.seed)
+    else:
+        why = "no row that trains has both a user and an item with ids of their own"
+    _log.warning("baseline %s is left out: %s", EASE, why)
+    return why
 
 
 def _fit_frequent(cells: Pairs, items: int, seed: int) -> Ease:
@@ -275,41 +270,27 @@ def _read_cells(trained: TrainedModel, items: ItemIds) -> Pairs:
     """Users of train (numbered from 0) and columns of the items that each has, each once."""
     where = trained.version_dir, trained.manifest
     named = find_named_ids(*where, trained.manifest.require_key("user"))
-    parts, pending = [(np.zeros(0, np.int64), np.zeros(0, np.int64))], 0
+    found = DistinctRows(2)
     pairs = read_train_pairs(
         *where, _leave_out_untaught(trained), positives=learns_label(trained.config.model)
     )
     for owners, ids in pairs:
         columns = items.columns_of(ids)
         known = (columns != MISSING) & is_named(owners, named)
-        parts.append((owners[known], columns[known]))
-        pending += int(known.sum())
-        if pending > len(parts[0][0]):  # As many new ones as old ones: memory is that of pairs.
-            parts, pending = [_keep_distinct(parts)], 0
-    owners, columns = _keep_distinct(parts)
+        found.add(owners[known], columns[known])
+    owners, columns = found.read()
     return Pairs(np.unique(owners, return_inverse=True)[1], columns)
 
 
-def _keep_distinct(parts: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
-    owners, columns = (np.concatenate(one) for one in zip(*parts, strict=True))
-    order = np.lexsort((columns, owners))
-    owners, columns = owners[order], columns[order]
-    new = np.ones(len(owners), bool)
-    new[1:] = (owners[1:] != owners[:-1]) | (columns[1:] != columns[:-1])
-    return owners[new], columns[new]
-
-
 def fit_chosen_ease(cells: Pairs, items: int, seed: int) -> Ease:
-    """Chooses the penalty on a fifth of the cells that is hidden, then fits on all of them.
-
-    Cells are users, ascending from 0, and columns of their items, each once.
-    """
+    """Fits on users, ascending from 0, and columns of their items, each once."""
     l2 = _choose_l2(cells, items, seed)
     weights = solve_ease(multiply_items(cells, items), l2)
     return Ease(weights, np.arange(items), l2, len(np.unique(cells.rows)), len(cells))
 
 
 def _choose_l2(cells: Pairs, items: int, seed: int) -> float:
+    """The penalty that finds most of a fifth of the cells, which is hidden."""
     hidden = np.random.default_rng(seed).random(len(cells)) < _HIDDEN_SHARE
     if hidden.all() or not hidden.any():
         return L2_GRID[len(L2_GRID) // 2]

@@ -6,8 +6,8 @@ Of binary labels AUC, GAUC, log loss and calibration; of values RMSE and MAE. Ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,13 +75,10 @@ _SLICE_METRICS = ("auc", "log_loss", "rmse", "mae")
 
 
 class LabelScores:
-    """Metrics of a binary label.
+    """Metrics of a binary label, with GAUC of `users` and, by `seed`, with intervals.
 
-    Args:
-        temperature: What scores are divided by to be log-odds; None: they are none.
-        users: Which users have an AUC of their own; None: no GAUC.
-        seed: Seed of the intervals; None: without them.
-        train_rate: Rate of train, the constant prediction; None: the rows' own.
+    `temperature` is what scores are divided by to be log-odds (None: they are none), `train_rate`
+    the rate of train, the constant prediction (None: the rows' own).
     """
 
     def __init__(
@@ -189,6 +186,64 @@ class ErrorScores:
         return {**values, "differences": describe_differences(sums[ROWS], against)}
 
 
+@dataclass
+class _TaskParts:
+    """What one task is measured by: all rows, each slice, before calibration, by the user."""
+
+    task: Task
+    columns: RowColumns
+    whole: LabelScores | ErrorScores
+    before: LabelScores | None = None
+    own: OwnScores | None = None
+    slices: dict[tuple[int, int], LabelScores | ErrorScores] = field(default_factory=dict)
+
+    def add(self, batch: Batch, scores: NDArray[np.float32], before: tf.Tensor | None) -> None:
+        every = self.columns.read(batch, scores)
+        rows = every.take_counted()
+        if self.task.is_binary:
+            check_binary(self.task, rows.labels)
+        self.whole.add(rows)
+        for number, groups in enumerate(rows.slices):
+            for group in np.unique(groups).tolist():
+                if (number, group) not in self.slices:
+                    new = LabelScores(1.0) if self.task.is_binary else ErrorScores()
+                    self.slices[number, group] = new
+                self.slices[number, group].add(rows.take(np.flatnonzero(groups == group)))
+        if self.before is not None:
+            scores = np.asarray(before, np.float32)
+            self.before.add(replace(every, scores=scores).take_counted())
+        if self.own is not None:
+            exact = rows.scores.astype(np.float64)
+            values = np.exp(-np.logaddexp(0.0, -exact)) if self.task.is_binary else exact
+            self.own.add(rows, values)
+
+    def describe(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"kind": self.task.kind, "label": self.task.label}
+        if found := self.whole.result():
+            described |= {**found, **self.columns.describe_weight()}
+        if self.before is not None:
+            described["uncalibrated"] = _pick(self.before.result(), ("log_loss", "calibration"))
+        if self.own is not None:
+            described["own"] = self.own.result()
+        if self.columns.slicings:
+            described["slices"] = self._describe_slices()
+        return described
+
+    def _describe_slices(self) -> dict[str, list[dict[str, Any]]]:
+        slicings = self.columns.slicings
+        found: dict[str, list[dict[str, Any]]] = {slicing.name: [] for slicing in slicings}
+        for number, group in sorted(self.slices):
+            values = self.slices[number, group].result() or {"rows": 0}
+            value = {"value": slicings[number].labels[group], "rows": values["rows"]}
+            systems = {"model": _pick(values, _SLICE_METRICS)}
+            found[slicings[number].name].append({**value, "systems": systems})
+        return found
+
+
+def _pick(values: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values} if values else {}
+
+
 class TaskScores:
     """Metrics of each task of a ranking model, batch by batch.
 
@@ -205,97 +260,48 @@ class TaskScores:
         seed: int | None = None,
     ) -> None:
         self._model, self._score = model, score or compile_scores(model)
-        self._manifest, self._seed = manifest, seed
+        self._score_before: ScoreRows | None = None
         columns = columns or RowColumns()
-        self._slicings = columns.slicings
-        self._users = columns.groups if has_user_vocabulary(manifest) else None
-        self._columns = {t.name: columns.with_label(manifest, t.label) for t in model.tasks}
-        self._scores = {task.name: self._build(task) for task in model.tasks}
-        self._slices: dict[tuple[str, int, int], LabelScores | ErrorScores] = {}
-        self._own: dict[str, OwnScores] = {}
-        self._before: dict[str, LabelScores] = {}
-        self._score_before = self._score
-
-    def _build(self, task: Task) -> LabelScores | ErrorScores:
-        mean = self._manifest.find_label_mean(task.label, "train")
-        if task.is_binary:
-            return LabelScores(1.0, self._users, self._seed, mean)
-        return ErrorScores(mean, self._seed)
+        users = columns.groups if has_user_vocabulary(manifest) else None
+        self._parts: dict[str, _TaskParts] = {}
+        for task in model.tasks:
+            mean = manifest.find_label_mean(task.label, "train")
+            whole = LabelScores(1.0, users, seed, mean)
+            self._parts[task.name] = _TaskParts(
+                task,
+                columns.with_label(manifest, task.label),
+                whole if task.is_binary else ErrorScores(mean, seed),
+            )
 
     def measure_uncalibrated(self) -> None:
         """Also measures log loss and calibration without the calibration that was fitted."""
         if self._model.calibrations:
-            self._score_before = compile_scores(
-                self._model, self._model.compute_uncalibrated_logits
-            )
-            self._before = {name: LabelScores(1.0) for name in self._model.calibrations}
+            compute = self._model.compute_uncalibrated_logits
+            self._score_before = compile_scores(self._model, compute)
+            for name in self._model.calibrations:
+                self._parts[name].before = LabelScores(1.0)
 
     def measure_own(self, metrics: tuple[OwnMetric, ...]) -> None:
-        if metrics:
-            self._own = {task.name: OwnScores(task.name, metrics) for task in self._model.tasks}
+        for name, part in self._parts.items():
+            part.own = OwnScores(name, metrics) if metrics else None
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        names = [name for columns in self._columns.values() for name in columns.inputs]
+        names = [name for part in self._parts.values() for name in part.columns.inputs]
         return tuple(dict.fromkeys((*self._model.inputs, *names)))
 
     def update(self, batch: Batch) -> None:
         """Adds a batch; its scores have to be numbers, and labels those of their task."""
         given = {name: batch[name] for name in self._model.inputs if name in batch}
         logits = self._score(given)
-        before = self._score_before(given) if self._before else {}
-        for task in self._model.tasks:
-            scores = np.asarray(logits[task.name], np.float32)
-            check_scores(task, scores, given)
-            every = self._columns[task.name].read(batch, scores)
-            rows = every.take_counted()
-            if task.is_binary:
-                check_binary(task, rows.labels)
-            self._scores[task.name].add(rows)
-            self._add_slices(task, rows)
-            if task.name in self._before:
-                scores = np.asarray(before[task.name], np.float32)
-                self._before[task.name].add(replace(every, scores=scores).take_counted())
-            if task.name in self._own:
-                exact = rows.scores.astype(np.float64)
-                values = np.exp(-np.logaddexp(0.0, -exact)) if task.is_binary else exact
-                self._own[task.name].update(rows.labels, values, rows.weights)
-
-    def _add_slices(self, task: Task, rows: ScoredRows) -> None:
-        for number, groups in enumerate(rows.slices):
-            for group in np.unique(groups).tolist():
-                key = (task.name, number, group)
-                if key not in self._slices:
-                    self._slices[key] = LabelScores(1.0) if task.is_binary else ErrorScores()
-                self._slices[key].add(rows.take(np.flatnonzero(groups == group)))
+        before = {} if self._score_before is None else self._score_before(given)
+        for name, part in self._parts.items():
+            scores = np.asarray(logits[name], np.float32)
+            check_scores(part.task, scores, given)
+            part.add(batch, scores, before.get(name))
 
     def result(self) -> dict[str, dict[str, Any]]:
-        return {task.name: self._describe(task) for task in self._model.tasks}
-
-    def _describe(self, task: Task) -> dict[str, Any]:
-        found, weight = self._scores[task.name].result(), self._columns[task.name].weight
-        described = {"kind": task.kind, "label": task.label, **(found or {})}
-        if found and weight is not None:
-            described["weighted_by"] = weight
-        if task.name in self._before:
-            before = self._before[task.name].result() or {}
-            names = ("log_loss", "calibration")
-            described["uncalibrated"] = {name: before[name] for name in names if name in before}
-        if task.name in self._own:
-            described["own"] = self._own[task.name].result()
-        if self._slicings:
-            described["slices"] = self._describe_slices(task)
-        return described
-
-    def _describe_slices(self, task: Task) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {slicing.name: [] for slicing in self._slicings}
-        for name, number, group in sorted(self._slices):
-            if name == task.name:
-                values = self._slices[name, number, group].result() or {"rows": 0}
-                metrics = {metric: values[metric] for metric in _SLICE_METRICS if metric in values}
-                value = {"value": self._slicings[number].labels[group], "rows": values["rows"]}
-                found[self._slicings[number].name].append({**value, "systems": {"model": metrics}})
-        return found
+        return {name: part.describe() for name, part in self._parts.items()}
 
 
 def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> ScoreRows:
@@ -365,7 +371,7 @@ def evaluate_tasks(
     slicings = plan_slicings(*where, config.evaluation.slices, "event", config.input)
     columns = RowColumns(build_user_groups(*where), slicings)
     scores = TaskScores(model, trained.manifest, score, columns, config.seed)
-    scores.measure_own(build_own_metrics(config.evaluation.metrics))
+    scores.measure_own(build_own_metrics(config))
     if score is None:  # What serves a model gives the calibrated scores alone.
         scores.measure_uncalibrated()
     for batch in read_scored(trained, split, scores.inputs):

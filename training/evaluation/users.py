@@ -21,7 +21,7 @@ from conf.paths import ReadablePath
 from conf.splits import TEST, TRAIN, USERS, VALIDATION
 from training.checkpoint.restore import TrainedModel
 from training.encoders.vocabularies import find_named_ids, is_named
-from training.evaluation.item_index import MISSING, ItemIds, Pairs, read_cells
+from training.evaluation.item_index import MISSING, ItemIds, Pairs, number_within, read_cells
 from training.evaluation.metrics import FloatArray, IntArray
 from training.evaluation.protocols import Relevance, carries_seen, require_rows
 from training.input.batches import Batch, build_eval_dataset, read_batches
@@ -42,18 +42,20 @@ class UserRows:
     rows: IntArray
     users: IntArray
 
+    def take(self, chosen: NDArray[np.bool_]) -> UserRows:
+        return UserRows(self.split, self.rows[chosen], self.users[chosen])
+
 
 def find_user_rows(
     version_dir: ReadablePath, manifest: Manifest, as_of: str, batch_size: int
 ) -> tuple[UserRows, ...]:
     """Finds the record that shows each known user at the end of the split `as_of`."""
-    parts: list[UserRows] = []
+    parts, taken = [], np.zeros(0, np.int64)
     for split in (*LATER_SPLITS[as_of], USERS):
         if manifest.has_split(split):
-            taken = [part.users for part in parts]
             first = find_first_rows(version_dir, manifest, split, batch_size)
-            new = ~np.isin(first.users, np.concatenate([np.zeros(0, np.int64), *taken]))
-            parts.append(UserRows(split, first.rows[new], first.users[new]))
+            parts.append(first.take(~np.isin(first.users, taken)))
+            taken = np.concatenate((taken, parts[-1].users))
     if not parts:
         raise ConfigError(
             "nothing in this dataset shows users as of the end of that split",
@@ -71,32 +73,29 @@ def find_first_rows(
     The first is the one with the lowest number of its event; in a version without these numbers
     that with the fewest seen items.
     """
-    user, number, seen = manifest.require_key("user"), manifest.keys.event_number, None
-    if split != USERS and number is None:
-        seen = manifest.keys.seen
-        if seen is None:
-            raise ConfigError(
-                "no seen items tell which of a user's records is the first",
-                received="keys.seen = None",
-                fix="build the dataset with `seen: true`",
-            )
-    orders = (number,) if split != USERS and number is not None else ()
-    ragged = (seen,) if seen is not None else ()
-    names = (user, *orders, *ragged)
+    user, seen = manifest.require_key("user"), manifest.keys.seen
+    order = None if split == USERS else manifest.keys.event_number or seen
+    if order is None and split != USERS:
+        raise ConfigError(
+            "no seen items tell which of a user's records is the first",
+            received="keys.seen = None",
+            fix="build the dataset with `seen: true`",
+        )
+    names = (user,) if order is None else (user, order)
+    ragged = names[1:] if order == seen else ()
     dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names, ragged)
     ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for batch in read_batches(dataset, version_dir, manifest, split):
         ids.append(np.asarray(batch[user], np.int64))
-        if seen is not None:
-            places.append(np.asarray(batch[seen].row_lengths()))
-        elif orders:
-            places.append(np.asarray(batch[orders[0]], np.int64))
+        if order is not None:
+            found = batch[order].row_lengths() if ragged else batch[order]
+            places.append(np.asarray(found, np.int64))
     users = np.concatenate(ids)
     if split == USERS:
         return UserRows(split, np.arange(len(users)), users)
-    order = np.lexsort((np.concatenate(places), users))
-    new = np.concatenate(([True], users[order][1:] != users[order][:-1]))[: len(order)]
-    rows = np.sort(order[new])
+    by_user = np.lexsort((np.concatenate(places), users))
+    new = np.concatenate(([True], np.diff(users[by_user]) != 0))[: len(users)]
+    rows = np.sort(by_user[new])
     rows = rows[is_named(users[rows], find_named_ids(version_dir, manifest, user))]
     return UserRows(split, rows, users[rows])
 
@@ -147,8 +146,7 @@ class HeldOutItems:
         position = np.searchsorted(self.users, users)
         counts = self.starts[position + 1] - self.starts[position]
         rows = np.repeat(np.arange(len(users)), counts)
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return Pairs(rows, self.columns[self.starts[position][rows] + offsets])
+        return Pairs(rows, self.columns[self.starts[position][rows] + number_within(counts)])
 
     def describe(self) -> dict[str, int]:
         outside = self.columns == MISSING
@@ -170,7 +168,13 @@ def read_held_out(
     manifest, version_dir = trained.manifest, trained.version_dir
     require_rows(manifest, split)
     user, item = manifest.require_key("user"), manifest.require_key("item")
-    _require_split_before(split)
+    if split not in BEFORE:
+        raise ConfigError(
+            "evaluation per user ranks users as of the split before, and there is none",
+            received=f"split {split}",
+            allowed=", ".join(BEFORE),
+            fix="evaluate another split, or set evaluation.per=event",
+        )
     config, relevance = trained.config.evaluation, relevance or Relevance()
     names = (user, item, *relevance.inputs)
     how = (config.batch_size, names, relevance.inputs, config.filter)
@@ -194,16 +198,6 @@ def read_held_out(
         )
     unnamed = int(np.count_nonzero(~named))
     return _group_by_user(owner[named], column[named], unnamed, not_relevant)
-
-
-def _require_split_before(split: str) -> None:
-    if split not in BEFORE:
-        raise ConfigError(
-            "evaluation per user ranks users as of the split before, and there is none",
-            received=f"split {split}",
-            allowed=", ".join(BEFORE),
-            fix="evaluate another split, or set evaluation.per=event",
-        )
 
 
 def _group_by_user(
@@ -261,17 +255,15 @@ class UserReader:
         ragged = (seen,) if seen and (self.masks or seen in self.inputs) else ()
         names = tuple(dict.fromkeys((user, *self.inputs, *ragged)))
         first = find_first_rows(version_dir, manifest, self.split, batch_size)
-        measured = np.isin(first.users, self.held_out.users)
-        first = UserRows(self.split, first.rows[measured], first.users[measured])
+        first = first.take(np.isin(first.users, self.held_out.users))
         for batch in read_user_rows(version_dir, manifest, first, names, ragged, batch_size):
             ids = np.asarray(batch[user], np.int64)
-            met = self._find_cells(batch[seen]) if self.masks and seen else None
+            met = None
+            if self.masks and seen:
+                cells = read_cells(batch[seen], self.items)
+                codes = np.unique(cells.rows * np.int64(len(self.items)) + cells.columns)
+                met = Pairs(*np.divmod(codes, len(self.items)))
             yield UserBatch(batch, ids, self.held_out.find(ids), met)
-
-    def _find_cells(self, ragged: Any) -> Pairs:
-        cells = read_cells(ragged, self.items)
-        codes = np.unique(cells.rows * np.int64(len(self.items)) + cells.columns)
-        return Pairs(*np.divmod(codes, len(self.items)))
 
 
 def rank_in_lists(
@@ -307,5 +299,5 @@ def spread_ranks(owners: IntArray, rows: int, found: IntArray, ranks: FloatArray
     matrix = np.full((rows, max(1, int(counts.max(initial=0)))), np.nan)
     matrix[np.arange(matrix.shape[1]) < counts[:, None]] = np.inf
     each = np.bincount(found, minlength=rows)
-    matrix[found, np.arange(len(found)) - np.repeat(np.cumsum(each) - each, each)] = ranks
+    matrix[found, number_within(each)] = ranks
     return matrix

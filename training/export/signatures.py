@@ -317,8 +317,8 @@ def _build_item_scores(
         name = _free_name("items", form.specs)
 
         def compute(features: Features, given: Tensors) -> Tensors:
-            positions = catalogue.find(given[name], are_listed=are_listed)
-            pairs = catalogue.take(tf.reshape(positions, [-1]))
+            positions, ids = catalogue.find(given[name], are_listed=are_listed)
+            pairs = catalogue.take(tf.reshape(positions, [-1]), ids)
             return score(features, pairs, tf.shape(positions))
 
         about = f"{catalogue.raw.column} of the items to score, [rows, items]"
@@ -430,20 +430,26 @@ class Catalogue(tf.Module):
             )
             for name, values in items.features.items()
         }
+        name = encoders.plan.column(items.key).vocabulary
+        self._first_id = 0 if name is None else encoders.plan.vocabulary(name).first_token_id
         # A key that is an id is found as it is: the encoder would compute another one of it.
         self._is_id = items.keys.equals(pa.array(items.ids))
 
-    def find(self, keys: tf.Tensor, *, are_listed: bool = False) -> tf.Tensor:
-        """Returns the positions of raw keys, or of keys as lists have them."""
+    def find(self, keys: tf.Tensor, *, are_listed: bool = False) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the positions of raw keys, or of keys as lists have them, and flat ids of all."""
         flat = tf.reshape(keys, [-1])
         if not (are_listed and self._is_id):
             flat = self._encoders.encode({self.raw.name: flat}, (self._key,))[self._key]
         positions = tf.minimum(tf.searchsorted(self._ids, flat), self.size - 1)
         is_known = tf.equal(tf.gather(self._ids, positions), flat)
-        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(keys))
+        return tf.reshape(tf.where(is_known, positions, self.size), tf.shape(keys)), flat
 
-    def take(self, positions: tf.Tensor) -> Features:
-        return {name: tf.gather(column, positions) for name, column in self._columns.items()}
+    def take(self, positions: tf.Tensor, ids: tf.Tensor) -> Features:
+        """Returns the features of items; of an unknown one its OOV bucket alone, if it has one."""
+        found = {name: tf.gather(column, positions) for name, column in self._columns.items()}
+        if self._key in found:
+            found[self._key] = tf.where(ids < self._first_id, ids, found[self._key])
+        return found
 
     def rank(
         self, scores: tf.Tensor, k: tf.Tensor | int, exclude: tf.Tensor | None = None
@@ -453,7 +459,7 @@ class Catalogue(tf.Module):
         Scores are `[rows, size]`, raw keys to leave out `[rows, …]`.
         """
         if exclude is not None:
-            scores = self._mask(scores, self.find(exclude))
+            scores = self._mask(scores, self.find(exclude)[0])
         best, columns = tf.math.top_k(scores, tf.minimum(k, self.size))
         tokens = tf.gather(self.tokens, columns)
         pad = tf.cast(self.pad_token, tokens.dtype)

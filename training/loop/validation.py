@@ -21,7 +21,7 @@ from conf.training.train import EarlyStoppingConfig, TrainConfig
 from training.checkpoint.checkpoint_files import ResumeState
 from training.distribution.workers import NullWriter
 from training.evaluation.evaluate import FullRanking, evaluate_full
-from training.evaluation.own_metrics import build_measures, build_own_metrics, check_own_metrics
+from training.evaluation.own_metrics import build_measures, build_own_metrics
 from training.evaluation.protocols import HeldOutRows, find_relevance, warn_unmasked
 from training.evaluation.scored_rows import RowColumns, build_user_groups
 from training.evaluation.systems import score_pairs
@@ -81,7 +81,8 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
             received=f"share {held_out.share} of the values of {held_out.hash_of!r}",
             fix="raise input.validation.share, or hash a feature with more values",
         )
-    check_own_metrics(config)
+    build_own_metrics(config)  # Tried before anything is written.
+    build_measures(config)
     if not config.evaluation.filter or not is_validated(config, data.manifest):
         return None
     return _describe_filter(config, data)
@@ -155,7 +156,7 @@ def read_validation(
 
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
     asked = config.evaluation.filter
-    compiled, own = functools.cache(compile_scores), build_own_metrics(config.evaluation.metrics)
+    compiled, own = functools.cache(compile_scores), build_own_metrics(config)
     columns = RowColumns(build_user_groups(data.version_dir, data.manifest))
 
     def validate(model: Any) -> dict[str, float]:

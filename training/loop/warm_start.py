@@ -37,8 +37,10 @@ from training.embedding.key_space import KeySpace
 from training.encoders.vocabularies import (
     NO_ROW,
     EncodedVersion,
+    MatchTokens,
     list_fitted_anew,
     match_rows,
+    match_tokens,
     read_encoded_version,
 )
 from training.loop.optimizers import Optimizers
@@ -221,11 +223,11 @@ def _transfer_each(config: TrainConfig, target: WarmTarget, workers: Workers) ->
 
 
 def transfer_weights(
-    config: TrainConfig, target: WarmTarget, new_rows: int | None = None
+    config: TrainConfig, target: WarmTarget, match: MatchTokens = match_tokens
 ) -> WarmStartReport:
     """Sets a new model to the weights of an earlier run, and tables to the rows of files.
 
-    Refused, it changes nothing. Rows of new tokens take the earlier row `new_rows`; None: they
+    Refused, it changes nothing. `match` finds the earlier ids; rows of new tokens, which have none,
     keep their first values.
     """
     warm = config.fit.warm_start
@@ -236,7 +238,7 @@ def transfer_weights(
     if warm.path is not None:
         _check_moments(config, warm)
         source = _open_source(warm.path, config.input.tolerates)
-        report = _transfer_run(source, target, warm, new_rows)
+        report = _transfer_run(source, target, warm, match)
     for name, places in set_table_files(target.model, files).items():
         target.optimizers.hold_rows(name, target.model.tables[name], places)
     found = {
@@ -247,7 +249,7 @@ def transfer_weights(
 
 
 def _transfer_run(
-    source: _EarlierRun, target: WarmTarget, warm: WarmStartConfig, new_rows: int | None
+    source: _EarlierRun, target: WarmTarget, warm: WarmStartConfig, match: MatchTokens
 ) -> WarmStartReport:
     """Sets the weights that do not come from files to those of an earlier run."""
     state = collect_state(**{MODEL: target.model, OPTIMIZERS: target.optimizers})
@@ -255,8 +257,8 @@ def _transfer_run(
     fresh: dict[str, str] = {}
     wanted = [name for name in layout.tables if name not in warm.tables]
     where = (target.data.version_dir, target.data.manifest)
-    version = target.encoded or read_encoded_version(*where)
-    rows, keys = _match_tables(target.model, version, wanted, source, fresh)
+    versions = (target.encoded or read_encoded_version(*where), source.version)
+    rows, keys = _match_tables(target.model, versions, wanted, source, fresh, match)
     kept = [state.name_of(variable) for variable in target.model.state_variables]
     dense = _match_dense(state, (*layout.dense, *kept), source, fresh)
     slots: list[SlotMap] = []
@@ -273,8 +275,6 @@ def _transfer_run(
         set_keys(target.model, space, found_keys)
     for name, found in rows.items():
         tensor = source.read(source.layout.tables[name])
-        if new_rows is not None:
-            found = np.where(found == NO_ROW, new_rows, found)
         _set_rows(target.model.tables[name].rows, tensor, found)
     for name in dense:
         state.variables[name].assign(source.read(name))
@@ -290,7 +290,7 @@ def _transfer_run(
         dense=tuple(dense),
         fresh=fresh,
         moments=tuple(moments),
-        refitted=tuple(list_fitted_anew(*features, version, source.version)),
+        refitted=tuple(list_fitted_anew(*features, *versions)),
     )
 
 
@@ -319,10 +319,11 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
 
 def _match_tables(
     model: Model,
-    version: EncodedVersion,
+    versions: tuple[EncodedVersion, EncodedVersion],
     names: Sequence[str],
     source: _EarlierRun,
     fresh: dict[str, str],
+    match: MatchTokens,
 ) -> tuple[dict[str, np.ndarray], dict[KeySpace, MatchedKeys]]:
     rows: dict[str, np.ndarray] = {}
     keys: dict[KeySpace, MatchedKeys] = {}
@@ -337,14 +338,14 @@ def _match_tables(
         elif isinstance(table, DynamicTable) != (name in source.layout.keys):
             fresh[name] = "it is dynamic in one of the two models alone"
         elif isinstance(table, DynamicTable):
-            earlier, versions = source.read_keys(name), (version, source.version)
+            earlier = source.read_keys(name)
             matched = match_dynamic_table(model, table, earlier, versions)
             if isinstance(matched, str):
                 fresh[name] = matched
             else:
                 rows[name], keys[table.keys] = matched.rows, matched
         else:
-            found = match_rows(model.id_spaces[name], version, source.version)
+            found = match_rows(model.id_spaces[name], *versions, match)
             here = [table.vocabulary_size, table.dim]
             if found is None or found.max(initial=0) >= before[0] or len(found) != here[0]:
                 fresh[name] = f"its ids are made in another way; shape {before} there, {here} here"

@@ -17,7 +17,13 @@ from conf.manifest import Manifest, bound_list
 from conf.paths import ReadablePath
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
-from training.encoders.vocabularies import match_keys, read_encoded_version, read_plan
+from training.encoders.vocabularies import (
+    EncodedVersion,
+    is_computed_alike,
+    match_keys,
+    read_encoded_version,
+    read_plan,
+)
 from training.reader.epoch_plan import BatchShare
 from training.reader.feature_columns import (
     FeatureColumn,
@@ -247,23 +253,29 @@ def check_mixed_ids(
     mixed: Sequence[tuple[ReadablePath, Manifest]],
     features: Sequence[str],
 ) -> None:
-    """Refuses datasets whose ids stand for other tokens: they would train the wrong rows."""
-    names = [name for name in features if manifest.schema[name].vocabulary_size is not None]
+    """Refuses datasets whose ids stand for other tokens, or whose numbers were scaled otherwise."""
     mixed = [one for one in mixed if one[1].encoders_fingerprint != manifest.encoders_fingerprint]
-    if not names or not mixed:
+    if not mixed:
         return
     own = read_encoded_version(version_dir, manifest)
     for other_dir, other_manifest in mixed:
         other = read_encoded_version(other_dir, other_manifest)
         encoded = {column.feature for plan in (own.plan, other.plan) for column in plan.columns}
-        # Of ids as they came nothing tells what they stand for.
-        for name in (name for name in names if name in encoded):
-            keys = np.arange(1, manifest.schema[name].vocabulary_size)
-            found = match_keys(name, keys, own, other)
-            if found is None or not np.array_equal(found, keys):
+        # Of values as they came nothing tells what they stand for.
+        for name in (name for name in features if name in encoded):
+            if not _means_the_same(manifest.schema[name], own, other):
                 raise InputDataError(
-                    f"ids of feature {name!r} stand for other tokens in a dataset of input.mix",
+                    f"values of feature {name!r} mean something else in a dataset of input.mix",
                     received=f"encoders of dataset {other_manifest.dataset_name!r}",
                     allowed=f"those of dataset {manifest.dataset_name!r}",
-                    fix="leave it out of the mix, or encode the feature by hashing in both builds",
+                    fix="leave it out of the mix, or encode the feature alike in both builds: ids "
+                    "by hashing, numbers by `constants` of normalize",
                 )
+
+
+def _means_the_same(spec: FeatureSpec, own: EncodedVersion, other: EncodedVersion) -> bool:
+    if spec.vocabulary_size is None:
+        return is_computed_alike(spec.name, own, other)
+    keys = np.arange(1, spec.vocabulary_size)
+    found = match_keys(spec.name, keys, own, other)
+    return found is not None and np.array_equal(found, keys)

@@ -61,8 +61,16 @@ def test_a_list_without_a_value_is_as_none(spark):
 def test_types_of_json_are_taken_as_the_records_types_and_ids_out_of_it_are_no_key(spark):
     recomputed = spark.createDataFrame([(1, 7), (2, 8), (3, 9)], "id bigint, n bigint")
     logged = spark.createDataFrame([("1", "0"), ("2", "8"), ("3", "x")], "id string, n string")
-    report = compare_features(logged, recomputed, SkewConfig(("id",), ("n",), id_keys=("id",)))
+    report = compare_features(logged, recomputed, SkewConfig(("id",), ("n",), id_keys={"id": 2}))
     assert (report.compared, report.features[0].mismatched) == (2, 1)  # id 1: out of vocabulary
+
+
+def test_buckets_of_unknown_ids_are_no_key(spark) -> None:
+    """Row 3 is of a bucket: the log's user need not be that of the dataset."""
+    recomputed = spark.createDataFrame([(3, 7), (4, 8)], "id bigint, n bigint")
+    logged = spark.createDataFrame([(3, 9), (4, 8)], "id bigint, n bigint")
+    report = compare_features(logged, recomputed, SkewConfig(("id",), ("n",), id_keys={"id": 4}))
+    assert (report.compared, report.features[0].mismatched) == (1, 0)
 
 
 def test_times_are_milliseconds_and_another_unit_is_named(spark):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -8,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
-from conf.manifest import Manifest, SplitInfo
+from conf.manifest import Manifest
 from conf.training.train import TrainConfig
-from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
+from tests.training.evaluation.measured import build_measured, read_rows, rewrite_records
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import protocols
@@ -28,22 +29,13 @@ from training.evaluation.protocols import (
     UniformNegatives,
     headline_protocol,
 )
-from training.input.batches import build_eval_dataset
 from training.reader.training_data import TrainingData
 
 KS = (1, 5, 10)
 
 
 def _trained(version: Path, manifest: Manifest, **evaluation: Any) -> TrainedModel:
-    config = TrainConfig.model_validate(
-        {"dataset": "d", "name": "n", "evaluation": {"ks": KS, **evaluation}}
-    )
-    return TrainedModel(Path(), TinyTowers(manifest), config, manifest, version)
-
-
-def _rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
-    batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen",))
-    return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
+    return build_measured(version, manifest=manifest, evaluation={"ks": KS, **evaluation})
 
 
 def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool) -> list[float]:
@@ -57,67 +49,39 @@ def _brute_ranks(version: Path, manifest: Manifest, split: str, mask_seen: bool)
 
     catalog = {
         int(row["movie_id"]): sum(pool(n, row[n]) for n in model.item_inputs)
-        for row in _rows_of(version, manifest, "catalog", model.item_inputs)
+        for row in read_rows(version, manifest, "catalog", model.item_inputs)
     }
     ranks = []
-    for row in _rows(version, manifest, split):
+    for row in read_rows(version, manifest, split):
         user = sum(pool(name, row[name]) for name in model.user_inputs)
         target = int(row["movie_id"])
         if target not in catalog:
             ranks.append(np.inf)
             continue
-        masked = set(row["seen"].tolist()) - {target} if mask_seen else set()
+        out = {target, *(row["seen"].tolist() if mask_seen else ())}
         scores = {item: float(user @ vector) for item, vector in catalog.items()}
-        ranks.append(
-            1.0
-            + sum(
-                s >= scores[target]
-                for item, s in scores.items()
-                if item != target and item not in masked
-            )
-        )
+        rivals = [score for item, score in scores.items() if item not in out]
+        ranks.append(1.0 + sum(score >= scores[target] for score in rivals))
     return ranks
 
 
-def _rows_of(version: Path, manifest: Manifest, split: str, names: tuple[str, ...]) -> Any:
-    for batch in build_eval_dataset(version, manifest, split, 1, names):
-        yield {name: value[0].numpy() for name, value in batch.items()}
-
-
 @pytest.mark.parametrize("mask_seen", [True, False])
-def test_full_ranking_equals_brute_force(
-    tiny_version: Path, tiny_manifest: Manifest, mask_seen: bool
-) -> None:
-    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", mask_seen))
-    for batch_size in (7, 1024):
-        found = evaluate_full(
-            TinyTowers(tiny_manifest),
-            TrainingData(tiny_version, tiny_manifest),
-            "test",
-            FullRanking(RankMeasures(KS), mask_seen, batch_size),
-        )
+@pytest.mark.parametrize(("batches", "rows"), [(None, 60), (1, 20), (2, 40), (9, 60)])
+def test_full_ranking_equals_brute_force_however_large_the_catalogue_is(
+    mask_seen: bool, batches: int | None, rows: int, tiny_version: Path, tiny_manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", mask_seen))[:rows]
+    model, data = TinyTowers(tiny_manifest), TrainingData(tiny_version, tiny_manifest)
+    for cells in (protocols.BLOCK_CELLS, 7 * (_items(tiny_manifest) - 2)):
+        monkeypatch.setattr(protocols, "BLOCK_CELLS", cells)
+        ranking = FullRanking(RankMeasures(KS), mask_seen, 20, batches=batches)
+        found = evaluate_full(model, data, "test", ranking)
         assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
         for k in KS:
             assert found[f"hit_rate@{k}"] == found[f"recall@{k}"] == np.mean(ranks <= k)
             gains = np.where(ranks <= k, 1 / np.log2(1 + ranks), 0.0)
             assert found[f"ndcg@{k}"] == pytest.approx(gains.mean(), abs=1e-12)
-
-
-@pytest.mark.parametrize(("batches", "rows"), [(1, 20), (2, 40), (9, 60)])
-def test_batches_are_of_batch_size_rows_however_large_the_catalogue_is(
-    batches: int,
-    rows: int,
-    tiny_version: Path,
-    tiny_manifest: Manifest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = np.array(_brute_ranks(tiny_version, tiny_manifest, "test", False))[:rows]
-    data = TrainingData(tiny_version, tiny_manifest)
-    for cells in (protocols.BLOCK_CELLS, 7 * len(range(2, _items(tiny_manifest)))):
-        monkeypatch.setattr(protocols, "BLOCK_CELLS", cells)
-        ranking = FullRanking(RankMeasures(KS), False, 20, batches=batches)
-        found = evaluate_full(TinyTowers(tiny_manifest), data, "test", ranking)
-        assert found["mrr"] == pytest.approx(np.mean(1 / ranks), abs=1e-12)
 
 
 def test_the_report_has_every_protocol_and_system(
@@ -131,14 +95,11 @@ def test_the_report_has_every_protocol_and_system(
     assert report["headline"] == "full_unseen"
     assert report["rows"] == report["users"] == 60
     assert by_name["sampled_15"]["candidates"] == 16
-    assert by_name["full_all"]["candidates"] == len(range(2, _items(tiny_manifest)))
+    assert by_name["full_all"]["candidates"] == _items(tiny_manifest) - 2
+    data = TrainingData(tiny_version, tiny_manifest)
     for name, mask_seen in (("full_unseen", True), ("full_all", False)):
-        direct = evaluate_full(
-            trained.model,
-            TrainingData(tiny_version, tiny_manifest),
-            "test",
-            FullRanking(RankMeasures(KS), mask_seen, 64),
-        )
+        ranking = FullRanking(RankMeasures(KS), mask_seen, 64)
+        direct = evaluate_full(trained.model, data, "test", ranking)
         assert by_name[name]["systems"]["model"] == pytest.approx(direct, abs=1e-12)
         assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
     for systems in (protocol["systems"] for protocol in report["protocols"]):
@@ -169,9 +130,9 @@ def test_popularity_and_lists_are_those_of_the_training_counts(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     report = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
-    rows = _rows(tiny_version, tiny_manifest, "test")
+    rows = read_rows(tiny_version, tiny_manifest, "test")
     ids = np.array([int(row["movie_id"]) for row in rows])
-    train = [int(row["movie_id"]) for row in _rows(tiny_version, tiny_manifest, "train")]
+    train = [int(row["movie_id"]) for row in read_rows(tiny_version, tiny_manifest, "train")]
     counts = np.bincount(train, minlength=int(tiny_manifest.schema["movie_id"].vocabulary_size))[2:]
     own = counts[np.maximum(ids - 2, 0)]
     ranks = np.where(ids >= 2, (counts >= own[:, None]).sum(axis=1), np.inf)
@@ -181,54 +142,15 @@ def test_popularity_and_lists_are_those_of_the_training_counts(
     assert 0.25 < report["beyond_accuracy"]["coverage@10"] <= 1.0
 
 
-def test_labels_are_scored_with_the_rows_own_item(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    report = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
-    labels = np.array([row["label"] for row in _rows(tiny_version, tiny_manifest, "test")])
-    assert report["labels"]["rows"] == 60
-    assert report["labels"]["log_loss"] is None
-    rate = tiny_manifest.label_rate["train"]
-    expected = -np.mean(labels * np.log(rate) + (1 - labels) * np.log(1 - rate))
-    assert report["labels"]["constant"]["log_loss"] == pytest.approx(expected)
-    assert 0.0 <= report["labels"]["auc"] <= 1.0
-
-
 def test_log_loss_needs_a_binary_objective(tiny_version: Path, tiny_manifest: Manifest) -> None:
     trained = _trained(tiny_version, tiny_manifest)
-    config = TrainConfig.model_validate(
-        {
-            "dataset": "d",
-            "name": "n",
-            "model": {"name": "mf", "temperature": 2.0, "objective": {"kind": "binary"}},
-        }
-    )
-    report = evaluate_split(replace(trained, config=config), "test")
-    assert report["labels"]["log_loss"] > 0
     # Of drawn negatives the scores tell items of a row from drawn ones, not labels.
-    drawn = {"kind": "binary", "negatives": {"source": "uniform", "count": 2}}
-    drawn["positives"] = "every_row"
-    values = {**config.resolved(), "model": {"name": "mf", "objective": drawn}}
-    config = TrainConfig.model_validate(values)
-    report = evaluate_split(replace(trained, config=config), "test")
-    assert report["labels"]["log_loss"] is None
-
-
-class _NanTowers(TinyTowers):
-    def embed_users(self, features: dict[str, tf.Tensor]) -> tf.Tensor:
-        return super().embed_users(features) * float("nan")
-
-
-def test_a_model_without_finite_vectors_is_refused(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    with pytest.raises(InputDataError, match="not finite"):
-        evaluate_full(
-            _NanTowers(tiny_manifest),
-            TrainingData(tiny_version, tiny_manifest),
-            "test",
-            FullRanking(RankMeasures(KS), True, 64),
-        )
+    drawn = {"negatives": {"source": "uniform", "count": 2}, "positives": "every_row"}
+    for objective, has_loss in (({}, True), (drawn, False)):
+        model = {"name": "mf", "temperature": 2.0, "objective": {"kind": "binary", **objective}}
+        config = TrainConfig.model_validate({"dataset": "d", "name": "n", "model": model})
+        labels = evaluate_split(replace(trained, config=config), "test")["labels"]
+        assert (labels["log_loss"] is not None) == has_loss
 
 
 def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
@@ -260,27 +182,18 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
 def test_rows_without_a_label_are_ranked_but_not_scored(
     keep: int, tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    version = Path(shutil.copytree(tiny_version, tmp_path / "v"))
-    labels: list[float] = []
-    shards = []
-    for shard in tiny_manifest.split("test").shards:
-        path = str(version / shard.path)
-        records = [tf.train.Example.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]
-        with tf.io.TFRecordWriter(path) as writer:
-            for row, example in enumerate(records):
-                if row % 2 < keep:
-                    labels.extend(example.features.feature["label"].float_list.value)
-                else:
-                    del example.features.feature["label"]
-                writer.write(example.SerializeToString())
-        shards.append(describe_shard(version, shard.path, shard.rows))
-    splits = [s for s in tiny_manifest.splits if s.name != "test"]
-    manifest = replace(tiny_manifest, splits=(*splits, SplitInfo("test", tuple(shards))))
+    version, rows = Path(shutil.copytree(tiny_version, tmp_path / "v")), itertools.count()
+
+    def drop(features: Any) -> None:
+        if next(rows) % 2 >= keep:
+            del features["label"]
+
+    manifest = rewrite_records(version, "test", drop)
     report = evaluate_split(_trained(version, manifest), "test")
     whole = evaluate_split(_trained(tiny_version, tiny_manifest), "test")
     assert report["protocols"] == whole["protocols"]
     if keep:
-        assert report["labels"]["rows"] == len(labels) == 30
+        assert report["labels"]["rows"] == 30
     else:
         assert report["labels"] is None
 
@@ -334,25 +247,12 @@ def test_every_unseen_item_is_drawn_equally_often() -> None:
     assert np.abs(counts[4:] - expected).max() < 5 * np.sqrt(expected)
 
 
-def _reader(version: Path, manifest: Manifest, items: int = 40) -> RankingReader:
-    index = ItemIndex(np.arange(2, 2 + items), np.zeros((items, 1), np.float32))
-    return RankingReader(version, manifest, index, ("user_id",), 1024)
-
-
-def test_batches_shrink_with_the_catalogue(
-    tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [whole] = _reader(tiny_version, tiny_manifest).read("test", seen=True)
-    monkeypatch.setattr(protocols, "BLOCK_CELLS", 40 * 25)
-    parts = list(_reader(tiny_version, tiny_manifest).read("test", seen=True))
-    assert [part.rows for part in parts] == [25, 25, 10]
-    assert np.concatenate([part.targets for part in parts]).tolist() == whole.targets.tolist()
-
-
 def test_targets_and_seen_items_outside_the_catalogue_are_missing(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    [batch] = _reader(tiny_version, tiny_manifest, items=3).read("test", seen=True)
+    index = ItemIndex(np.arange(2, 5), np.zeros((3, 1), np.float32))
+    reader = RankingReader(tiny_version, tiny_manifest, index, ("user_id",), 1024)
+    [batch] = reader.read("test", seen=True)
     ids = batch.features["movie_id"].numpy()
     assert ((batch.targets == MISSING) == ((ids < 2) | (ids > 4))).all()
     missing = batch.targets == MISSING

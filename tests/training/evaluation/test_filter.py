@@ -14,18 +14,15 @@ from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError, TooFewRowsError
 from conf.manifest import Manifest, ShardInfo, SplitInfo
 from conf.training.input import InputConfig
-from conf.training.train import TrainConfig
 from etl.tfrecord.codec.crc32c import crc32c
+from tests.training.evaluation.measured import build_measured, read_rows
 from tests.training.tiny_dataset import TinyConfig, write_shard, write_tiny_dataset
-from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.evaluation.systems import ModelSystem
 from training.evaluation.users import UserReader, read_held_out
-from training.input.batches import build_eval_dataset
 from training.loop.validation import build_validate, check_validation
-from training.models.registry import build_model
 from training.reader.training_data import TrainingData
 
 CONFIG = TinyConfig(users=30, events_per_user=14, leave_out=3, own_group=0.5)
@@ -58,10 +55,7 @@ def manifest(version: Path) -> Manifest:
 
 def _train(version: Path, manifest: Manifest, model: Any = None, **sections: Any) -> TrainedModel:
     evaluation = {"ks": [3, 10], "sampled_negatives": None, **sections.pop("evaluation", {})}
-    given = {"dataset": "d", "name": "n", "evaluation": evaluation, **sections}
-    config = TrainConfig.model_validate(given if model is None else {**given, "model": model})
-    built = TinyTowers(manifest) if model is None else build_model(config.model, manifest, 3)
-    return TrainedModel(Path(), built, config, manifest, version)
+    return build_measured(version, model, manifest, evaluation=evaluation, **sections)
 
 
 def test_a_further_task_keeps_its_name_where_the_runs_share_no_first_one(
@@ -74,11 +68,6 @@ def test_a_further_task_keeps_its_name_where_the_runs_share_no_first_one(
     assert "mse" in compare_runs(other, own, "test")["metrics"]
 
 
-def _read_rows(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
-    batches = build_eval_dataset(version, manifest, split, 1, ragged=("seen", "history", "genres"))
-    return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
-
-
 def _passes(row: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
     is_related = row["label"] == 1
     return is_related if filters is RELATED else row["gender"] == 2 and len(row["genres"]) >= 2
@@ -87,7 +76,7 @@ def _passes(row: dict[str, Any], filters: list[dict[str, Any]]) -> bool:
 def _keep_alone(
     version: Path, manifest: Manifest, split: str, filters: list[dict[str, Any]], target: Path
 ) -> Manifest:
-    rows = [row for row in _read_rows(version, manifest, split) if _passes(row, filters)]
+    rows = [row for row in read_rows(version, manifest, split) if _passes(row, filters)]
     assert 0 < len(rows) < manifest.split(split).rows
     write_shard(target, rows, manifest.schema)
     content = target.read_bytes()
@@ -127,17 +116,15 @@ def test_users_are_measured_by_the_events_that_pass(
     trained = _train(version, manifest, evaluation={"per": ["user"], "filter": RELATED})
     [protocol] = evaluate_split(trained, "test")["protocols"]
     relevant: dict[int, set[int]] = {}
-    for row in _read_rows(version, manifest, "test"):
+    for row in read_rows(version, manifest, "test"):
         if _passes(row, RELATED):
             relevant.setdefault(int(row["user_id"]), set()).add(int(row["movie_id"]))
     everyone = _train(version, manifest, evaluation={"per": ["user"]})
-    index = build_item_index(everyone.model, version, manifest, 64)
+    model, lists = everyone.model, {}
+    index = build_item_index(model, version, manifest, 64)
     held_out = read_held_out(everyone, "test", index, None)
-    inputs = everyone.model.user_inputs
-    reader = UserReader(everyone, "test", index, inputs, held_out)
-    lists = {}
-    for batch in reader.read():
-        _, columns = ModelSystem(everyone.model, index).rank_users(batch, 10)
+    for batch in UserReader(everyone, "test", index, model.user_inputs, held_out).read():
+        _, columns = ModelSystem(model, index).rank_users(batch, 10)
         ranked = index.ids[columns[:, :10]]
         lists |= dict(zip(batch.users.tolist(), ranked.tolist(), strict=True))
     assert 0 < len(relevant) < len(lists)
@@ -176,15 +163,11 @@ def test_validation_is_of_the_rows_that_pass(
     ranks_by_label = held_out is None and "objective" in (model or {})
     unfiltered = build_validate(plain.config, data)(trained.model)  # type: ignore[misc]
     assert (found == unfiltered) is ranks_by_label
-    rows = (
-        alone.split(split).rows
-        if held_out is None
-        else others.held_out_rows(InputConfig(validation=held_out))
-    )
-    said = check_validation(trained.config, data)
-    assert said is not None
+    rows = alone.split(split).rows
+    if held_out is not None:
+        rows = others.held_out_rows(InputConfig(validation=held_out))
+    said = check_validation(trained.config, data) or ""
     assert said.startswith(f"validation is of {rows} of ")
-    assert said.endswith("label == 1")
     assert check_validation(plain.config, data) is None
 
 
@@ -196,15 +179,12 @@ def test_validation_is_of_the_rows_that_pass(
         ({"feature": "label", "value": "a"}, ConfigError, "evaluation.filter: feature 'label'"),
     ],
 )
-@pytest.mark.parametrize("per", ["event", "user"])
 def test_filters_that_leave_nothing_or_do_not_fit_are_refused(
-    version: Path, manifest: Manifest, condition: dict[str, Any], error: type, said: str, per: str
+    version: Path, manifest: Manifest, condition: dict[str, Any], error: type, said: str
 ) -> None:
-    trained = _train(version, manifest, evaluation={"filter": [condition], "per": [per]})
-    for measure in (
-        lambda: evaluate_split(trained, "test"),
-        lambda: compare_runs(trained, trained, "test"),
-        lambda: check_validation(trained.config, TrainingData(version, manifest)),
-    ):
+    for per in ("event", "user"):
+        trained = _train(version, manifest, evaluation={"filter": [condition], "per": [per]})
         with pytest.raises(error, match=said):
-            measure()
+            evaluate_split(trained, "test")
+    with pytest.raises(error, match=said):
+        check_validation(trained.config, TrainingData(version, manifest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,14 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
-from conf.training.train import TrainConfig
 from jobs.compare import find_lead, require_metric
+from tests.training.evaluation.measured import build_measured, configure
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import scored_rows
 from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.intervals import (
     GROUPS,
-    Interval,
     compare_auc,
     compare_rows,
 )
@@ -29,19 +29,10 @@ from training.evaluation.scored_rows import (
     RowColumns,
     SystemSums,
     UserGroups,
-    build_user_groups,
 )
 from training.evaluation.tasks import ErrorScores, LabelScores
 
-
-def compare_means(own: np.ndarray, rival: np.ndarray, owners: np.ndarray, seed: int) -> Interval:
-    return compare_rows("mrr", (own, rival), owners, seed)
-
-
-def compare_root_means(
-    own: np.ndarray, rival: np.ndarray, owners: np.ndarray, seed: int
-) -> Interval:
-    return compare_rows("rmse", (own, rival), owners, seed)
+compare_means, compare_root_means = partial(compare_rows, "mrr"), partial(compare_rows, "rmse")
 
 
 def _scores(seed: int, rows: int = 120) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -92,29 +83,18 @@ def test_rows_of_one_user_count_as_one_draw() -> None:
     assert repeated["high"] - repeated["low"] == pytest.approx(once["high"] - once["low"])
     values = np.random.default_rng(3).normal(0.1, 1.0, 400)
     nothing, users = np.zeros(400), np.arange(400)
-    once_mean = compare_means(values, nothing, users, 1)
-    five = compare_means(np.repeat(values, 5), np.zeros(2000), np.repeat(users, 5), 1)
+    once_mean = compare_means((values, nothing), users, 1)
+    five = compare_means((np.repeat(values, 5), np.zeros(2000)), np.repeat(users, 5), 1)
     assert (five["low"], five["high"]) == pytest.approx((once_mean["low"], once_mean["high"]))
 
 
 def test_the_bootstrap_is_that_of_large_samples() -> None:
     values = np.random.default_rng(4).exponential(1.0, 3000)
-    found = compare_means(values, np.zeros(3000), np.arange(3000), 7)
+    found = compare_means((values, np.zeros(3000)), np.arange(3000), 7)
     half = 1.96 * values.std(ddof=1) / np.sqrt(3000)
     expected = (values.mean() - half, values.mean() + half)
     assert (found["low"], found["high"]) == pytest.approx(expected, rel=0.01)
-    assert compare_means(values, np.zeros(3000), np.arange(3000), 7) == found
-
-
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
-    rng, inside = np.random.default_rng(5), 0
-    for seed in range(150):
-        sizes = rng.integers(1, 6, 80)
-        owners = np.repeat(np.arange(80), sizes)
-        values = np.repeat(rng.normal(0.3, 1.0, 80), sizes) + rng.normal(0, 0.5, len(owners))
-        found = compare_means(values, np.zeros(len(owners)), owners, seed)
-        inside += found["low"] <= 0.3 <= found["high"]
-    assert 0.88 <= inside / 150 <= 0.99
+    assert compare_means((values, np.zeros(3000)), np.arange(3000), 7) == found
 
 
 @pytest.mark.parametrize(("users", "has_interval"), [(1, False), (19, False), (20, True)])
@@ -122,8 +102,8 @@ def test_few_users_have_no_interval(users: int, has_interval: bool) -> None:
     rng, owners = np.random.default_rng(8), np.repeat(np.arange(users), 6)
     positive, scores = np.tile([True, False], 3 * users), rng.random((2, 6 * users))
     found = [
-        compare_means(scores[0], scores[1], owners, 1),
-        compare_root_means(scores[0], scores[1], owners, 1),
+        compare_means(scores, owners, 1),
+        compare_root_means(scores, owners, 1),
         compare_auc(positive, (scores[0], scores[1]), owners),
     ]
     for difference in found:
@@ -135,7 +115,7 @@ def test_few_users_have_no_interval(users: int, has_interval: bool) -> None:
 def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
     rng = np.random.default_rng(6)
     run, other = rng.exponential(1.0, 400), rng.exponential(1.3, 400)
-    found = compare_root_means(run, other, np.arange(400), 1)
+    found = compare_root_means((run, other), np.arange(400), 1)
     gaps = []
     for _ in range(3000):
         rows = rng.integers(0, 400, 400)
@@ -159,44 +139,26 @@ def test_users_have_a_group_each_and_unknown_ones_that_of_the_id_they_share(
     np.testing.assert_array_equal(later, found[[1, 0]])
 
 
-def test_rows_of_unknown_users_are_drawn_together() -> None:
+def test_streamed_sums_give_the_interval_of_all_rows_unknown_users_drawn_together() -> None:
     rng = np.random.default_rng(3)
     users = np.concatenate([np.repeat(np.arange(2, 42), 5), np.ones(200, np.int64)])
     model, rival = rng.random((2, 400))
     model[200:] += 0.3
     columns, sums = RowColumns(UserGroups("user", range(2, 42))), SystemSums()
-    rows = columns.read({"user": users}, model)
-    for system, values in (("model", model), ("popularity", rival)):
-        sums.add(system, rows, {"mrr": values})
-    found = sums.compare("model", seed=4)
-    assert found["groups"] == 40
-    got = found["against"]["popularity"]["mrr"]
-    # The shared group comes last, as the greatest owner does.
-    expected = compare_means(model, rival, np.where(users == 1, 99, users), 4)
-    assert (got["low"], got["high"]) == pytest.approx((expected["low"], expected["high"]))
-    alone = compare_means(model, rival, np.where(users == 1, 99 + np.arange(400), users), 4)
-    assert got["high"] - got["low"] > 1.5 * (alone["high"] - alone["low"])
-
-
-def test_streamed_sums_give_the_interval_of_all_rows() -> None:
-    rng = np.random.default_rng(8)
-    users = rng.integers(2, 60, 500)
-    model, rival = rng.random((2, 500))
-    columns, sums = RowColumns(UserGroups("user", range(2, 60))), SystemSums()
-    for start in range(0, 500, 70):
-        part = slice(start, start + 70)
+    for part in np.array_split(rng.permutation(400), 6):
         rows = columns.read({"user": users[part]}, model[part])
         sums.add("model", rows, {"mrr": model[part], "ndcg@10": model[part] * 2})
         sums.add("popularity", rows, {"mrr": rival[part], "ndcg@10": rival[part] * 2})
     found = sums.compare("model", seed=4)
-    expected = compare_means(model, rival, users, 4)
-    got = found["against"]["popularity"]["mrr"]
-    assert found["groups"] == len(np.unique(users))
-    assert [got[end] for end in ("difference", "low", "high")] == pytest.approx(
-        [expected["difference"], expected["low"], expected["high"]]
-    )
-    twice = found["against"]["popularity"]["ndcg@10"]
+    assert found["groups"] == 40
+    got, twice = (found["against"]["popularity"][name] for name in ("mrr", "ndcg@10"))
+    # The shared group comes last, as the greatest owner does.
+    expected = compare_means((model, rival), np.where(users == 1, 99, users), 4)
+    ends = ("difference", "low", "high")
+    assert [got[end] for end in ends] == pytest.approx([expected[end] for end in ends])
     assert twice["low"] == pytest.approx(2 * got["low"])
+    alone = compare_means((model, rival), np.where(users == 1, 99 + np.arange(400), users), 4)
+    assert got["high"] - got["low"] > 1.5 * (alone["high"] - alone["low"])
 
 
 def _label_rows(seed: int, rows: int) -> tuple[dict[str, tf.Tensor], np.ndarray]:
@@ -222,7 +184,7 @@ def test_labels_are_compared_with_a_constant() -> None:
     assert (found["auc"]["low"], found["auc"]["high"]) == pytest.approx((auc["low"], auc["high"]))
     losses = np.logaddexp(0, scores.astype(np.float64)) - np.where(positive, scores, 0.0)
     constant = np.where(positive, -np.log(0.3), -np.log(0.7))
-    loss = compare_means(losses, constant, users, 3)
+    loss = compare_means((losses, constant), users, 3)
     gap = values["log_loss"] - values["constant"]["log_loss"]
     assert found["log_loss"]["difference"] == pytest.approx(gap)
     assert (found["log_loss"]["low"], found["log_loss"]["high"]) == pytest.approx(
@@ -231,6 +193,12 @@ def test_labels_are_compared_with_a_constant() -> None:
     assert found["gauc"]["difference"] == pytest.approx(values["gauc"]["value"] - 0.5)
     assert found["gauc"]["low"] < found["gauc"]["difference"] < found["gauc"]["high"]
     assert json.dumps(values)
+
+
+def test_rows_of_a_dataset_without_users_stand_alone() -> None:
+    columns = RowColumns()
+    parts = [columns.read({}, np.zeros(250)).groups for _ in range(2)]
+    assert len(np.unique(np.concatenate(parts))) == 500
 
 
 def test_an_auc_of_rows_that_are_not_kept_has_no_interval() -> None:
@@ -251,19 +219,13 @@ def test_errors_are_compared_with_those_of_the_mean() -> None:
     assert values is not None
     found = values["differences"]["against"]["constant"]["rmse"]
     squared = np.square(scores.astype(np.float64) - labels)
-    expected = compare_root_means(squared, np.square(labels - 2.5), users, 5)
+    expected = compare_root_means((squared, np.square(labels - 2.5)), users, 5)
     assert found["difference"] == pytest.approx(values["rmse"] - values["constant"]["rmse"])
     assert (found["low"], found["high"]) == pytest.approx((expected["low"], expected["high"]))
 
 
-def test_an_evaluation_holds_the_paired_difference_of_every_metric(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    config = TrainConfig.model_validate(
-        {"dataset": "d", "name": "n", "evaluation": {"ks": [5, 10], "per": ["event", "user"]}}
-    )
-    model = TinyTowers(tiny_manifest)
-    trained = TrainedModel(Path(), model, config, tiny_manifest, tiny_version)
+def test_an_evaluation_holds_the_paired_difference_of_every_metric(tiny_version: Path) -> None:
+    trained = build_measured(tiny_version, evaluation={"ks": [5, 10], "per": ["event", "user"]})
     protocols = evaluate_split(trained, "test")["protocols"]
     assert {protocol["per"] for protocol in protocols} == {"event", "user"}
     for protocol in protocols:
@@ -277,17 +239,6 @@ def test_an_evaluation_holds_the_paired_difference_of_every_metric(
                 assert interval["low"] <= interval["difference"] <= interval["high"]
 
 
-def test_rows_of_a_dataset_without_users_stand_alone(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    keys = replace(tiny_manifest.keys, user=None)
-    groups = build_user_groups(tiny_version, replace(tiny_manifest, keys=keys))
-    columns = RowColumns(groups)
-    assert columns.inputs == ()
-    parts = [columns.read({}, np.zeros(250)).groups for _ in range(2)]
-    assert len(np.unique(np.concatenate(parts))) == 500
-
-
 def test_the_lead_is_the_end_that_is_worse() -> None:
     found = {"low": -0.02, "high": 0.01}
     assert find_lead("ndcg@10", found) == -0.02
@@ -299,24 +250,15 @@ def test_the_lead_is_the_end_that_is_worse() -> None:
 
 @pytest.fixture(scope="module")
 def runs(tiny_version: Path, tiny_manifest: Manifest) -> tuple[TrainedModel, TrainedModel]:
-    config = TrainConfig.model_validate(
-        {"dataset": "d", "name": "n", "evaluation": {"ks": [5, 10], "sampled_negatives": None}}
-    )
-    models = (TinyTowers(tiny_manifest, seed=seed) for seed in (3, 4))
-    first, second = (
-        TrainedModel(Path(), model, config, tiny_manifest, tiny_version) for model in models
-    )
-    return first, second
+    first = build_measured(tiny_version, evaluation={"ks": [5, 10], "sampled_negatives": None})
+    return first, replace(first, model=TinyTowers(tiny_manifest, seed=4))
 
 
 @pytest.mark.parametrize("per", ["event", "user"])
 def test_values_are_those_of_the_evaluation(
     runs: tuple[TrainedModel, TrainedModel], per: str
 ) -> None:
-    own, other = runs
-    evaluation = own.config.evaluation.model_copy(update={"per": (per,)})
-    config = own.config.model_copy(update={"evaluation": evaluation})
-    own, other = replace(own, config=config), replace(other, config=config)
+    own, other = (configure(run, ks=[5, 10], per=[per]) for run in runs)
     found = compare_runs(own, other, "test")
     assert (found["rows"], found["users"]) == (60, 60)
     for side, trained in (("run", own), ("other", other)):
@@ -328,13 +270,6 @@ def test_values_are_those_of_the_evaluation(
     assert back["difference"] == pytest.approx(-found["metrics"]["ndcg@10"]["difference"])
 
 
-def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedModel]) -> None:
-    own, other = runs
-    newer = replace(other.manifest, dataset_version="later")
-    with pytest.raises(ConfigError, match="different dataset versions"):
-        compare_runs(own, replace(other, manifest=newer), "test")
-
-
 def test_users_are_the_known_ones(
     runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,3 +278,9 @@ def test_users_are_the_known_ones(
     report = evaluate_split(runs[0], "test")
     assert (found["rows"], found["users"]) == (report["rows"], report["users"]) == (60, 20)
     assert report["protocols"][0]["differences"]["groups"] == 20
+
+
+def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedModel]) -> None:
+    newer = replace(runs[1].manifest, dataset_version="later")
+    with pytest.raises(ConfigError, match="different dataset versions"):
+        compare_runs(runs[0], replace(runs[1], manifest=newer), "test")

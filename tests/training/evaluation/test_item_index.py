@@ -121,26 +121,17 @@ def test_percentiles_rise_with_popularity_and_average_one_half(counts: list[int]
     assert found.mean() == pytest.approx(0.5)
 
 
-BEYOND_ACCURACY_COUNTS = np.array([9, 5, 5, 1])
-# By falling count: the first beats three, the next two beat one and tie, the last beats none.
-PERCENTILES = np.array([3.5, 2.0, 2.0, 0.5]) / 4
-
-
-def _batch(rows: int, seen: list[tuple[int, int]]) -> RankingBatch:
-    cells = np.array(sorted(seen), np.int64).reshape(-1, 2)
-    return RankingBatch({}, np.zeros(rows, np.int64), Pairs(cells[:, 0], cells[:, 1]), None)
-
-
 def test_seen_items_are_not_shown_and_batches_add_up() -> None:
-    lists = ListStatistics(BEYOND_ACCURACY_COUNTS, (2,), mask_seen=True)
+    lists = ListStatistics(np.array([9, 5, 5, 1]), (2,), mask_seen=True)
+    seen = Pairs(np.array([0, 0, 0, 1]), np.array([0, 1, 2, 0]))
     for _ in range(2):
         scores = np.tile(np.array([3, 2, 1, 0], np.float32), (2, 1))
-        lists.update(scores, _batch(2, [(0, 0), (0, 1), (0, 2), (1, 0)]))
-    # User 0 is shown the last item alone, user 1 the second and the third.
-    expected = (PERCENTILES[3] + PERCENTILES[1] + PERCENTILES[2]) / 3
+        lists.update(scores, RankingBatch({}, np.zeros(2, np.int64), seen, None))
+    # User 0 is shown the last item alone, user 1 the second and the third: those two beat one of
+    # four and tie, the last beats none.
     assert lists.result() == {
         "coverage@2": 0.75,
-        # Items are in 2, 2, 2 and 0 lists: the mean difference of pairs over twice the mean.
+        # Items are in 0, 2, 2 and 2 lists: the mean difference of pairs over twice the mean.
         "gini@2": pytest.approx(np.abs(np.subtract.outer([2, 2, 2, 0], [2, 2, 2, 0])).mean() / 3),
-        "popularity_percentile@2": pytest.approx(expected),
+        "popularity_percentile@2": pytest.approx((0.5 + 2.0 + 2.0) / 4 / 3),
     }

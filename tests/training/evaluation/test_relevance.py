@@ -7,24 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
-from conf.manifest import MANIFEST_FILE, Manifest, SplitInfo
+from conf.manifest import MANIFEST_FILE, Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
-from tests.training.tiny_dataset import TinyConfig, describe_shard, write_tiny_dataset
+from tests.training.evaluation.measured import build_measured, rewrite_records
+from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import (
-    compare_runs,
-    evaluate_split,
-)
+from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.evaluation.systems import read_popularity
 from training.loop.validation import build_validate
-from training.models.registry import build_model
 from training.models.retrieval import require_retrieval
 from training.reader.training_data import TrainingData
 
@@ -40,12 +36,8 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_run(version: Path, model: dict[str, Any], **evaluation: Any) -> TrainedModel:
-    manifest = read_manifest(version)
-    config = TrainConfig.model_validate(
-        {"dataset": "d", "name": "n", "model": model,
-         "evaluation": {"ks": [3, 10], "sampled_negatives": None, **evaluation}}
-    )  # fmt: skip
-    return TrainedModel(Path(), build_model(config.model, manifest, 3), config, manifest, version)
+    evaluation = {"ks": [3, 10], "sampled_negatives": None, **evaluation}
+    return build_measured(version, model, evaluation=evaluation)
 
 
 def count_rows(trained: TrainedModel) -> int:
@@ -90,17 +82,13 @@ def test_drawn_negatives_of_a_split_are_relevant_to_no_objective(version: Path) 
     assert found["rows_not_relevant"] > 0
 
 
-def test_a_split_without_a_positive_row_is_refused(version: Path) -> None:
+@pytest.mark.parametrize("per", ["event", "user"])
+def test_a_split_without_a_positive_row_is_refused(version: Path, per: str) -> None:
     negative = {"filter": [{"feature": "label", "value": 0}]}
-    for per in ("event", "user"):
-        trained = build_run(version, BINARY, per=[per], **negative)
-        with pytest.raises(InputDataError, match="no row has a relevant item"):
-            evaluate_split(trained, "test")
-        with pytest.raises(InputDataError, match="no row has a relevant item"):
-            compare_runs(trained, trained, "test")
+    with pytest.raises(InputDataError, match="no row has a relevant item"):
+        evaluate_split(build_run(version, BINARY, per=[per], **negative), "test")
 
 
-CLICKS = {"filter": [{"feature": "label", "value": 1}]}
 BALANCED = {"class_balance": {"feature": "label", "shares": {0: 0.0, 1: 1.0}}}
 
 
@@ -114,7 +102,7 @@ def with_input(run: TrainedModel, model: dict[str, Any] | None = None, **setting
     return replace(run, config=TrainConfig.model_validate(changed))
 
 
-@pytest.mark.parametrize("settings", [CLICKS, BALANCED])
+@pytest.mark.parametrize("settings", [POSITIVE, BALANCED])
 def test_what_the_input_leaves_out_by_its_label_is_relevant_nowhere(
     version: Path, settings: dict[str, Any]
 ) -> None:
@@ -147,30 +135,23 @@ def test_rows_of_weight_0_are_relevant_nowhere_and_make_nothing_popular(tmp_path
     ids = build_item_index(require_retrieval(run.model), version, manifest, 64).ids
     popular, every = read_popularity(run, ids), read_popularity(plain, ids)
     assert popular.sum() < every.sum()
-    taught = with_input(replace(plain), **CLICKS)
+    taught = with_input(replace(plain), **POSITIVE)
     assert popular.tolist() == read_popularity(taught, ids).tolist()
 
 
 def weigh_labels(version: Path) -> Manifest:
-    manifest, splits = read_manifest(version), []
-    for split in manifest.splits:
-        shards = []
-        for shard in split.shards:
-            path = version / shard.path
-            records = [bytes(r.numpy()) for r in tf.data.TFRecordDataset(str(path))]
-            with tf.io.TFRecordWriter(str(path)) as writer:
-                for record in records:
-                    example = tf.train.Example.FromString(record)
-                    features = example.features.feature
-                    if "label" in features:
-                        features["weight"].float_list.value[:] = features["label"].float_list.value
-                    writer.write(example.SerializeToString())
-            shards.append(describe_shard(version, shard.path, shard.rows))
-        splits.append(SplitInfo(split.name, tuple(shards)))
+    def weigh(features: Any) -> None:
+        if "label" in features:
+            features["weight"].float_list.value[:] = features["label"].float_list.value
+
+    manifest = read_manifest(version)
     specs = (*manifest.schema.features, FeatureSpec("weight", "float32", "weight"))
-    statistics = {"train": {"weight": {"zeros": 1}}}
+    splits = [rewrite_records(version, s.name, weigh).split(s.name) for s in manifest.splits]
     changed = replace(
-        manifest, splits=tuple(splits), schema=FeatureSchema(specs), statistics=statistics
+        manifest,
+        splits=tuple(splits),
+        schema=FeatureSchema(specs),
+        statistics={"train": {"weight": {"zeros": 1}}},
     )
     write_text_atomic(version / MANIFEST_FILE, changed.dumps())
     return changed

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
-from conf.training.train import TrainConfig
+from tests.training.evaluation.measured import build_measured, configure, read_ids
 from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
-from tests.training.toy_models import TinyTowers
 from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
@@ -41,32 +40,17 @@ CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_gr
 
 
 def _configure(trained: TrainedModel, **evaluation: Any) -> TrainedModel:
-    config = TrainConfig.model_validate(
-        {"dataset": "d", "name": "n", "evaluation": {"ks": KS, "batch_size": 7, **evaluation}}
-    )
-    return replace(trained, config=config)
+    return configure(trained, ks=KS, batch_size=7, **evaluation)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     version = write_tiny_dataset(tmp_path_factory.mktemp("several"), config=CONFIG)
-    manifest = read_manifest(version)
-    config = TrainConfig.model_validate({"dataset": "d", "name": "n"})
-    return TrainedModel(Path(), TinyTowers(manifest), config, manifest, version)
-
-
-def _open_users(trained: TrainedModel, index: ItemIndex, inputs: tuple[str, ...]) -> UserReader:
-    held_out = read_held_out(trained, "test", index, None)
-    return UserReader(trained, "test", index, inputs, held_out)
-
-
-def _ids(trained: TrainedModel, name: str) -> dict:
-    table = pq.read_table(Path(str(trained.version_dir)) / "encoders" / f"{name}.parquet")
-    return dict(zip(table["token"].to_pylist(), table["id"].to_pylist(), strict=True))
+    return build_measured(version)
 
 
 def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int, list[int]]:
-    items, users, genders = (_ids(trained, n) for n in ("movie_id", "user_id", "gender"))
+    items, users, genders = (read_ids(trained, n) for n in ("movie_id", "user_id", "gender"))
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
     raw = {number: item for item, number in items.items()}
     lists = {}
@@ -106,7 +90,7 @@ def _measure_by_hand(ranked: list[int], relevant: list, k: int) -> dict[str, flo
 
 
 def _relevant(trained: TrainedModel, start: int, stop: int | None) -> dict[int, list]:
-    known = _ids(trained, "movie_id")
+    known = read_ids(trained, "movie_id")
     found = {}
     for user, events in _draw_log(CONFIG).events.items():
         held_out = events[start:stop]
@@ -145,43 +129,35 @@ def test_a_users_whole_set_is_measured_as_in_the_text_books(
     assert protocol["left_out_as_seen"] == left_out
     assert (left_out > 0) == masks
     shown = {item for user in ranked for item in ranked[user][:3]}
-    size = len(_ids(trained, "movie_id"))
+    size = len(read_ids(trained, "movie_id"))
     assert report["beyond_accuracy"]["coverage@3"] == pytest.approx(len(shown) / size)
 
 
 def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedModel) -> None:
     found = evaluate_split(_configure(trained, per="user"), "test")["protocols"][0]["systems"]
     index = build_item_index(trained.model, trained.version_dir, trained.manifest, 64)
-    ids = _ids(trained, "movie_id")
+    ids = read_ids(trained, "movie_id")
     counts = dict(zip(index.ids.tolist(), read_popularity(trained, index.ids), strict=True))
     relevant, events = _relevant(trained, -3, None), _draw_log(CONFIG).events
     for k in KS:
-        rows = [
-            _measure_by_hand(
-                # Of items that tie the relevant ones come last.
-                sorted(
-                    (i for i in ids if i not in events[u][:-3]),
-                    key=lambda i, u=u: (-counts[ids[i]], i in relevant[u]),
-                ),
-                relevant[u],
-                k,
-            )
-            for u in relevant
-        ]
+        rows = []
+        for user, own in relevant.items():
+            unseen = [item for item in ids if item not in events[user][:-3]]
+            # Of items that tie the relevant ones come last.
+            unseen.sort(key=lambda item, own=own: (-counts[ids[item]], item in own))
+            rows.append(_measure_by_hand(unseen, own, k))
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
-    batches = list(_open_users(_configure(trained), index, ()).read())
+    held_out = read_held_out(_configure(trained), "test", index, None)
+    batches = list(UserReader(_configure(trained), "test", index, (), held_out).read())
     chance = RandomSystem(len(index), 5)
     several = [
         measure(chance.rank_users(batch, 10)[0], RankMeasures((10,)), "user")["precision@10"]
         for _ in range(500)
         for batch in batches
     ]
-    reachable = [
-        len([i for i in items if i in ids and i not in events[u][:-3]])
-        / len([i for i in ids if i not in events[u][:-3]])
-        for u, items in relevant.items()
-    ]
+    left = {u: set(ids) - set(events[u][:-3]) for u in relevant}
+    reachable = [len(left[u] & set(items)) / len(left[u]) for u, items in relevant.items()]
     assert np.mean(np.concatenate(several)) == pytest.approx(np.mean(reachable), rel=0.1)
 
 
@@ -232,8 +208,6 @@ def test_slices_add_up_and_are_cut_by_train_counts(trained: TrainedModel) -> Non
         ({"per": "user"}, "train", "split before"),
         ({"slices": ["gendre"]}, "test", "did you mean 'gender'"),
         ({"slices": ["history"]}, "test", "gives no slices"),
-        ({"slices": ["label"]}, "test", "gives no slices"),
-        ({"slices": ["item_frequency"], "per": "user"}, "test", "slices of users"),
         ({"slices": ["item_frequency"], "per": "user"}, "test", "set evaluation.per=event"),
     ],
 )
@@ -268,14 +242,6 @@ def test_ties_count_against_relevant_items_and_among_themselves_once(
         for want, got in zip(expected, found, strict=True):
             at_the_end = last and scores[row, order[int(want) - 1]] == scores[row, order[k]]
             assert got == (want if want <= k and not at_the_end else np.inf)
-
-
-def test_the_means_are_those_of_single_rows() -> None:
-    ranks = np.array([[1.0, 4.0, np.inf], [np.inf, np.nan, np.nan], [2.0, 3.0, np.nan]])
-    found = measure(ranks, RankMeasures((3,)), "user")
-    np.testing.assert_allclose(found["map@3"], [1 / 3, 0, (1 / 2 + 2 / 3) / 2])
-    np.testing.assert_allclose(found["precision@3"], [1 / 3, 0, 2 / 3])
-    np.testing.assert_allclose(found["mrr@3"], [1, 0, 1 / 2])
 
 
 @pytest.fixture(scope="module")
@@ -322,11 +288,8 @@ def test_lists_of_rows_are_measured_against_their_items(
     found = measure_lists(alone, tmp_path / "rows.json.gz", "test", RankMeasures(KS))
     systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
     assert found["met_before"] is None
-    assert (found["per"], found["rows"], found["outside_catalogue"]) == (
-        "row",
-        90,
-        found["users_outside_catalogue"],
-    )
+    assert (found["per"], found["rows"]) == ("row", 90)
+    assert found["outside_catalogue"] == found["users_outside_catalogue"]
     for name in ("hit_rate@3", "ndcg@10", "recall@1"):
         assert found["metrics"][name] == pytest.approx(systems[name])
 
@@ -340,11 +303,8 @@ def test_lists_of_rows_are_measured_against_their_items(
         ([{"user": 1000, "items": [101]}] * 2, InputDataError, "row 2: a second list"),
         ([{"user": 1000, "items": [101, 102, 101]}], InputDataError, "row 1: an item is there"),
         ([{"user": 1000, "items": [101, 102], "scores": [1, 2]}], InputDataError, "not in order"),
-        ([{"user": 1000, "items": [101], "scores": [1, 2]}], InputDataError, "not a ranked list"),
         ([{"user": 1000, "items": [101], "scores": [math.nan]}], InputDataError, "not a ranked"),
         ([{"row": "a", "items": [101]}], InputDataError, "row 1: not a ranked list"),
-        (["words"], InputDataError, "row 1: not a ranked list"),
-        ([{"user": [1000], "items": [101]}], InputDataError, "row 1: not a ranked list"),
     ],
 )
 def test_files_that_are_no_lists_are_refused(

@@ -31,7 +31,6 @@ from tests.training.dynamic_runs import build_trainer
 from tests.training.networks.test_networks import (
     Array,
     Weights,
-    as_inputs,
     norm,
     reference_block,
     relu,
@@ -158,7 +157,7 @@ NETWORKS: dict[str, Any] = {
 def test_a_network_is_what_its_paper_says(name: str) -> None:
     config, reference = NETWORKS[name]
     network, x = build_network(config, "items", "gaps"), draw_inputs()
-    weights, found = Weights(network), network(as_inputs(x)).numpy()
+    weights, found = Weights(network), network(x).numpy()
     for row in range(len(LENGTHS)):
         expected = reference(weights, read_in_time(x, row))[::-1]
         own = found[row, : len(expected)] if found.ndim == 3 else found[row : row + 1]
@@ -171,7 +170,7 @@ def test_interests_are_what_the_paper_says() -> None:
     """Of ComiRec, whose users have several vectors."""
     network = build_network(ComiRecConfig(interests=3, dropout=0.5), "items")
     x, weights = draw_inputs(), Weights(network)
-    found, items = network(as_inputs(x)).numpy(), x["items"]
+    found, items = network(x).numpy(), x["items"]
     for row, length in enumerate(LENGTHS):
         if not length:  # Of a user without an item nothing is known.
             assert not found[row].any()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
+from conf.encoders import EncoderPlan
+from conf.encoders.numbers import Normalize
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
+from tests.training.number_features import build_number_model
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_train_dataset
 from training.reader.batch_plan import check_mixed_ids, find_mixed
@@ -187,3 +192,21 @@ def test_other_tokens_under_as_many_ids_are_refused(
         check(tiny_version, tiny_manifest, other)
     assert "'other'" in caught.value.render()
     check(tiny_version, tiny_manifest, other, ["user_id"])
+
+
+def test_numbers_of_another_scale_are_refused(tmp_path: Path) -> None:
+    one, two = (build_number_model(tmp_path / name).version_dir for name in ("one", "two"))
+    check(one, read_manifest(one), two, ["price", "plain"])
+    file = two / "encoders" / "encoders.json"
+    plan = EncoderPlan.from_json(json.loads(file.read_text()))
+    scaled = Normalize(center=7.0, factor=0.5)
+    columns = tuple(
+        replace(c, operation=scaled) if c.feature == "price" else c for c in plan.columns
+    )
+    plan = replace(plan, columns=columns)
+    file.write_text(plan.dumps())
+    manifest = replace(read_manifest(two), encoders_fingerprint=plan.fingerprint)
+    (two / "manifest.json").write_text(manifest.dumps())
+    check(one, read_manifest(one), two, ["user_id", "plain"])
+    with pytest.raises(InputDataError, match="'price' mean something else"):
+        check(one, read_manifest(one), two, ["price"])
