@@ -78,7 +78,8 @@ def build_network(config: Any, *names: str) -> Network:
 def draw_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(2)
     mask = np.arange(LENGTH) < np.array(LENGTHS)[:, None]
-    lists = {n: rng.normal(size=(len(LENGTHS), LENGTH, DIM)) for n in ("items", "gaps")}
+    shape = (len(LENGTHS), LENGTH, DIM)
+    lists = {n: rng.normal(size=shape).astype(np.float32) for n in ("items", "gaps")}
     return {n: v * mask[..., None] for n, v in lists.items()} | {"items_mask": mask}
 
 
