@@ -3,13 +3,12 @@ from __future__ import annotations
 import errno
 import io
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.artefacts.run import read_json, resolve_run, update_run_card
@@ -26,7 +25,6 @@ from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import EarlyStoppingConfig, FitConfig, TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.distribution.workers import Workers
 from training.fit import fit_run
 from training.loop.plan import read_plan
 from training.monitoring.progress import build_progress
@@ -68,34 +66,29 @@ def test_runs_are_named_by_time_and_config_and_held_by_one_process(config: Train
         pass
 
 
-class OneOfTwo(Workers):
+def one_of_two(chief: TrainConfig | None, *, others_differ: bool = False) -> Any:
     """Stands for a worker whose chief has a config, or for the chief."""
-
-    def __init__(self, chief: TrainConfig | None, *, others_differ: bool = False) -> None:
-        super().__init__(tf.distribute.get_strategy())
-        self.index, self.count = 0 if chief is None else 1, 2
-        self._chief, self._others_differ = chief and chief.resolved(), others_differ
-
-    def share(self, decide: Callable[[], Any]) -> Any:
-        """What the chief decides where this one decides on keys of its config."""
-        if self._chief is None:
-            return json.loads(json.dumps(decide()))
-        return {key: self._chief[key] for key in decide()}
-
-    def any(self, flag: bool) -> bool:
-        """Whether this one says so, or another one does."""
-        return flag or self._others_differ
+    theirs = {} if chief is None else chief.resolved()
+    return SimpleNamespace(
+        index=int(chief is not None),
+        count=2,
+        is_chief=chief is None,
+        share=lambda decide: {
+            k: theirs.get(k, v) for k, v in json.loads(json.dumps(decide())).items()
+        },
+        any=lambda flag: flag or others_differ,
+    )
 
 
 def test_workers_with_different_configs_are_refused(config: TrainConfig) -> None:
     elsewhere = config.model_copy(update={"root": "/elsewhere"})
-    require_same_config(elsewhere, OneOfTwo(config))
+    require_same_config(elsewhere, one_of_two(config))
     other = config.model_copy(update={"seed": 7})
     with pytest.raises(ConfigError, match="different configs") as refused:
-        require_same_config(other, OneOfTwo(config))
+        require_same_config(other, one_of_two(config))
     assert "worker 1: seed: 7" in refused.value.received
     with pytest.raises(ConfigError, match="another one differs"):
-        require_same_config(config, OneOfTwo(config, others_differ=True))
+        require_same_config(config, one_of_two(config, others_differ=True))
 
 
 def test_the_newest_run_of_the_same_config_is_resumed_if_it_is_unfinished(
@@ -278,7 +271,7 @@ def test_workers_take_the_versions_of_the_chief(tmp_path: Path, tiny_version: Pa
     mix = [{"dataset": str(tiny_version.parent.parent), "weight": 0.25}]
     settings = InputConfig.model_validate({"batch_size": 64, "mix": mix})
     config = configure(tiny_version.parent.parent, tmp_path / "runs", input=settings)
-    start = choose_start(config, build_progress("text", 3600), OneOfTwo(None))
+    start = choose_start(config, build_progress("text", 3600), one_of_two(None))
     assert start.data.version_dir == tiny_version
     assert [data.version_dir for data in start.mixed] == [tiny_version]
     pinned = start.pin()

@@ -232,24 +232,16 @@ def distribute_batches(dataset: tf.data.Dataset, strategy: tf.distribute.Strateg
             fix="set the feature's max_len and build the dataset again, or train on one device",
         )
     if count_workers(strategy) > 1 or ARRIVALS in dataset.element_spec:
-        return strategy.distribute_datasets_from_function(
-            lambda context: _take_rows(
-                dataset,
-                context.num_replicas_in_sync,
-                context.input_pipeline_id,
-                context.num_input_pipelines,
-            )
-        )
+        return strategy.distribute_datasets_from_function(functools.partial(_take_rows, dataset))
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return strategy.experimental_distribute_dataset(dataset.with_options(options))
 
 
-def _take_rows(
-    dataset: tf.data.Dataset, replicas: int, worker: int, workers: int
-) -> tf.data.Dataset:
+def _take_rows(dataset: tf.data.Dataset, own: tf.distribute.InputContext) -> tf.data.Dataset:
     """Returns each global batch as one batch per replica of a process."""
-    local = replicas // workers
+    replicas, worker = own.num_replicas_in_sync, own.input_pipeline_id
+    local = replicas // own.num_input_pipelines
 
     def cut(batch: Batch) -> tf.data.Dataset:
         parts = [

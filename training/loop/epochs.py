@@ -244,10 +244,7 @@ class EpochRunner:
         self._saved_at = time.monotonic()
 
     def run(
-        self,
-        state: ResumeState,
-        metric: tuple[str, float] | None,
-        validations: StepValidations,
+        self, state: ResumeState, metric: tuple[str, float] | None, validations: StepValidations
     ) -> ResumeState:
         """Trains to the end of an epoch; `metric` is what is shown of the last validation."""
         mark = time.monotonic()

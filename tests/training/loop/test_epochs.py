@@ -78,14 +78,10 @@ def test_calls_end_at_the_same_batches_wherever_a_run_is_resumed(
 
 
 def test_the_rest_of_an_epoch_is_its_tail(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    config = TrainConfig(dataset="d", name="n", input=InputConfig(batch_size=64))
-    data = TrainingData(tiny_version, tiny_manifest)
-    assert data.steps_per_epoch(config.input) == 12
-
     def add_ids(batch: dict[str, tf.Tensor]) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(batch["movie_id"] * tf.range(64, dtype=tf.int64)), tf.float32)
 
-    epochs = EpochInput(config, data, tf.distribute.get_strategy(), StepInputs(("movie_id",)))
+    epochs = build_input(tiny_version, tiny_manifest)
     whole = run_epoch(epochs, Position(1, 0), add_ids)
     assert len(whole) == 12
     np.testing.assert_array_equal(run_epoch(epochs, Position(1, 5), add_ids), whole[5:])
@@ -144,13 +140,10 @@ class Saved(Unsaved):
 
 
 def build_input(version: Path, manifest: Manifest, inputs=("movie_id",), **changes) -> EpochInput:
-    settings = {"batch_size": 64, **changes.pop("input", {})}
-    step_inputs = StepInputs(tuple(inputs), binary_labels=changes.pop("binary_labels", ()))
-    config = TrainConfig(
-        dataset="d", name="n", input=InputConfig.model_validate(settings), **changes
-    )
-    data = TrainingData(version, manifest)
-    return EpochInput(config, data, tf.distribute.get_strategy(), step_inputs)
+    settings = InputConfig.model_validate({"batch_size": 64, **changes.pop("input", {})})
+    config = TrainConfig(dataset="d", name="n", input=settings, **changes)
+    data, strategy = TrainingData(version, manifest), tf.distribute.get_strategy()
+    return EpochInput(config, data, strategy, StepInputs(tuple(inputs)))
 
 
 FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}

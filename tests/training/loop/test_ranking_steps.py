@@ -60,11 +60,11 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def configure(params: dict[str, Any] | None = None, **sections: Any) -> TrainConfig:
+def configure(**sections: Any) -> TrainConfig:
     model = {
         "kind": "ranking",
         "network": "deepfm",
-        "params": PARAMS if params is None else params,
+        "params": PARAMS,
         "embedding_dim": 4,
         "embeddings": sections.pop("embeddings", {}),
         **sections.pop("model", {}),

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
-from training.distribution.workers import Workers
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_index import FIRST_ROW, SAVED_KEYS
 from training.embedding.key_space import KeySpace
@@ -528,21 +526,9 @@ def test_other_shapes_are_refused_or_begin_fresh(dssm_run: Path, grown: Path, tm
     assert report.dense  # the weights behind it, of the same shape, and those of the items
 
 
-class OneOfTwo(Workers):
-    """Stands for the second worker of two."""
-
-    def __init__(self, chief: str, *, other_fails: bool = False) -> None:
-        super().__init__(tf.distribute.get_strategy())
-        self.index, self.count = 1, 2
-        self._chief, self._other_fails = chief, other_fails
-
-    def share(self, decide: Callable[[], Any]) -> Any:
-        """What the chief's checkpoint says."""
-        return self._chief
-
-    def any(self, flag: bool) -> bool:
-        """Whether this one says so, or the other one does."""
-        return flag or self._other_fails
+def one_of_two(said: str, *, other_fails: bool = False) -> Any:
+    """Stands for the second worker of two, whose chief's checkpoint says something."""
+    return SimpleNamespace(share=lambda decide: said, any=lambda flag: flag or other_fails)
 
 
 def test_workers_with_tables_in_parts_start_from_one_checkpoint(
@@ -553,35 +539,30 @@ def test_workers_with_tables_in_parts_start_from_one_checkpoint(
     config = configure(grown, tmp_path, MODELS["dssm"], {"path": str(dssm_run)})
     built = warm_start_build(config)
     target = WarmTarget(built.parts.model, built.parts.optimizers, built.parts.plan.data)
-    report = warm_start._transfer_each(config, target, OneOfTwo(said))
+    report = warm_start._transfer_each(config, target, one_of_two(said))
     assert report.source == str(newest.path)
     with pytest.raises(InputDataError, match="another checkpoint on another worker"):
-        warm_start._transfer_each(config, target, OneOfTwo(said + " "))
+        warm_start._transfer_each(config, target, one_of_two(said + " "))
     with pytest.raises(InputDataError, match="another worker cannot start"):
-        warm_start._transfer_each(config, target, OneOfTwo(said, other_fails=True))
+        warm_start._transfer_each(config, target, one_of_two(said, other_fails=True))
     gone = configure(grown, tmp_path, MODELS["dssm"], {"path": str(tmp_path / "nowhere")})
     with pytest.raises(UpstreamNotReadyError, match="finished training run"):
-        warm_start._transfer_each(gone, target, OneOfTwo(said))
+        warm_start._transfer_each(gone, target, one_of_two(said))
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_set(
-    dssm_run: Path, grown: Path, tiny_version: Path, tmp_path: Path
+    dssm_run: Path, grown: Path, tmp_path: Path
 ) -> None:
     model, copy = MODELS["dssm"], tmp_path / "copy"
     shutil.copytree(dssm_run, copy)
     (newest,) = list_checkpoints(copy / "checkpoints" / "best")
     shutil.copytree(newest.path, tmp_path / "alone")
     (newest.path / "state.index").write_bytes(b"")
-    own = tmp_path / "version"
-    shutil.copytree(tiny_version, own)
-    gone = fit_run(configure(own, tmp_path / "gone", MODELS["mf"]), NoProgress())
-    shutil.rmtree(own)
     cosine = {"optimizer": OptimizerConfig(schedule="cosine")}
     for kind, match, warm, changes in (
         (UpstreamNotReadyError, "finished training run", {"path": str(tmp_path / "nowhere")}, {}),
         (InputDataError, "damaged", {"path": str(copy)}, {}),
         (InputDataError, "inside its run", {"path": str(tmp_path / "alone")}, {}),
-        (InputDataError, "version", {"path": str(gone)}, {"model": MODELS["mf"]}),
         (ConfigError, "schedule", {"path": str(dssm_run), "moments": "transfer"}, cosine),
     ):
         config = configure(grown, tmp_path / "root", model, warm).model_copy(update=changes)
