@@ -239,9 +239,10 @@ def test_a_run_that_was_killed_before_the_fit_is_fitted_by_resume(
     version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(version, tmp_path, fit={"epochs": 1})
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("training.fit.fit_calibrations", Mock(side_effect=KeyboardInterrupt))
-        fit_run(config, NoProgress())
+        with pytest.raises(KeyboardInterrupt):
+            fit_run(config, NoProgress())
     [unfinished] = (tmp_path / "calibrated" / "runs").iterdir()
     with pytest.raises(UpstreamNotReadyError, match="no calibration yet"):
         load_run(unfinished)
