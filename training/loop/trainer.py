@@ -194,7 +194,7 @@ class Trainer:
         tell, seed = self.parts.progress.message, self.parts.plan.config.seed
         state = checkpoints.restore_last(tell)
         position = Position(0, 0) if state is None else state.position
-        history = self._read_history(run, position.epoch, checkpoints)
+        history = self._read_history(run, position.epoch)
         if state is None:
             report = self.warm_start()
             if report is not None:
@@ -215,12 +215,9 @@ class Trainer:
         tell(f"resuming {where}", finished_epochs=position.epoch, finished_batches=position.batch)
         return state, history
 
-    def _read_history(
-        self, run: Path, finished: int, checkpoints: CheckpointManager
-    ) -> list[EpochRecord]:
-        newest = checkpoints.newest_epoch
+    def _read_history(self, run: Path, finished: int) -> list[EpochRecord]:
         entries = self._workers.share(
-            lambda: [asdict(record) for record in read_resumed_history(run, finished, newest)]
+            lambda: [asdict(record) for record in read_resumed_history(run, finished)]
         )
         return [EpochRecord(**entry) for entry in entries]
 
