@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -66,7 +65,6 @@ _FIXED = {
     "evaluation": "decides what trials are compared by",
     "fit.refit": "is of the run, not of its trials",
 }
-_TRIALS_OF_A_MEDIAN = 5
 
 
 class TrialEndedError(SluiceError):
@@ -175,10 +173,10 @@ class Study:
         return pin_mixed(pinned, self.mixed)
 
 
+# Why a trial with these values after its epochs, of so many, is ended; None: it is not.
 Pace = Callable[[Study, list[float], int], str | None]
-"""Why a trial with these values after its epochs, of so many, is ended; None: it is not."""
+# The metric of a run, and its best epoch, from 1.
 Measure = Callable[[Path, str], tuple[float, int]]
-"""The metric of a run, and its best epoch, from 1."""
 
 
 @dataclass
@@ -336,9 +334,7 @@ def run_sweep(
     asked = fingerprint({"config": config.resolved(), "sweep": space})
     study = Study.find(config, "sweeps", asked) if resume else None
     study = study or Study.open(config, "sweeps", asked, metric)
-    pace: Pace = lambda *_: None  # noqa: E731
-    if sweep.prune_after_epochs is not None:
-        pace = partial(tell_below_median, sweep.prune_after_epochs)
+    pace = partial(tell_below_median, sweep)
     with locked(study.directory):
         trials = Trials(study, study.pin(config), _measure_kept, pace, progress)
         for _ in trials.run(partial(_suggest, sweep), sweep.trial_count):
@@ -362,35 +358,42 @@ def _suggest(sweep: SweepConfig, study: Study) -> dict[str, Any] | None:
         return None
     if sweep.sampler == "grid":
         return sweep.list_grid()[number]
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = int(np.random.SeedSequence([sweep.seed, number]).generate_state(1)[0])
-    samplers = optuna.samplers
-    kind = samplers.TPESampler if sweep.sampler == "tpe" else samplers.RandomSampler
-    direction = "minimize" if study.is_minimised else "maximize"
-    drawn = optuna.create_study(sampler=kind(seed=seed), direction=direction)
-    space = {key: _build_distribution(found) for key, found in sweep.space.items()}
-    for trial in study.trials:
-        drawn.add_trial(_build_earlier(trial, sweep, space))
-    params = drawn.ask(space).params
+    params = _open_optuna(sweep, study).ask(_build_space(sweep)).params
     is_json = {key: isinstance(found, ChoicesConfig) for key, found in sweep.space.items()}
     return {key: json.loads(v) if is_json[key] else v for key, v in params.items()}
 
 
-def _build_distribution(found: Any) -> Any:
+def _open_optuna(sweep: SweepConfig, study: Study) -> Any:
+    """Returns the trials that have ended as a study of Optuna, which draws by their number."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = np.random.SeedSequence([sweep.seed, len(study.trials)]).generate_state(1)[0]
+    samplers = optuna.samplers
+    kind = samplers.TPESampler if sweep.sampler == "tpe" else samplers.RandomSampler
+    pruner = optuna.pruners.MedianPruner(n_warmup_steps=(sweep.prune_after_epochs or 1) - 1)
+    direction = "minimize" if study.is_minimised else "maximize"
+    found = optuna.create_study(sampler=kind(seed=int(seed)), pruner=pruner, direction=direction)
+    found.add_trials([_build_earlier(trial, sweep) for trial in study.trials])
+    return found
+
+
+def _build_space(sweep: SweepConfig) -> dict[str, Any]:
     """What Optuna draws from; choices as JSON, as it takes plain values only."""
-    from optuna import distributions
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(found, ChoicesConfig):
-        return distributions.CategoricalDistribution([json.dumps(one) for one in found.choices])
-    low, high = found.values
-    if found.integer:
-        return distributions.IntDistribution(low, high, found.log, int(found.step or 1))
-    return distributions.FloatDistribution(low, high, found.log, found.step)
+    space: dict[str, Any] = {}
+    for key, found in sweep.space.items():
+        if isinstance(found, ChoicesConfig):
+            space[key] = CategoricalDistribution([json.dumps(one) for one in found.choices])
+        elif found.integer:
+            space[key] = IntDistribution(*found.values, found.log, int(found.step or 1))
+        else:
+            space[key] = FloatDistribution(*found.values, found.log, found.step)
+    return space
 
 
-def _build_earlier(trial: Trial, sweep: SweepConfig, space: Mapping[str, Any]) -> Any:
+def _build_earlier(trial: Trial, sweep: SweepConfig) -> Any:
     """A trial that has ended, as Optuna knows it."""
     from optuna.trial import TrialState, create_trial
 
@@ -402,7 +405,7 @@ def _build_earlier(trial: Trial, sweep: SweepConfig, space: Mapping[str, Any]) -
         state=TrialState[trial.state.upper()],
         value=trial.value,
         params=params,
-        distributions=dict(space),
+        distributions=_build_space(sweep),
         intermediate_values={e: v for e, v in enumerate(trial.curve) if v is not None},
     )
 
@@ -417,13 +420,12 @@ def _measure_kept(run: Path, metric: str) -> tuple[float, int]:
     return read_history(run)[epoch - 1].value(metric), epoch
 
 
-def tell_below_median(after: int, study: Study, values: list[float], _: int) -> str | None:
+def tell_below_median(sweep: SweepConfig, study: Study, values: list[float], _: int) -> str | None:
     """Ends a trial whose best value is below the median of five complete ones or more."""
-    epoch, sign = len(values), -1.0 if study.is_minimised else 1.0
-    complete = [trial.curve[:epoch] for trial in study.trials if trial.value is not None]
-    there = [c[-1] for c in complete if len(c) == epoch and c[-1] is not None]
-    if epoch < after or len(complete) < _TRIALS_OF_A_MEDIAN or not there:
+    if sweep.prune_after_epochs is None:
         return None
-    best = max((sign * value for value in values if not math.isnan(value)), default=-math.inf)
-    is_behind = best < statistics.median(sign * value for value in there)
+    trial = _open_optuna(sweep, study).ask()
+    for epoch, value in enumerate(values):
+        trial.report(value, epoch)
+    is_behind = trial.should_prune()
     return f"{study.metric} is worse than the median of earlier trials" if is_behind else None

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -20,11 +19,9 @@ from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import EpochRecord, read_history
 from training.trials import (
     Study,
-    Trial,
     check_space,
     find_sweep_metric,
     run_sweep,
-    tell_below_median,
 )
 
 
@@ -219,32 +216,6 @@ def test_trials_far_behind_are_pruned(config: TrainConfig) -> None:
     result = run_sweep(config, wanted, NoProgress())
     assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
     assert "ended after epoch 1" in result.trials[-1].detail
-
-
-def test_the_median_is_that_of_an_optuna_study() -> None:
-    import optuna
-    from optuna.trial import TrialState
-
-    rng = np.random.default_rng(0)
-    for direction, metric in (("maximize", "mrr"), ("minimize", "loss")):
-        pruner = optuna.pruners.MedianPruner(n_warmup_steps=1)
-        study = optuna.create_study(direction=direction, pruner=pruner)
-        trials = []
-        for number in range(40):
-            curve, trial, told = rng.random(4).tolist(), study.ask(), []
-            for epoch, value in enumerate(curve):
-                trial.report(value, epoch)
-                own = tell_below_median(2, Study(Path("x"), metric, trials), curve[: epoch + 1], 4)
-                told.append(own is not None)
-                assert told[-1] == trial.should_prune()
-                if told[-1]:
-                    study.tell(trial, state=TrialState.PRUNED)
-                    trials.append(Trial(number, "pruned", {}, "", 1.0))
-                    break
-            else:
-                study.tell(trial, curve[-1])
-                trials.append(Trial(number, "complete", {}, "", 1.0, curve[-1], 4, curve))
-        assert {trial.state for trial in trials} == {"pruned", "complete"}
 
 
 def test_keys_that_make_trials_incomparable_are_refused(config: TrainConfig) -> None:

@@ -104,12 +104,6 @@ class CheckpointManager:
         # The position that was saved or restored last.
         self.saved: Position | None = None
 
-    @property
-    def newest_epoch(self) -> int:
-        """Finished epochs of the newest checkpoint to resume from, readable or not; 0: none."""
-        entries = list_checkpoints(self._last)
-        return entries[-1].position.epoch if entries else 0
-
     def restore_last(self, warn: Callable[[str], None] = _log.warning) -> ResumeState | None:
         """Restores the newest readable checkpoint and returns where the run stood, if any."""
         is_shared = bool(self.state.sharded)

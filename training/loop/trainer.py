@@ -167,9 +167,8 @@ class Trainer:
         tell, seed = self.parts.progress.message, self.parts.plan.config.seed
         state = checkpoints.restore_last(tell)
         position = Position(0, 0) if state is None else state.position
-        newest = checkpoints.newest_epoch
         entries = self._workers.share(
-            lambda: list(map(asdict, read_resumed_history(run, position.epoch, newest)))
+            lambda: list(map(asdict, read_resumed_history(run, position.epoch)))
         )
         history = [EpochRecord(**entry) for entry in entries]
         if state is None:

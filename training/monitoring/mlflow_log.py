@@ -87,6 +87,8 @@ class MlflowLog:
         sent, now = self._find_sent(), int(time.time() * 1000)
         records = read_records(self._run, self._config.input.batch_size)
         new = [record for record in records if record[1] > sent.get(record[0], 0)]
+        if status == "RUNNING" and "params" in sent and not new:
+            return
         metrics = [Metric(*pair, now, step) for _, step, found in new for pair in found.items()]
         params = [] if "params" in sent else [Param(*p) for p in list_params(self._config).items()]
         self._client.log_batch(sent["run_id"], metrics, params)  # In calls of the API's size.

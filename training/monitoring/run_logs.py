@@ -120,22 +120,17 @@ def read_history(run: Path) -> list[EpochRecord]:
         raise InputDataError(f"{file} is damaged", received=repr(error)) from error
 
 
-def read_resumed_history(run: Path, finished: int, newest: int) -> list[EpochRecord]:
-    """Reads the entries of the epochs that the restored checkpoint has behind it.
-
-    An epoch's entry is written before its checkpoint, so a kill in between leaves one entry more
-    than the epochs of the newest checkpoint, later than the restored one if that was damaged.
-    """
-    records = read_history(run)
-    epochs = [record.epoch for record in records]
-    if epochs != list(range(1, len(epochs) + 1)) or not finished <= len(epochs) <= newest + 1:
+def read_resumed_history(run: Path, finished: int) -> list[EpochRecord]:
+    """Reads the entries of so many epochs; later ones are of lost checkpoints, or of none yet."""
+    records = read_history(run)[:finished]
+    if [record.epoch for record in records] != [*range(1, finished + 1)]:
         raise InputDataError(
             "the history of this run does not fit its checkpoints",
-            received=f"{run / HISTORY_FILE} with {len(epochs)} epochs",
-            allowed=f"epochs 1 to {newest}, or one more",
+            received=f"{run / HISTORY_FILE} with {len(records)} epochs",
+            allowed=f"epochs 1 to {finished}",
             fix="restore the missing files, or train again without --resume",
         )
-    return records[:finished]
+    return records
 
 
 @dataclass(frozen=True)
