@@ -218,7 +218,7 @@ class _TaskParts:
             self.own.add(rows, values)
 
     def describe(self) -> dict[str, Any]:
-        described = {"kind": self.task.kind, "label": self.task.label}
+        described: dict[str, Any] = {"kind": self.task.kind, "label": self.task.label}
         if found := self.whole.result():
             described |= {**found, **self.columns.describe_weight()}
         if self.before is not None:
