@@ -400,14 +400,13 @@ def compare_tasks(trained: TrainedModel, other: TrainedModel, split: str) -> dic
 
 
 def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:
-    own, rival = ({(t.label, t.kind): t for t in m.model.tasks} for m in (trained, other))
-    common = [task for key, task in own.items() if key in rival and rival[key].name == task.name]
+    rival = [(task.name, task.label, task.kind) for task in other.model.tasks]
+    common = [t for t in trained.model.tasks if (t.name, t.label, t.kind) in rival]
     if not common:
+        names = [", ".join(task.name for task in one.model.tasks) for one in (trained, other)]
         raise ConfigError(
             "the runs have no task in common",
-            received=" and ".join(
-                ", ".join(t.name for t in tasks.values()) for tasks in (own, rival)
-            ),
+            received=" and ".join(names),
             allowed="tasks of one name, label and objective",
         )
     return common
