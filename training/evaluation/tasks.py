@@ -306,27 +306,18 @@ class TaskScores:
 
 def compile_scores(model: RankingModel, compute: ScoreRows | None = None) -> ScoreRows:
     """Compiles logits, or `compute`, for any number of rows; dynamic tables map keys in Python."""
-    found = compute or model.compute_logits
-    if not any(isinstance(table, DynamicTable) for table in model.tables.values()):
-        found = _compile_for_any_rows(found)
+    run: Any = compute or model.compute_logits
+    is_graph = not any(isinstance(table, DynamicTable) for table in model.tables.values())
+    if is_graph:
+        run = tf.function(run, reduce_retracing=True)
 
     def score(features: Features) -> Mapping[str, tf.Tensor]:
         with vector_errors():
-            scores: Mapping[str, tf.Tensor] = found(features)
-        return scores
-
-    return score
-
-
-def _compile_for_any_rows(compute: ScoreRows) -> ScoreRows:
-    compiled = tf.function(compute, reduce_retracing=True)
-
-    def score(features: Features) -> Mapping[str, tf.Tensor]:
-        if not compiled.experimental_get_tracing_count():
-            specs = {name: _spec_of_any_rows(value) for name, value in features.items()}
-            compiled.get_concrete_function(specs)  # Calls find it before they trace anew.
-        scores: Mapping[str, tf.Tensor] = compiled(features)
-        return scores
+            if is_graph and not run.experimental_get_tracing_count():
+                specs = {name: _spec_of_any_rows(value) for name, value in features.items()}
+                run.get_concrete_function(specs)  # Calls find it before they trace anew.
+            scores: Mapping[str, tf.Tensor] = run(features)
+            return scores
 
     return score
 
@@ -409,14 +400,13 @@ def compare_tasks(trained: TrainedModel, other: TrainedModel, split: str) -> dic
 
 
 def _find_common_tasks(trained: TrainedModel, other: TrainedModel) -> list[Task]:
-    own, rival = ({(t.label, t.kind): t for t in m.model.tasks} for m in (trained, other))
-    common = [task for key, task in own.items() if key in rival and rival[key].name == task.name]
+    rival = [(task.name, task.label, task.kind) for task in other.model.tasks]
+    common = [t for t in trained.model.tasks if (t.name, t.label, t.kind) in rival]
     if not common:
+        names = [", ".join(task.name for task in one.model.tasks) for one in (trained, other)]
         raise ConfigError(
             "the runs have no task in common",
-            received=" and ".join(
-                ", ".join(t.name for t in tasks.values()) for tasks in (own, rival)
-            ),
+            received=" and ".join(names),
             allowed="tasks of one name, label and objective",
         )
     return common
