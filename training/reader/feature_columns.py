@@ -20,8 +20,8 @@ ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
 
 
 def list_length(spec: FeatureSpec) -> int | None:
-    """Length of a padded list, or None where it has no bound."""
-    return spec.max_len if spec.is_ragged else spec.shape[0]
+    """Length of a padded list; None: it has no bound, or is no list."""
+    return spec.max_len if spec.is_ragged else next(iter(spec.shape), None)
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,11 @@ def read_rows(
     return [{name: value[0].numpy() for name, value in batch.items()} for batch in batches]
 
 
-def rewrite_records(version: Path, split: str, change: Callable[[Any], None]) -> Manifest:
+def rewrite_records(
+    version: Path, split: str, change: Callable[[Any], None], manifest: Manifest | None = None
+) -> Manifest:
     """Changes the features of each record of a split, in place; returns the manifest of that."""
-    manifest, shards = read_manifest(version), []
+    manifest, shards = manifest or read_manifest(version), []
     for shard in manifest.split(split).shards:
         path = str(version / shard.path)
         records = [tf.train.Example.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]

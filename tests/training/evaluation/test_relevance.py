@@ -146,10 +146,10 @@ def weigh_labels(version: Path) -> Manifest:
 
     manifest = read_manifest(version)
     specs = (*manifest.schema.features, FeatureSpec("weight", "float32", "weight"))
-    splits = [rewrite_records(version, s.name, weigh).split(s.name) for s in manifest.splits]
+    for split in manifest.splits:
+        manifest = rewrite_records(version, split.name, weigh, manifest)
     changed = replace(
         manifest,
-        splits=tuple(splits),
         schema=FeatureSchema(specs),
         statistics={"train": {"weight": {"zeros": 1}}},
     )

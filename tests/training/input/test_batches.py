@@ -16,7 +16,6 @@ from conf.encoders.bags import Weights
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
-from tests.bench.train_step.trainings import BatchShape
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset
 from training.input.batches import (
     build_dataset,
@@ -25,7 +24,7 @@ from training.input.batches import (
     build_train_dataset,
 )
 from training.reader import batch_plan as sparse_module
-from training.reader.batch_plan import find_sparse_pairs
+from training.reader.batch_plan import BatchShape, find_sparse_pairs
 from training.reader.feature_columns import FeatureColumn, plan_columns
 from training.reader.rows import DecodedRows
 

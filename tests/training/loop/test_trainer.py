@@ -28,7 +28,7 @@ from training.objectives.user_items import TrainRows
 
 
 def test_a_step_reads_what_model_and_objective_name(tiny_version: Path) -> None:
-    trainer = build_trainer(configure(), tiny_version)
+    trainer = build_trainer(configure({"name": "dssm", "embedding_dim": 4}), tiny_version)
     inputs = trainer.parts.epoch_input.inputs
     features = inputs.features
     assert len(features) == len(set(features))
