@@ -49,7 +49,7 @@ def build_client(config: TrainConfig) -> Any:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as error:
         raise ConfigError("mlflow needs MLflow's client", fix=install_hint("mlflow")) from error
-    return MlflowClient(config.mlflow and config.mlflow.tracking_uri)
+    return MlflowClient(None if config.mlflow is None else config.mlflow.tracking_uri)
 
 
 class MlflowLog:
