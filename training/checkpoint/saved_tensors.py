@@ -40,6 +40,8 @@ class Saveable(Protocol):
 
     def restore_tensors(self, tensors: Mapping[str, np.ndarray]) -> None: ...
 
+    def find_problems(self, shapes: Mapping[str, list[int]]) -> list[str]: ...
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -122,7 +124,8 @@ def find_non_finite(tensors: Iterable[tuple[str, tf.Tensor]]) -> str | None:
 def restore_state(state: TrainingState, prefix: Path) -> None:
     """Sets the state to what a checkpoint holds; what is more in it is left alone.
 
-    One that lacks a variable, or has another shape of it, is refused before anything is set.
+    One that lacks a variable, or does not fit the shape of one or the keys of a table, is refused
+    before anything is set.
     """
     try:
         reader = CheckpointTensors(prefix)
@@ -131,6 +134,10 @@ def restore_state(state: TrainingState, prefix: Path) -> None:
             found = shapes[name] if name in shapes else reader.get_tensor(name)  # It raises.
             if isinstance(variable, tf.Variable):
                 variable.shape.assert_is_compatible_with(found)
+        for name, saveable in state.saveables.items():
+            given = {n[len(name) + 1 :]: shapes[n] for n in shapes if n.startswith(f"{name}/")}
+            if problems := saveable.find_problems(given):
+                raise ValueError(f"{name}: {'; '.join(problems)}")
         for name, variable in state.variables.items():
             if isinstance(variable, ShardedRows):
                 variable.assign_own(reader.read_rows(name, variable.owners))

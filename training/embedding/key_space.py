@@ -225,10 +225,10 @@ class KeySpace(tf.Module):
                 matrix.write_back()
             self.tier.forget()
 
-    def find_problems(self, found: Mapping[str, tuple[str, list[int]]]) -> list[str]:
-        """Returns why tensors of these types and shapes cannot be restored; none: they can."""
-        lacking = [f"{name} is not in it" for name in self.index.saved if name not in found]
-        rows = next(iter(found.get(SAVED_KEYS, ("", []))[1]), 0)
+    def find_problems(self, shapes: Mapping[str, list[int]]) -> list[str]:
+        """Returns why tensors of these shapes cannot be restored; none: they can."""
+        lacking = [f"{name} is not in it" for name in self.index.saved if name not in shapes]
+        rows = next(iter(shapes.get(SAVED_KEYS, [])), 0)
         if self.max_rows is not None and rows > self.max_rows:
             lacking.append(f"{rows:,} rows, and max_rows is {self.max_rows:,}")
         return lacking

@@ -442,11 +442,11 @@ def test_rules_that_do_not_fit_are_refused(table, error: str) -> None:
 def test_saved_keys_of_other_rules_are_refused() -> None:
     ruled = build_ruled_table(TABLES["frequent"]).keys
     ruled.set_keys(np.array([4, 7, 9]))
-    found = {n: (t.dtype.name, t.shape.as_list()) for n, t in ruled.state_tensors().items()}
+    found = {n: t.shape.as_list() for n, t in ruled.state_tensors().items()}
     assert ruled.find_problems(found) == []
     timed = build_ruled_table(TABLES["unused time"]).keys
     assert "times is not in it" in timed.find_problems(found)[0]
-    assert "counts is not in it" in ruled.find_problems({"by_row": ("int64", [3])})[0]
+    assert "counts is not in it" in ruled.find_problems({"by_row": [3]})[0]
     small = build_ruled_table({**TABLES["frequent"], "max_rows": 2}).keys
     assert small.find_problems(found) == ["3 rows, and max_rows is 2"]
 
