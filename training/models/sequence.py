@@ -77,9 +77,8 @@ class SequenceModel(TwoTowers):
         sides[0] = [replace(one, is_cut=one.spec in lists) for one in sides[0]]
         self._sequence, self._every_position = sequence.name, trains_everywhere(config)
         if self._every_position:
-            self.queries_per_row = list_length(sequence) or 1
             _require_items(builder.resolve(sequence), builder, manifest)
-        self.notes = _compare_rows(config, manifest, list_length(sequence))
+            self.queries_per_row = list_length(sequence) or 1
         self.interests = getattr(config, "interests", None)
         is_grouped = SEQUENCE_NETWORKS[config.name].is_grouped
         self._groups = plan_groups(manifest, sequence) if is_grouped else 1
@@ -89,6 +88,7 @@ class SequenceModel(TwoTowers):
             self.user_tower = _build_network(self._users, config, names, self._times)
             first = self.user_tower.random_layers
             self.item_tower = build_side("item", self._items, config, first)
+        self.notes = _compare_rows(config, manifest, list_length(sequence))
 
     def embed_users(self, features: Features, training: StepContext | None = None) -> tf.Tensor:
         """Returns the vectors of the latest item's position, or those of the interests."""
