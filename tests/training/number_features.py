@@ -28,7 +28,7 @@ ROW = {"user_id": 1003, "movie_id": 107, "price": 2.5, "cost": -1.0, "plain": 0.
        "tastes": [0.5, 1.5]}  # fmt: skip
 
 
-def _add_numbers(version: Path) -> None:
+def add_numbers(version: Path) -> None:
     """Adds features of numbers to a version, without values in its records."""
     file = version / "encoders" / "encoders.json"
     plan = EncoderPlan.from_json(json.loads(file.read_text()))
@@ -54,7 +54,7 @@ def _add_numbers(version: Path) -> None:
 def build_number_model(root: Path) -> TrainedModel:
     """Writes a tiny version and returns a model over features of numbers, which no record holds."""
     version = write_tiny_dataset(root / "data", config=TinyConfig(items=12))
-    _add_numbers(version)
+    add_numbers(version)
     manifest = read_manifest(version)
     config = TrainConfig.model_validate({"dataset": "d", "name": "numbers", "model": MODEL})
     model = build_model(config.model, manifest, 3)

@@ -17,7 +17,7 @@ from conf.encoders.numbers import Normalize
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
-from tests.training.number_features import build_number_model
+from tests.training.number_features import add_numbers
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.input.batches import build_train_dataset
 from training.reader.batch_plan import check_mixed_ids, find_mixed
@@ -195,7 +195,9 @@ def test_other_tokens_under_as_many_ids_are_refused(
 
 
 def test_numbers_of_another_scale_are_refused(tmp_path: Path) -> None:
-    one, two = (build_number_model(tmp_path / name).version_dir for name in ("one", "two"))
+    one, two = (write_tiny_dataset(tmp_path, name) for name in ("one", "two"))
+    add_numbers(one)
+    add_numbers(two)
     check(one, read_manifest(one), two, ["price", "plain"])
     file = two / "encoders" / "encoders.json"
     plan = EncoderPlan.from_json(json.loads(file.read_text()))
