@@ -24,11 +24,13 @@ from training.evaluation.metrics import (
     RANKING_METRICS,
     VALUE_METRICS,
     RankMeasures,
+    average_precision,
     constant_log_loss,
     find_log_losses,
     hit_rate,
     measure,
     ndcg,
+    precision,
     recall,
     reciprocal_rank,
 )
@@ -73,7 +75,7 @@ def test_ranks_equal_a_count_item_by_item(
 RELEVANT = st.lists(st.sets(st.integers(1, 30), max_size=6), min_size=1, max_size=8)
 
 
-def _metrics_reference(row: set[int], k: int) -> tuple[float, float, float, float]:
+def _metrics_reference(row: set[int], k: int) -> tuple[float, ...]:
     gains = [1.0 if position in row else 0.0 for position in range(1, 31)]
     dcg = sum(g / math.log2(i + 2) for i, g in enumerate(gains[:k]))
     ideal = sum(g / math.log2(i + 2) for i, g in enumerate(sorted(gains, reverse=True)[:k]))
@@ -83,6 +85,8 @@ def _metrics_reference(row: set[int], k: int) -> tuple[float, float, float, floa
         sum(gains[:k]) / len(row) if row else 0.0,
         dcg / ideal if ideal else 0.0,
         1.0 / first,
+        sum(gains[:k]) / k,
+        sum(sum(gains[:n]) / n for n in row if n <= k) / len(row) if row else 0.0,
     )
 
 
@@ -91,10 +95,10 @@ def test_ranking_metrics_equal_a_walk_down_the_list(rows: list[set[int]], k: int
     width = max(1, *map(len, rows))
     ranks = np.array([sorted(row) + [np.nan] * (width - len(row)) for row in rows], float)
     expected = np.array([_metrics_reference(row, k) for row in rows])
-    found = np.stack(
-        [hit_rate(ranks, k), recall(ranks, k), ndcg(ranks, k), reciprocal_rank(ranks)], axis=1
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    at_cutoff = (hit_rate, recall, ndcg, precision, average_precision)
+    hits, recalls, gains, precisions, averages = (metric(ranks, k) for metric in at_cutoff)
+    found = [hits, recalls, gains, reciprocal_rank(ranks), precisions, averages]
+    np.testing.assert_allclose(np.stack(found, axis=1), expected, atol=1e-12)
 
 
 def test_a_miss_counts_in_the_denominator_and_scores_nothing() -> None:
