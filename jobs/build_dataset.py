@@ -176,7 +176,7 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
     Raises:
         SluiceError: The build was refused or failed for a known reason.
     """
-    with LineageRun(f"build.{config.name}", request.dates) as told:
+    with LineageRun(f"build.{config.name}") as told:
         built = _build(config, request, told)
         told.inputs = _list_read(config, built.manifest)
         told.outputs = [_describe_version(built)]
@@ -230,8 +230,8 @@ def _list_read(config: BuildConfig, manifest: Manifest | None = None) -> list[Li
         facts: dict[str, Any] = {"columns": source.column_types}
         if manifest is not None:
             sizes = [file.bytes for file in manifest.source.inputs if file.source == name]
-            counts = {"size_bytes": sum(sizes), "files": len(sizes)} if sizes else {}
-            facts |= {"rows": manifest.counts.read.get(name), **counts}
+            found = (sum(sizes), len(sizes)) if sizes else ()
+            facts["statistics"] = (manifest.counts.read.get(name), *found)
         if source.path is not None:
             entries.append(LineageDataset.at(_find_root(config.data_dir, source.path), **facts))
         elif source.jdbc is not None:
@@ -253,12 +253,12 @@ def _find_root(data_dir: str, path: str) -> str:
 
 def _describe_version(built: Built) -> LineageDataset:
     splits = built.manifest.splits
-    return LineageDataset.version_at(
+    counts = [(split.rows, split.bytes, len(split.shards)) for split in splits]
+    columns = {feature.name: feature.dtype for feature in built.manifest.schema.features}
+    return LineageDataset.at(
         built.version,
-        rows=sum(split.rows for split in splits),
-        size_bytes=sum(split.bytes for split in splits),
-        files=sum(len(split.shards) for split in splits),
-        columns={feature.name: feature.dtype for feature in built.manifest.schema.features},
+        columns=columns,
+        statistics=[sum(found) for found in zip(*counts, strict=True)],
     )
 
 

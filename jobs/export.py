@@ -128,15 +128,15 @@ def export(
     with LineageRun(job) as told, timed(trained.run_dir, command):
         dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
         read = (describe_place(trained.run_dir), dataset)
-        told.inputs = [LineageDataset.version_at(place) for place in read]
+        told.inputs = [LineageDataset.at(place) for place in read]
         if since is None:
             target = write_export(trained, options)
         else:
             target = write_delta(trained, find_base(trained, since), options)
         card = read_json(target / file)
         model, _, number = describe(target).rpartition("/")
-        facts = {"size_bytes": _sum_bytes(card), "files": len(card["files"])}
-        told.outputs = [LineageDataset.at(model, version=number, **facts)]
+        statistics = (None, _sum_bytes(card), len(card["files"]))
+        told.outputs = [LineageDataset.at(model, version=number, statistics=statistics)]
     return target
 
 

@@ -219,13 +219,13 @@ def train(
     progress = build_progress("json" if json_lines else "text")
     lineage = LineageRun(f"train.{config.name}")
     with lineage if _writes_run(config) else nullcontext(lineage) as told, closing(progress):
-        told.inputs = [LineageDataset.version_at(config.dataset)]
+        told.inputs = [LineageDataset.at(config.dataset)]
         if config.fit.refit is None:
             run = fit_run(config, progress, resume=resume, once=once, profile=profile)
         else:
             run = fit_chosen(config, progress, resume=resume, once=once)
-        told.inputs = [LineageDataset.version_at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
-        told.outputs = [LineageDataset.version_at(describe_place(run))]
+        told.inputs = [LineageDataset.at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
+        told.outputs = [LineageDataset.at(describe_place(run))]
         return run
 
 

@@ -11,18 +11,16 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from conf import errors
-from conf.dates import DateRange
 from conf.deadline import call_within
 
 _log = logging.getLogger("sluice.jobs.lineage")
-_SETTINGS = ("OPENLINEAGE_CONFIG", "OPENLINEAGE_URL", "OPENLINEAGE__TRANSPORT")
 _SECONDS = 10.0  # For an event, whatever the client's own time-outs and further tries are.
 # Of two names of one store, the one that the standard has.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "postgresql": "postgres"}
@@ -35,14 +33,14 @@ class LineageDataset:
     namespace: str
     name: str
     version: str | None = None
-    rows: int | None = None
-    size_bytes: int | None = None
-    files: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    statistics: Sequence[int | None] = ()  # Rows, bytes, files.
 
     @classmethod
     def at(cls, place: str | Path, **facts: Any) -> LineageDataset:
-        """A dataset at a path or a URI, named as the standard names files and objects."""
+        """Names a path or a URI; of `…/versions/7` and `…/runs/7` the end is the version."""
+        if one := re.fullmatch(r"(.+)/(?:versions|runs)/([^/]+)", str(place)):
+            return cls.at(one[1], version=one[2], **facts)
         parts = urlsplit(str(place))
         if parts.scheme in ("", "file"):
             return cls("file", str(Path(parts.path).absolute()), **facts)
@@ -51,23 +49,32 @@ class LineageDataset:
         path = parts.path if scheme == "hdfs" else parts.path.strip("/")
         return cls(f"{scheme}://{parts.netloc}", path, **facts)
 
-    @classmethod
-    def version_at(cls, place: str | Path, **facts: Any) -> LineageDataset:
-        """What has versions, by the place of one (`…/versions/<id>`, `…/runs/<id>`) or of all."""
-        one = re.fullmatch(r"(.+)/(?:versions|runs)/([^/]+)", str(place))
-        return cls.at(one[1], version=one[2], **facts) if one else cls.at(place, **facts)
+    def describe(self, side: str) -> dict[str, Any]:
+        """Returns it as the client takes an `input` or an `output`."""
+        from openlineage.client import facet_v2 as kinds
+
+        facets: dict[str, Any] = {}
+        if self.version is not None:
+            version = kinds.dataset_version_dataset.DatasetVersionDatasetFacet(self.version)
+            facets["version"] = version
+        if self.columns:
+            column = kinds.schema_dataset.SchemaDatasetFacetFields
+            fields = [column(*found) for found in self.columns.items()]
+            facets["schema"] = kinds.schema_dataset.SchemaDatasetFacet(fields)
+        statistics = {
+            "input": kinds.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
+            "output": kinds.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+        }[side](*self.statistics)
+        of_side = {f"{side}Facets": {f"{side}Statistics": statistics}}
+        return {"namespace": self.namespace, "name": self.name, "facets": facets, **of_side}
 
 
 @dataclass
 class LineageRun:
-    """Emits START before the block, and after it COMPLETE, FAIL or ABORT (by a signal).
-
-    The block says of its inputs and outputs once it knows them; `dates` are days that it is of.
-    """
+    """Emits START before the block, and after it COMPLETE, FAIL or ABORT (by a signal)."""
 
     job: str
-    dates: DateRange | None = None
-    inputs: Sequence[LineageDataset] = ()
+    inputs: Sequence[LineageDataset] = ()  # The block says what it reads and writes.
     outputs: Sequence[LineageDataset] = ()
     run_id: str = field(default_factory=lambda: str(uuid4()))
 
@@ -91,57 +98,31 @@ class LineageRun:
 
     def _send(self, state: str, error: BaseException | None) -> None:
         from openlineage.client import OpenLineageClient, event_v2, set_producer
+        from openlineage.client.facet_v2 import error_message_run, parent_run
 
+        facets: dict[str, Any] = {}
+        if error is not None:
+            said = error.render() if isinstance(error, errors.SluiceError) else repr(error)
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(said, "PYTHON")
+        if parent := os.environ.get("OPENLINEAGE_PARENT_ID"):  # Of a scheduler's.
+            namespace, name, run_id = parent.rsplit("/", 2)
+            run, job = parent_run.Run(run_id), parent_run.Job(namespace, name)
+            facets["parent"] = parent_run.ParentRunFacet(run, job)
         set_producer(f"pkg:generic/{errors.DISTRIBUTION}@{errors.read_code_version()}")
         event = event_v2.RunEvent(
             eventType=event_v2.RunState[state],
             eventTime=datetime.now(UTC).isoformat(),
-            run=event_v2.Run(self.run_id, self._describe(error)),
+            run=event_v2.Run(self.run_id, facets),
             job=event_v2.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or "default", self.job),
-            inputs=[event_v2.InputDataset(**_describe(read, "input")) for read in self.inputs],
-            outputs=[event_v2.OutputDataset(**_describe(made, "output")) for made in self.outputs],
+            inputs=[event_v2.InputDataset(**read.describe("input")) for read in self.inputs],
+            outputs=[event_v2.OutputDataset(**made.describe("output")) for made in self.outputs],
         )
         OpenLineageClient().emit(event)
-
-    def _describe(self, error: BaseException | None) -> dict[str, Any]:
-        from openlineage.client import facet_v2 as kinds
-
-        facets: dict[str, Any] = {}
-        if self.dates is not None:
-            days = (self.dates.first, self.dates.last + timedelta(days=1))
-            times = (f"{day}T00:00:00Z" for day in days)
-            facets["nominalTime"] = kinds.nominal_time_run.NominalTimeRunFacet(*times)
-        if error is not None:
-            said = error.render() if isinstance(error, errors.SluiceError) else repr(error)
-            facets["errorMessage"] = kinds.error_message_run.ErrorMessageRunFacet(said, "PYTHON")
-        if parent := os.environ.get("OPENLINEAGE_PARENT_ID"):  # Of a scheduler's.
-            namespace, name, run_id = parent.rsplit("/", 2)
-            run, job = kinds.parent_run.Run(run_id), kinds.parent_run.Job(namespace, name)
-            facets["parent"] = kinds.parent_run.ParentRunFacet(run, job)
-        return facets
-
-
-def _describe(dataset: LineageDataset, side: str) -> dict[str, Any]:
-    from openlineage.client import facet_v2 as kinds
-
-    statistics = {
-        "input": kinds.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
-        "output": kinds.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
-    }[side](dataset.rows, dataset.size_bytes, dataset.files)
-    facets: dict[str, Any] = {}
-    if dataset.version is not None:
-        kind = kinds.dataset_version_dataset.DatasetVersionDatasetFacet
-        facets["version"] = kind(dataset.version)
-    if dataset.columns:
-        column = kinds.schema_dataset.SchemaDatasetFacetFields
-        fields = [column(*found) for found in dataset.columns.items()]
-        facets["schema"] = kinds.schema_dataset.SchemaDatasetFacet(fields)
-    of_side = {f"{side}Facets": {f"{side}Statistics": statistics}}
-    return {"namespace": dataset.namespace, "name": dataset.name, "facets": facets, **of_side}
 
 
 def is_switched_on() -> bool:
     """Whether the client's settings name a transport."""
     files = (Path("openlineage.yml"), Path("~/.openlineage/openlineage.yml").expanduser())
-    named = any(name.startswith(_SETTINGS) and value for name, value in os.environ.items())
+    settings = ("OPENLINEAGE_CONFIG", "OPENLINEAGE_URL", "OPENLINEAGE__TRANSPORT")
+    named = any(name.startswith(settings) and value for name, value in os.environ.items())
     return named or any(file.is_file() for file in files)

@@ -15,17 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from conf.artefacts.run import (
-    HISTORY_FILE,
-    MLFLOW_FILE,
-    RUN_CARD_FILE,
-    WARM_START_FILE,
-    read_json,
-    write_json,
-)
+from conf.artefacts.run import MLFLOW_FILE, read_json, write_json
 from conf.deadline import call_within, repeating
 from conf.errors import ConfigError, TrainingInterruptedError, install_hint
 from conf.training.train import TrainConfig
@@ -33,23 +27,18 @@ from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_history, read_step_validations, read_steps
 
 _EVERY_S, _CALL_S = 5.0, 30.0
-# Unless the user's own say otherwise: what fails is sent again here, and standard output is ours.
-_SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
 
 
 def build_client(config: TrainConfig) -> Any:
     """Returns the client of `mlflow.tracking_uri`, or of what MLflow's own settings name."""
-    for setting in _SETTINGS.items():
-        os.environ.setdefault(*setting)
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # What fails is sent again here.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as error:
         raise ConfigError("mlflow needs MLflow's client", fix=install_hint("mlflow")) from error
-    return MlflowClient(None if config.mlflow is None else config.mlflow.tracking_uri)
+    return MlflowClient(config.mlflow and config.mlflow.tracking_uri)
 
 
 class MlflowLog:
@@ -58,15 +47,15 @@ class MlflowLog:
     def __init__(
         self, config: TrainConfig, run: Path, tags: Mapping[str, str], progress: TrainingProgress
     ) -> None:
-        self._config, self._run, self._tags = config, run, dict(tags)
+        self._config, self._run, self._tags = config, run, tags
         self._client, self._say = build_client(config), cache(progress.message)
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Sends what comes while the block runs, and all that is left at its end."""
-        status, later = "FAILED", "training goes on, and sends it later"
+        status = "FAILED"
         try:
-            with repeating(_EVERY_S, lambda: self._try("RUNNING", later)):
+            with repeating(_EVERY_S, lambda: self._try("RUNNING", "training goes on without it")):
                 yield
             status = "FINISHED"
         except (TrainingInterruptedError, KeyboardInterrupt):
@@ -85,21 +74,24 @@ class MlflowLog:
         from mlflow.entities import Metric, Param
 
         sent, now = self._find_sent(), int(time.time() * 1000)
-        records = read_records(self._run, self._config.input.batch_size)
-        new = [record for record in records if record[1] > sent.get(record[0], 0)]
-        if status == "RUNNING" and "params" in sent and not new:
+        steps, metrics = dict(sent.get("steps", {})), []
+        for step, name, value in list_metrics(self._run, self._config.input.batch_size):
+            if step > steps.get(name, 0):
+                metrics.append(Metric(name, value, now, step))
+                steps[name] = step
+        unsent = {} if "steps" in sent else {**self._config.resolved(), "mlflow": None}
+        params = [Param(*param) for param in list_params(unsent).items()]
+        if status == "RUNNING" and not metrics and not params:
             return
-        metrics = [Metric(*pair, now, step) for _, step, found in new for pair in found.items()]
-        params = [] if "params" in sent else [Param(*p) for p in list_params(self._config).items()]
-        self._client.log_batch(sent["run_id"], metrics, params)  # In calls of the API's size.
-        sent |= {"params": 1, **{kind: step for kind, step, _ in new}}
-        write_json(self._run / MLFLOW_FILE, sent)
-        ended = () if status == "RUNNING" else (RUN_CARD_FILE, HISTORY_FILE, WARM_START_FILE)
-        for file in (self._run / name for name in ended):
-            if file.exists():
-                self._client.log_artifact(sent["run_id"], str(file))
-        mark = self._client.set_terminated if ended else self._client.update_run
-        mark(sent["run_id"], status)
+        run_id = sent["run_id"]  # The client makes calls of the size that the API allows.
+        self._client.log_batch(run_id, metrics, params)
+        write_json(self._run / MLFLOW_FILE, {"run_id": run_id, "steps": steps})
+        if status == "RUNNING":
+            self._client.update_run(run_id, status)
+            return
+        for file in self._run.glob("*.json"):
+            self._client.log_artifact(run_id, str(file))
+        self._client.set_terminated(run_id, status)
 
     def _find_sent(self) -> dict[str, Any]:
         """Returns what the server has, at first nothing but the run."""
@@ -120,38 +112,30 @@ def send_artefact(config: TrainConfig, run: Path, file: Path) -> None:
         call_within(_CALL_S, lambda: client.log_artifact(run_id, str(file)))
 
 
-def read_records(run: Path, batch_size: int) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """Yields what a run has recorded: its kind, its step, and its metrics by name."""
-    for line in read_steps(run):
-        values = asdict(line)
-        yield "steps", values.pop("step"), _name("train", values)
-    for found in read_step_validations(run):
-        yield "validations", found.step, _name("validation", found.validation)
+def list_metrics(run: Path, batch_size: int) -> Iterator[tuple[int, str, float]]:
+    """Yields step, name and value of what a run has recorded; JSON has only finite numbers."""
+    found: list[tuple[int, str, Mapping[str, float]]]
+    found = [(line.step, "train", asdict(line)) for line in read_steps(run)]
+    found += [(one.step, "validation", one.validation) for one in read_step_validations(run)]
     examples = 0
     for epoch in read_history(run):
-        examples += epoch.examples
-        about = {"loss": epoch.loss, "seconds": epoch.seconds, "epoch": epoch.epoch}
-        metrics = _name("epoch", about) | _name("validation", epoch.validation)
-        yield "epochs", examples // batch_size, metrics
+        step = (examples := examples + epoch.examples) // batch_size
+        found += [(step, "validation", epoch.validation), (step, "epoch", {"loss": epoch.loss})]
+    for step, group, values in sorted(found, key=itemgetter(0)):
+        for name, value in values.items():
+            if name != "step" and math.isfinite(value):
+                yield step, f"{group}/{_clean(name)}", float(value)
 
 
-def _name(group: str, values: Mapping[str, float]) -> dict[str, float]:
-    """Names metrics; numbers that are not finite have no place in JSON."""
-    found = {f"{group}/{_clean(name)}": float(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
-
-
-def list_params(config: TrainConfig) -> dict[str, str]:
+def list_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Returns a config as MLflow's params: keys by dots, values as text, what is unset left out."""
-    return dict(_flatten("", config.model_copy(update={"mlflow": None}).resolved()))
-
-
-def _flatten(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _flatten(f"{key}.{name}", part)
-    elif value is not None:
-        yield _clean(key[1:]), value if isinstance(value, str) else json.dumps(value)
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= list_params(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[_clean(prefix + name)] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def _clean(name: str) -> str:
