@@ -16,6 +16,7 @@ from conf.errors import InputDataError
 
 DType = Literal["int64", "float32", "bytes"]
 Role = Literal["user", "item", "context", "label", "weight", "id"]
+INPUT_ROLES: tuple[Role, ...] = ("user", "item", "context")  # Known when a row is scored.
 
 PAD_ID = 0
 """The id that fills padded positions; never a token."""

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from conf.config_base import OWN_CODE_PATTERN, Name, StrictFinite, default_tag, keep_apart
 from conf.training.objectives import (
+    BinaryConfig,
     LabelLossConfig,
     NegativesConfig,
     ObjectiveConfig,
@@ -343,3 +344,9 @@ ModelConfig = Annotated[
     Annotated[RetrievalConfig, Tag("retrieval")] | Annotated[RankingConfig, Tag("ranking")],
     Discriminator(_find_kind),
 ]
+
+
+def learns_label(model: ModelConfig) -> bool:
+    """Whether a model learns the label of its rows, by a binary objective."""
+    objective = getattr(model, "objective", None)
+    return isinstance(objective, BinaryConfig) and objective.reads_label

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conf.errors import ConfigError
 from conf.metrics import register_metric
 from conf.training.input import FilterConfig
-from conf.training.models import RankingConfig
+from conf.training.models import RankingConfig, learns_label
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.intervals import compare_rows
 from training.evaluation.item_index import MISSING, build_item_index
@@ -35,7 +35,6 @@ from training.evaluation.protocols import (
     describe_filter,
     find_relevance,
     headline_protocol,
-    learns_label,
     rank_by_protocol,
     require_rows,
     warn_unmasked,

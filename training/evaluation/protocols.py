@@ -25,8 +25,8 @@ from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.splits import TRAIN
 from conf.training.input import FilterConfig, InputConfig, describe_conditions
-from conf.training.models import ModelConfig
-from conf.training.objectives import BinaryConfig, ItemSettings
+from conf.training.models import learns_label
+from conf.training.objectives import ItemSettings
 from conf.training.train import TrainConfig
 from training.evaluation.item_index import (
     BLOCK_CELLS,
@@ -330,12 +330,6 @@ def _read_optional(values: Any, default: int) -> tuple[NDArray[Any], NDArray[np.
         return padded[:, 0].numpy(), is_absent
     found = np.asarray(values).reshape(-1)
     return found, np.zeros(len(found), bool)
-
-
-def learns_label(model: ModelConfig) -> bool:
-    """Whether a model learns the label of its rows, by a binary objective."""
-    objective = getattr(model, "objective", None)
-    return isinstance(objective, BinaryConfig) and objective.reads_label
 
 
 def find_relevance(config: TrainConfig, manifest: Manifest, split: str = TRAIN) -> Relevance:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from conf.schema import PAD_ID
 from conf.splits import TRAIN
 from conf.training.input import FilterConfig, InputConfig
+from conf.training.models import learns_label
 from training.checkpoint.restore import TrainedModel
 from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.item_index import (
@@ -34,12 +35,7 @@ from training.evaluation.item_index import (
     take_top,
 )
 from training.evaluation.metrics import FloatArray, IntArray
-from training.evaluation.protocols import (
-    RankingBatch,
-    carries_seen,
-    find_relevance,
-    learns_label,
-)
+from training.evaluation.protocols import RankingBatch, carries_seen, find_relevance
 from training.evaluation.scored_rows import DistinctRows
 from training.evaluation.users import UserBatch, rank_in_lists, spread_ranks
 from training.input.batches import Features

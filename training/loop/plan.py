@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.metrics import LOSS_METRIC, METRICS, list_families
-from conf.schema import FeatureSpec
+from conf.schema import INPUT_ROLES, FeatureSpec
 from conf.training.models import (
     MFConfig,
     ModelConfig,
@@ -18,8 +18,8 @@ from conf.training.models import (
     SequenceSettings,
     TaskConfig,
     YouTubeDNNConfig,
+    learns_label,
 )
-from conf.training.objectives import BinaryConfig
 from conf.training.tables import DynamicTableConfig, StaticTableConfig
 from conf.training.train import FitConfig, TrainConfig
 from training.objectives.softmax_memory import count_softmax_bytes
@@ -37,7 +37,6 @@ RETRIEVAL_METRIC = "ndcg@10"
 """What chooses the epoch of a retrieval model where nothing is said."""
 KNOWN_AT_START = "known at the start"
 """What a plan says of steps where the input leaves rows out, which only a pass over them counts."""
-NO_INPUTS = ("label", "weight", "id")
 SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2, "ftrl": 2}
 """Numbers that the optimizer of a table keeps for each number of it."""
 _FLOAT_BYTES = 4
@@ -144,9 +143,8 @@ def read_plan(config: TrainConfig) -> TrainPlan:
 
 def list_features(config: ModelConfig, manifest: Manifest) -> dict[str, list[FeatureSpec]]:
     """Returns the features that a model reads, by the side that reads them."""
-    features = manifest.schema.features
     if isinstance(config, RankingConfig):
-        inputs = [spec.name for spec in features if spec.role not in NO_INPUTS]
+        inputs = [spec.name for spec in manifest.schema.by_role(*INPUT_ROLES)]
         return _find_specs(
             manifest, features=inputs if config.features is None else config.features
         )
@@ -155,7 +153,7 @@ def list_features(config: ModelConfig, manifest: Manifest) -> dict[str, list[Fea
         return _find_specs(manifest, **keys)
     users, items = config.user_features, getattr(config, "item_features", None)
     if users is None:
-        users = tuple(spec.name for spec in features if spec.role == "user")
+        users = tuple(spec.name for spec in manifest.schema.by_role("user"))
     if isinstance(config, YouTubeDNNConfig):
         items = (manifest.require_key("item"),)
         if config.user_features is None:
@@ -164,7 +162,7 @@ def list_features(config: ModelConfig, manifest: Manifest) -> dict[str, list[Fea
         history = manifest.find_history()
         users = (*(config.sequence or ((history,) if history else ())), *users)
     if items is None:
-        items = tuple(spec.name for spec in features if spec.role == "item")
+        items = tuple(spec.name for spec in manifest.schema.by_role("item"))
     return _find_specs(manifest, user_features=users, item_features=items)
 
 
@@ -210,9 +208,7 @@ def is_scored_by_label(config: TrainConfig) -> bool:
     """Whether validation compares scores with labels, rather than ranking targets."""
     if isinstance(config.model, RankingConfig):
         return True
-    objective = getattr(config.model, "objective", None)
-    learns_label = isinstance(objective, BinaryConfig) and objective.reads_label
-    return config.input.validation is not None and learns_label
+    return config.input.validation is not None and learns_label(config.model)
 
 
 def selection_metric(config: TrainConfig) -> str | None:

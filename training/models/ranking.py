@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest, bound_list
-from conf.schema import FeatureSpec
+from conf.schema import INPUT_ROLES, FeatureSpec
 from conf.training.input import InputConfig
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
@@ -36,8 +36,6 @@ from training.networks.network import (
     plan_groups,
 )
 from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
-
-NO_INPUTS = ("label", "weight", "id")  # Roles that are not known when a row is scored.
 
 
 @dataclass(frozen=True)
@@ -258,10 +256,10 @@ def find_base_scores(tasks: Sequence[Task], manifest: Manifest) -> dict[str, flo
 def _find_features(config: RankingConfig, manifest: Manifest) -> list[FeatureSpec]:
     """Returns the features that a network may read; weights of lists are none."""
     if config.features is None:
-        specs = [spec for spec in manifest.schema.features if spec.role not in NO_INPUTS]
+        specs = [*manifest.schema.by_role(*INPUT_ROLES)]
     else:
         specs = [find_feature(manifest, name) for name in dict.fromkeys(config.features)]
-        labels = [spec.name for spec in specs if spec.role in NO_INPUTS]
+        labels = [spec.name for spec in specs if spec.role not in INPUT_ROLES]
         if labels:
             raise ConfigError(
                 "model.features names what is not known when a row is scored",
