@@ -30,6 +30,7 @@ from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures
 from etl.tfrecord.spark.schema import quote_name
 from jobs.support.spark_session import build_session, check_executors, is_on_this_machine
+from jobs.support.terminal import quiet_tensorflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -335,9 +336,15 @@ def pack_export(export: Export, archive: Path) -> None:
 def run_parts(frame: DataFrame, job: Job, directory: str) -> None:
     """Computes the rows of a frame that has a partition of rows in each of Spark's partitions."""
 
+    from pyspark.serializers import CPickleSerializer
+
+    packed = CPickleSerializer().dumps(job)  # To read it is to import TensorFlow.
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import SparkFiles
 
+        with quiet_tensorflow():
+            job = CPickleSerializer().loads(packed)
         scheme, _, name = directory.partition(":")
         found = SparkFiles.get(name) if scheme == "archive" else directory
         yield from job.compute(found, batches)
