@@ -152,7 +152,7 @@ def test_the_bench_of_sequences_prints_its_figures(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(sys, "argv", ["bench", *options.split(), "--json", str(file)])
     measure_sequences()
     figures = json.loads(file.read_text())
-    assert len(figures["measurements"]) == 2 * 4
+    assert len(figures["measurements"]) == 2 * 3  # Shapes and losses.
     products = figures["settings"]["products of sasrec, full lengths"]
     of_blocks = count_blocks("transformer", 16 * 6, 16 * 36, 8)
     assert products["flop"] == of_blocks + count_catalog_softmax(16 * 6, 8, 60)
