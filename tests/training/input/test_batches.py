@@ -14,10 +14,7 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import TinyConfig, one_feature, write_tiny_dataset
-from training.input.batches import (
-    build_eval_dataset,
-    build_train_dataset,
-)
+from training.input.batches import build_eval_dataset, build_train_dataset
 from training.reader import batch_plan as sparse_module
 from training.reader.batch_plan import find_sparse_pairs
 

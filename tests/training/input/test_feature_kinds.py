@@ -41,6 +41,8 @@ def test_sequence_examples(tmp_path: Path, tiny_manifest: Manifest) -> None:
         items = [row % 7 * 10 + step for step in range(row % 5)]
         assert batch["items"][row].numpy().tolist() == (items + [0] * 3)[:3]
         assert batch["times"][row].numpy().tolist() == [float(s) for s in range(row % 5)]
+    batches = train(tmp_path, read_manifest(tmp_path), batch_size=8)
+    assert {tuple(batch["times"].shape) for batch in batches} == {(8, 4)}  # the longest of train
 
 
 def test_byte_strings_and_fixed_lists(tmp_path: Path, tiny_manifest: Manifest) -> None:
