@@ -41,6 +41,8 @@ def test_sequence_examples(tmp_path: Path, tiny_manifest: Manifest) -> None:
         items = [row % 7 * 10 + step for step in range(row % 5)]
         assert batch["items"][row].numpy().tolist() == (items + [0] * 3)[:3]
         assert batch["times"][row].numpy().tolist() == [float(s) for s in range(row % 5)]
+    batches = train(tmp_path, read_manifest(tmp_path), batch_size=8)
+    assert {tuple(batch["times"].shape) for batch in batches} == {(8, 4)}  # the longest of train
 
 
 def test_byte_strings_and_fixed_lists(tmp_path: Path, tiny_manifest: Manifest) -> None:
@@ -50,6 +52,7 @@ def test_byte_strings_and_fixed_lists(tmp_path: Path, tiny_manifest: Manifest) -
             FeatureSpec("words", "bytes", "user", shape=(None,), max_len=2, pad_value="-"),
             FeatureSpec("tags", "bytes", "user", shape=(None,)),
             FeatureSpec("dense", "float32", "user", shape=(3,)),
+            FeatureSpec("absent", "bytes", "user", pad_value="x"),
         )
     )
     rows = []
@@ -62,6 +65,7 @@ def test_byte_strings_and_fixed_lists(tmp_path: Path, tiny_manifest: Manifest) -
     batches = train(tmp_path, manifest, batch_size=5)
     assert [batch["key"].shape for batch in batches] == [(5,), (5,)]
     for batch in batches:
+        assert batch["absent"].numpy().tolist() == [b"x"] * 5
         for row, key in enumerate(batch["key"].numpy().tolist()):
             i = int(key[1:])
             words = [b"w%d" % n for n in range(i % 4)]
@@ -89,13 +93,15 @@ def test_sparse_rows_are_those_of_tensorflow() -> None:
     records = [encode_example(row, FeatureSchema(tuple(lists))) for row in rows]
     spec = tf.io.SparseFeature("i", "w", tf.float32, 9)
     expected = tf.io.parse_example(records, {"s": spec})["s"]
-    found = build_sparse(
-        tf.ragged.constant(ids, tf.int64, row_splits_dtype=tf.int64),
-        tf.ragged.constant(weights, tf.float32, row_splits_dtype=tf.int64),
-        9,
+    given, factors, others = (
+        tf.ragged.constant(rows, dtype, row_splits_dtype=tf.int64)
+        for rows, dtype in ((ids, tf.int64), (weights, tf.float32), (weights[::-1], tf.float32))
     )
+    found = build_sparse(given, factors, 9)
     for name in ("indices", "values", "dense_shape"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="as many weights as ids"):
+        build_sparse(given, others, 9)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError, TooFewRowsError
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import InputConfig
 from tests.training.sequence_dataset import write_sequences
@@ -20,28 +19,6 @@ from training.input.batches import build_train_dataset
 
 ROWS = 780
 INPUTS = {"user_id", "gender", "history", "movie_id", "genres"}
-NETWORK_INPUTS = ("user_id", "movie_id", "history")
-
-
-def build_network(manifest: Manifest) -> keras.Model:
-    """A few sums of embeddings and a dense layer: any Keras model would do."""
-    inputs, vectors = {}, []
-    for name in NETWORK_INPUTS:
-        spec = manifest.schema[name]
-        inputs[name] = keras.Input(
-            (spec.max_len,) if spec.is_list else (), name=name, dtype="int64"
-        )
-        vector = keras.layers.Embedding(spec.vocabulary_size, 4)(inputs[name])
-        vectors.append(keras.ops.mean(vector, axis=1) if spec.is_list else vector)
-    hidden = keras.layers.Dense(8, "relu")(keras.ops.concatenate(vectors, axis=-1))
-    return keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(hidden))
-
-
-def compile_network(manifest: Manifest) -> keras.Model:
-    keras.utils.set_random_seed(1)
-    model = build_network(manifest)
-    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["auc"])
-    return model
 
 
 def users_of(dataset: tf.data.Dataset) -> list[int]:
@@ -50,22 +27,6 @@ def users_of(dataset: tf.data.Dataset) -> list[int]:
 
 def bytes_of(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value.numpy().tobytes() for name, value in batch.items()}
-
-
-def test_a_keras_model_trains_for_several_epochs(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    def read(split: str) -> tf.data.Dataset:
-        return open_dataset(tiny_version, 32, split, features=NETWORK_INPUTS)
-
-    model = compile_network(tiny_manifest)
-    validation = read("validation")
-    found = model.fit(read("train"), epochs=4, validation_data=validation, verbose=0).history
-    assert found["loss"][-1] < 0.9 * found["loss"][0]
-    assert found["auc"][-1] > found["auc"][0]
-    assert len(found["val_auc"]) == 4
-    assert model.optimizer.iterations.numpy() == 4 * 25  # the tail of 12 rows is a batch as well
-    assert model.predict(read("test"), verbose=0).shape == (60, 1)
 
 
 def test_the_batches_are_those_of_the_trainer(tiny_version: Path, tiny_manifest: Manifest) -> None:
@@ -110,6 +71,8 @@ def test_workers_read_other_rows_in_as_many_steps(drop: bool, tmp_path: Path) ->
         assert len(rows[0]) == len(rows[1]) == 16 * parts[0].cardinality().numpy()
     else:
         assert sorted(rows[0] + rows[1]) == sorted(users_of(open_dataset(version, 16)))
+    with pytest.raises(ConfigError):
+        open_dataset(version, 16, worker=(2, 2))
     policy = parts[0].options().experimental_distribute.auto_shard_policy
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
 
@@ -134,18 +97,3 @@ def test_sequence_examples_with_weights_train_too(tmp_path: Path, tiny_manifest:
         users = values["user"].numpy()
         np.testing.assert_array_equal(target.numpy(), (users - 2) % 2)
         assert set(factor.numpy().tolist()) <= {1.0, 2.0, 3.0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"shufle_buffer": 5}, ConfigError),
-        ({"worker": (2, 2)}, ConfigError),
-        ({"shuffle": False, "sparse": True}, ConfigError),
-        ({"features": ["movie"]}, InputDataError),
-        ({"batch_size": 999, "drop_remainder": True}, TooFewRowsError),
-    ],
-)
-def test_refuses_what_cannot_be_read(arguments, error, tiny_version: Path) -> None:
-    with pytest.raises(error):
-        open_dataset(tiny_version, **{"batch_size": 8, **arguments})

@@ -21,7 +21,6 @@ from training.input.batches import build_eval_dataset
 from training.networks.network import StepContext
 from training.objectives import user_items
 from training.objectives.samplers import (
-    LogQCorrection,
     Sampler,
     build_sampler,
     count_in_batch,
@@ -230,30 +229,6 @@ def test_the_items_of_every_history_are_known(tmp_path: Path) -> None:
         parts = [batch[n][row].numpy().tolist() for n in ("history", "bought")]
         expected = {int(batch["movie_id"][row]), *parts[0], *parts[1]} - {0}
         assert set(items[rows == row].tolist()) == expected
-
-
-def test_expected_counts_of_rows_and_of_draws_add_up() -> None:
-    sampler = Sampler(np.array([2, 3, 4]), 5)
-    counts = np.array([1, 1, 6, 3, 1], np.float32)
-    found = LogQCorrection(0.5, counts, sampler, drawn=30).find(
-        tf.constant([2, 4], tf.int64), begin(sampler)
-    )
-    np.testing.assert_allclose(found, 0.5 * np.log([16.0, 11.0]), rtol=1e-6)
-    alone = LogQCorrection(1.0, None, sampler, drawn=30).find(
-        tf.constant([2], tf.int64), begin(sampler)
-    )
-    np.testing.assert_allclose(alone, np.log([10.0]), rtol=1e-6)
-
-
-def test_corrected_loss_is_unbiased_for_the_full_softmax() -> None:
-    """Sampled by popularity, many corrected candidates give the full softmax's partition."""
-    rng = np.random.default_rng(0)
-    counts = np.array([0, 0, 1000, 300, 30, 10, 5])
-    scores = rng.normal(size=7)
-    draws = rng.choice(7, size=200_000, p=counts / counts.sum())
-    log_counts = np.log(count_in_batch(counts, len(draws)).astype(np.float64))
-    estimate = np.logaddexp.reduce(scores[draws] - log_counts[draws])
-    assert estimate == pytest.approx(np.logaddexp.reduce(scores[2:]), abs=0.02)
 
 
 def test_counts_in_a_batch_are_shares_of_train() -> None:

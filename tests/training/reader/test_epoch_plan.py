@@ -1,23 +1,13 @@
-"""An epoch that is resumed goes on bit for bit, wherever it stopped and whatever decodes."""
+"""Which records lie in which buffer, and which rows are a rank's or a worker's."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
-import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.manifest import Manifest
-from conf.training.input import InputConfig
-from tests.machine import IS_EXHAUSTIVE
-from training.input.batches import build_train_dataset
 from training.reader.epoch_plan import BatchShare, divide_shards, plan_buffers
-from training.reader.shuffle_buffer import ShuffleBuffer
-from training.reader.training_data import InputOptions
 
 ROWS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
@@ -79,78 +69,3 @@ def test_files_are_shared_out_evenly():
 def test_a_batch_with_fewer_rows_than_ranks_is_nobodys():
     assert [BatchShare(rank, 3).find_rows(3) for rank in range(3)] == [(0, 1), (1, 2), (2, 3)]
     assert [BatchShare(rank, 3).find_rows(2) for rank in range(3)] == [(0, 0)] * 3
-
-
-BASE = {"batch_size": 32, "shuffle_buffer": 200, "interleave_shards": 3}
-CASES = {
-    "plain": {},
-    "buffer of a batch": {"shuffle_buffer": 1},
-    "one buffer": {"shuffle_buffer": 10_000},
-    "filter": {"filter": [{"feature": "history", "op": ">", "value": 1}]},
-    "held out": {"validation": {"hash_of": "user_id", "share": 0.2}},
-    "balanced": {"class_balance": {"feature": "label", "shares": {0: 0.5, 1: 0.5}}},
-    "buckets": {"bucket_boundaries": [2, 5]},
-    "mix": {},
-}
-
-
-def digest(batch: dict) -> bytes:
-    parts = []
-    for name, value in sorted(batch.items()):
-        flat = tf.nest.flatten(value, expand_composites=True)
-        parts.append(name.encode() + b"".join(tensor.numpy().tobytes() for tensor in flat))
-    return b"|".join(parts)
-
-
-def read(version: Path, manifest: Manifest, config: InputConfig, start: int = 0, **more) -> list:
-    where = version, manifest, config
-    dataset = build_train_dataset(*where, epoch=2, seed=5, start_batch=start, **more)
-    return [digest(batch) for batch in dataset]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_tail_is_bit_identical(case, tiny_version: Path, tiny_manifest: Manifest) -> None:
-    mix = {"mix": [{"dataset": str(tiny_version), "weight": 0.4}]} if case == "mix" else {}
-    config = InputConfig.model_validate({**BASE, **CASES[case], **mix})
-    whole = read(tiny_version, tiny_manifest, config)
-    assert len(whole) == (int(780 // 32 / 0.6) if mix else len(whole)) >= 8
-    every = IS_EXHAUSTIVE and case == "plain"
-    starts = range(len(whole) + 1) if every else (1, len(whole) // 2, len(whole) - 1, len(whole))
-    for start in starts:
-        assert read(tiny_version, tiny_manifest, config, start) == whole[start:], start
-
-
-def test_what_lies_before_the_position_is_neither_opened_nor_decoded(
-    tiny_version: Path, tiny_manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    start = ShuffleBuffer.start
-
-    def count(self, buffer, indices):
-        written.append(int((indices >= 0).sum()))
-        return start(self, buffer, indices)
-
-    monkeypatch.setattr(ShuffleBuffer, "start", count)
-    config = InputConfig.model_validate(BASE)
-    read(tiny_version, tiny_manifest, config, 20)
-    assert sum(written) == tiny_manifest.split("train").rows - 20 * 32
-
-
-def test_workers_make_parts_of_the_global_batch(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    config = InputConfig.model_validate(BASE)
-    seen = []
-    for worker in range(2):
-        dataset = build_train_dataset(
-            tiny_version, tiny_manifest, config, epoch=0, seed=1,
-            features=["user_id", "history"], options=InputOptions(worker=(worker, 2)),
-        )  # fmt: skip
-        batches = list(dataset)
-        assert len(batches) == 24
-        assert all(batch["user_id"].shape == (16,) for batch in batches)
-        seen.append({digest({"r": batch["history"][i], "u": batch["user_id"][i]})
-                     for batch in batches for i in range(16)})  # fmt: skip
-    # Users repeat with the same history only at their first event.
-    assert len(seen[0] & seen[1]) < 0.1 * len(seen[0])
-    assert np.isclose(len(seen[0]), len(seen[1]), rtol=0.1)

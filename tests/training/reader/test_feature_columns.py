@@ -17,19 +17,6 @@ from training.reader.feature_columns import (
 )
 
 
-def test_what_a_feature_becomes(tiny_manifest: Manifest) -> None:
-    schema = tiny_manifest.schema
-    scalar, padded, ragged = plan_columns(
-        tiny_manifest, [schema["user_id"], schema["history"], schema["seen"]]
-    )
-    assert (scalar.length, scalar.is_dense, scalar.wire.is_list) == (None, True, False)
-    assert (padded.length, padded.is_dense, padded.is_ragged) == (8, True, False)
-    assert (ragged.is_dense, ragged.is_ragged) == (False, True)
-    [left] = plan_columns(tiny_manifest, [schema["history"]], ["history"])
-    assert left.is_ragged
-    assert not left.is_dense
-
-
 @pytest.mark.parametrize(
     ("change", "both"),
     [
@@ -51,19 +38,6 @@ def test_a_feature_that_is_gone(tiny_manifest: Manifest) -> None:
 
 
 INTS = pa.list_(pa.int64())
-
-
-@pytest.mark.parametrize(
-    ("spec", "given", "kind", "expected"),
-    [
-        (FeatureSpec("f", "bytes", "user", pad_value="x"), [None, b"a"], pa.binary(), [b"x", b"a"]),
-        (FeatureSpec("f", "float32", "user"), [0.5], pa.float32(), [0.5]),
-        (FeatureSpec("f", "int64", "user", (None,)), [[1], None], INTS, [[1], []]),
-    ],
-)
-def test_absent_values(spec, given, kind, expected, tiny_manifest: Manifest) -> None:
-    [column] = plan_columns(tiny_manifest, [spec])
-    assert fill_absent(column, pa.array(given, kind), "here").to_pylist() == expected
 
 
 LIST = FeatureSpec("f", "int64", "user", (2,))

@@ -131,17 +131,11 @@ def config_of(dataset: Path, weight: float = 0.25, **config) -> InputConfig:
     return InputConfig.model_validate({"batch_size": 50, "mix": mix, **config})
 
 
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same features; its lists are shorter in the records, and rows are of other users."""
-    folder = tmp_path_factory.mktemp("other")
-    return write_tiny_dataset(folder, "other", TinyConfig(seed=9, own_group=0.0))
-
-
 def test_each_epoch_draws_the_other_dataset_in_another_order(
-    other: Path, tiny_version: Path, tiny_manifest: Manifest
+    tmp_path: Path, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     """By its users, in the order in which their rows come: batches mix them anew in any case."""
+    other = write_tiny_dataset(tmp_path, "other", TinyConfig(seed=9, own_group=0.0))
     config = config_of(other, weight=0.5, batch_size=780)
 
     def drawn(epoch: int) -> list[tuple[int, ...]]:
