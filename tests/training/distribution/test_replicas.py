@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +22,28 @@ CASES: dict[str, dict[str, Any]] = {
     # Rules that do not blow up what products of half precision differ by.
     "bfloat16": {"dense": {"kind": "sgd"}, "sparse": {"kind": "sgd"}, "dtype": "bfloat16"},
 }
-
-
 # What differs most; `make test-all` tries all.
-TRIED = CASES if IS_EXHAUSTIVE else {name: CASES[name] for name in ("adagrad", "adam", "parts")}
+NAMES = CASES if IS_EXHAUSTIVE else ("adagrad", "adam", "parts")
+TRIED = {name: {"learning_rate": 0.02, **CASES[name]} for name in NAMES}
 
 
-def train(replicas: int, folder: Path) -> dict[str, list[list[float]]]:
-    """Weights after training by each config, in a process of its own."""
-    configs = {name: {"learning_rate": 0.02, **config} for name, config in TRIED.items()}
-    process = start_forked(train_all, replicas, configs, folder / "weights.json")
+def train(target: Callable[..., None], replicas: int, *arguments: Any) -> dict[str, list[Any]]:
+    """What a function of `replica_steps` finds, in a process of its own; its file comes last."""
+    process = start_forked(target, replicas, *arguments)
     process.join()
     assert process.exitcode == 0  # what it said is with the test's own errors
-    return json.loads((folder / "weights.json").read_text())
+    return json.loads(arguments[-1].read_text())
 
 
 @pytest.fixture(scope="module")
-def on_one(tmp_path_factory) -> dict[str, list[list[float]]]:
-    return train(1, tmp_path_factory.mktemp("one"))
+def on_one(tmp_path_factory) -> dict[str, list[Any]]:
+    return train(train_all, 1, TRIED, tmp_path_factory.mktemp("one") / "weights.json")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_replicas_train_as_one_does(replicas: int, on_one, tmp_path: Path) -> None:
-    found = train(replicas, tmp_path)
+    found = train(train_all, replicas, TRIED, tmp_path / "weights.json")
     for name in TRIED:
         for one, many in zip(on_one[name], found[name], strict=True):
             atol = 1e-3 if name == "bfloat16" else 2e-5
@@ -51,16 +51,15 @@ def test_replicas_train_as_one_does(replicas: int, on_one, tmp_path: Path) -> No
 
 
 def test_the_optimizers_do_not_all_do_the_same(on_one) -> None:
-    tables = [on_one[name][0] for name in sorted(TRIED)]
-    for index, table in enumerate(tables):
-        for other in tables[index + 1 :]:
-            assert not np.allclose(table, other, atol=1e-4)
+    for name, other in itertools.combinations(TRIED, 2):
+        assert not np.allclose(on_one[name][0], on_one[other][0], atol=1e-4)
 
 
 MF: dict[str, Any] = {"name": "mf", "embedding_dim": 4}
 SASREC: dict[str, Any] = {
     "name": "sasrec", "embedding_dim": 4, "blocks": 1, "heads": 1, "dropout": None,
 }  # fmt: skip
+SEQUENCES = "positions of sequences"
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "adaptive negatives in two parts": {
         **MF,
@@ -85,7 +84,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "batch_normalization": True,
         "objective": {"kind": "binary", "negatives": {"count": 2}},
     },
-    "positions of sequences": {
+    SEQUENCES: {
         **SASREC,
         "objective": {"negatives": {"source": "mixed", "count": 8}},
     },
@@ -94,19 +93,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "positions with items drawn": {**SASREC, "name": "hstu", "objective": "bpr"},
 }
 # The positions of replicas differ in number; `make test-all` tries all.
-TRIED_OBJECTIVES = (
-    OBJECTIVES
-    if IS_EXHAUSTIVE
-    else {name: OBJECTIVES[name] for name in ("positions of sequences",)}
-)
-
-
-def train_with_objectives(replicas: int, version: Path, folder: Path) -> dict[str, Any]:
-    result = folder / f"{replicas}.json"
-    process = start_forked(train_objectives, replicas, TRIED_OBJECTIVES, str(version), result)
-    process.join()
-    assert process.exitcode == 0
-    return json.loads(result.read_text())
+TRIED_OBJECTIVES = OBJECTIVES if IS_EXHAUSTIVE else {SEQUENCES: OBJECTIVES[SEQUENCES]}
 
 
 @pytest.mark.slow
@@ -115,12 +102,13 @@ def test_objectives_are_the_same_on_replicas(
     replicas: int, tiny_version: Path, tmp_path: Path
 ) -> None:
     """Losses, weights, moving statistics, and counts of what was met."""
-    one = train_with_objectives(1, tiny_version, tmp_path)
-    many = train_with_objectives(replicas, tiny_version, tmp_path)
+    one, many = (
+        train(train_objectives, n, TRIED_OBJECTIVES, str(tiny_version), tmp_path / f"{n}.json")
+        for n in (1, replicas)
+    )
     for name in TRIED_OBJECTIVES:
         for expected, found in zip(one[name], many[name], strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5, err_msg=name)
-    if not IS_EXHAUSTIVE:
-        return
-    counts = np.array(one["adaptive negatives in two parts"][-1])
-    assert counts.sum() == 40 + 5 * 16  # Each of 40 items once before, and the rows of five steps.
+    if IS_EXHAUSTIVE:
+        counts = one["adaptive negatives in two parts"][-1]
+        assert sum(counts) == 40 + 5 * 16  # Each of 40 items once before, and rows of five steps.

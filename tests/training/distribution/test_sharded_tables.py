@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,16 +189,15 @@ def test_a_checkpoint_without_a_workers_rows_is_refused(
     where = tmp_path / "run"
     ended = run_sharded(tiny_version, where, stop=(KILLED_STEP, "SIGTERM"))
     assert [worker.code for worker in ended] == [143, 143], ended
-    kept = {}
-    for entry in list_checkpoints(find_run(where) / "checkpoints" / "last"):
-        file = next(entry.path.glob("rows-00001-of-00002.data*"))
-        kept[file] = tmp_path / f"{entry.path.name}.kept"
-        shutil.move(file, kept[file])
+    files = find_run(where).glob("checkpoints/last/*/rows-00001-of-00002.data*")
+    kept = {file: tmp_path / file.parent.name for file in files}
+    for file, place in kept.items():
+        file.rename(place)
     refused = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in refused] == [3, 3], refused
     assert all("rows-00001-of-00002" in worker.errors for worker in refused)
-    for file, where_kept in kept.items():
-        shutil.move(where_kept, file)
+    for file, place in kept.items():
+        place.rename(file)
     resumed = run_sharded(tiny_version, where, resume=True)
     assert [worker.code for worker in resumed] == [0, 0], resumed
     assert_same(where, two)

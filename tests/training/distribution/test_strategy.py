@@ -76,21 +76,8 @@ def test_more_replicas_than_tensorflow_started_with_are_refused() -> None:
 LOST = tf.errors.UnavailableError(None, None, "Graph\nCollective ops is aborted by: task 1\nmore")
 
 
-@pytest.fixture
-def alone() -> Workers:
-    return Workers(tf.distribute.get_strategy())
-
-
-def test_one_process_agrees_with_itself(alone: Workers) -> None:
-    assert alone.is_chief
-    assert alone.count == 1
-    assert alone.any(True)
-    assert not alone.any(False)
-    decision = object()  # nothing has to travel, so it may be anything
-    assert alone.share(lambda: decision) is decision
-
-
-def test_a_lost_worker_says_what_to_do(alone: Workers) -> None:
+def test_a_lost_worker_says_what_to_do() -> None:
+    alone = Workers(tf.distribute.get_strategy())
     with pytest.raises(tf.errors.UnavailableError), lost_worker_errors(alone):
         raise LOST
     alone.count = 2

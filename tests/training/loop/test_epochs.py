@@ -19,33 +19,28 @@ from conf.errors import InputDataError, TrainingDivergedError
 from conf.manifest import Manifest
 from conf.schema import FeatureSchema
 from conf.training.input import InputConfig
-from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
+from conf.training.train import (
+    CheckpointConfig,
+    DevicesConfig,
+    EarlyStoppingConfig,
+    FitConfig,
+    TrainConfig,
+)
 from tests.machine import some_of
 from tests.training.killed_run import CONFIG
 from tests.training.tiny_dataset import TinyConfig, rewrite_label, write_tiny_dataset
-from training.checkpoint.checkpoint_files import (
-    EpochSums,
-    Position,
-    ResumeState,
-    list_checkpoints,
-)
+from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState, list_checkpoints
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import collect_state, find_non_finite
 from training.distribution.strategy import build_run_steps, build_strategy
 from training.distribution.workers import NullWriter, Workers
 from training.input.batches import build_eval_dataset
-from training.loop import parts
-from training.loop.epochs import (
-    EpochInput,
-    EpochRunner,
-    RunContext,
-    StepInputs,
-    StopRequest,
-)
+from training.loop.epochs import EpochInput, EpochRunner, RunContext, StepInputs, StopRequest
 from training.loop.plan import StepPlan
 from training.loop.trainer import Trainer
 from training.loop.validation import StepValidations
 from training.monitoring.progress import NoProgress
+from training.objectives.item_objectives import SampledSoftmax
 from training.reader import shuffle_buffer
 from training.reader.training_data import TrainingData
 
@@ -90,13 +85,13 @@ def test_the_rest_of_an_epoch_is_its_tail(tiny_version: Path, tiny_manifest: Man
     assert run_epoch(epochs, Position(1, 12), add_ids) == []
 
 
-NEVER = StepValidations(None, None, [], (NullWriter(), NullWriter()), lambda state: {})
+LOGS = (NullWriter(), NullWriter())
+NEVER = StepValidations(None, None, [], LOGS, lambda state: {})
 
 
 def run_from(epochs: EpochInput, start: Position, run_steps, saved, validations: Any = NEVER):
     workers = Workers(tf.distribute.get_strategy())
-    logs = (NullWriter(), NullWriter())
-    context = RunContext(Path(), saved, *logs, NoProgress(), StopRequest(), workers)
+    context = RunContext(Path(), saved, *LOGS, NoProgress(), StopRequest(), workers)
     state = ResumeState(start, EpochSums(), 0)
     return EpochRunner(epochs, run_steps, context).run(state, None, validations)
 
@@ -150,25 +145,22 @@ FILTER = {"filter": [{"feature": "history", "op": ">", "value": 3}]}
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "steps"),
     [
-        FILTER,
-        {"validation": {"hash_of": "user_id", "share": 0.3}},
-        {"on_corrupt": "skip_record"},
-        {"mix": [{"dataset": "", "weight": 0.4}]},
+        (FILTER, range(1, 12)),
+        ({"validation": {"hash_of": "user_id", "share": 0.3}}, range(1, 12)),
+        ({"on_corrupt": "skip_record"}, [12]),
+        ({"mix": 0.4}, [20]),
     ],
 )
 def test_an_epoch_has_the_steps_that_its_input_gives(
-    settings: dict, tiny_version: Path, tiny_manifest: Manifest
+    settings: dict, steps, tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
     if "mix" in settings:
-        settings = {"mix": [{"dataset": str(tiny_version), "weight": 0.4}]}
+        settings = {"mix": [{"dataset": str(tiny_version), "weight": settings["mix"]}]}
     epochs = build_input(tiny_version, tiny_manifest, input=settings)
+    assert epochs.steps_per_epoch in steps
     assert run_epoch(epochs, Position(0, 0)) == [64.0] * epochs.steps_per_epoch
-    whole = {"on_corrupt": 12, "mix": int(12 / 0.6)}
-    assert epochs.steps_per_epoch == whole.get(next(iter(settings)), epochs.steps_per_epoch)
-    if not set(settings) & set(whole):
-        assert 1 <= epochs.steps_per_epoch < 12
 
 
 def test_an_id_that_no_row_of_a_table_stands_for_is_named(
@@ -218,21 +210,11 @@ def test_shards_that_are_gone_since_they_were_counted_are_told(tmp_path: Path) -
         run_epoch(epochs, Position(0, 0))
 
 
-class StopsAfterFirst:
+class StopsAfterFirst(StepValidations):
     """Validations of which the first is the best, and enough."""
 
-    def __init__(self) -> None:
-        self.done = 0
-
-    def is_due(self, step: int) -> bool:
-        return step > self.done
-
-    def update(self, state: ResumeState, step: int) -> bool:
-        self.done = step
-        return True
-
     def should_stop(self) -> bool:
-        return self.done > 0
+        return bool(self.records)
 
 
 def run_two_steps(version: Path, stop: str, checkpoints: Saved) -> None:
@@ -245,7 +227,9 @@ def run_two_steps(version: Path, stop: str, checkpoints: Saved) -> None:
         fit=FitConfig.model_validate({"steps_per_loop": 2, **steps.get(stop, {})}),
     )
     run_steps = build_run_steps(tf.distribute.get_strategy(), count_rows)
-    validations = StopsAfterFirst() if stop == "validation" else NEVER
+    stopping = EarlyStoppingConfig(metric="auc")
+    enough = StopsAfterFirst(1, stopping, [], LOGS, lambda state: {"auc": 0.5})
+    validations = enough if stop == "validation" else NEVER
     run_from(epochs, Position(0, 0), run_steps, checkpoints, validations)
 
 
@@ -268,31 +252,20 @@ def test_shards_that_a_run_reads_in_part_are_compared_before_its_end_is_saved(
 CULPRIT = Position(1, 4)  # step 17 of the run
 
 
-def objective_that_trips():
-    """An objective that is not finite in one step of the run."""
-    build = parts.build_objective
-
-    class Tripping:
-        def __init__(self, objective) -> None:
-            self._objective = objective
-            self.inputs, self.binary_labels = objective.inputs, ()
-            self.state_variables, self.notes = objective.state_variables, objective.notes
-
-        def __call__(self, model, batch, training) -> tf.Tensor:
-            losses = self._objective(model, batch, training)
-            hit = training.seed[1] == 8 * CULPRIT.step(12)  # the counter of random numbers
-            return tf.where(hit, tf.constant(np.inf), losses)
-
-    return lambda *arguments: Tripping(build(*arguments))
-
-
 def build_trainer(data: TrainingData, monkeypatch, *, replicas: int = 1, **fit) -> Trainer:
+    """A trainer whose objective is not finite in one step of the run."""
     checkpoint = CheckpointConfig(every_steps=1)
     settings = {"epochs": 2, "early_stopping": None, "checkpoint": checkpoint, **fit}
     config = CONFIG.model_copy(update={"fit": FitConfig(**settings)})
-    strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
-    monkeypatch.setattr(parts, "build_objective", objective_that_trips())
-    return Trainer(config, data, strategy, NoProgress())
+    compute = SampledSoftmax.__call__
+
+    def tripping(objective, model, batch, training) -> tf.Tensor:
+        losses = compute(objective, model, batch, training)
+        hit = training.seed[1] == 8 * CULPRIT.step(12)  # the counter of random numbers
+        return tf.where(hit, tf.constant(np.inf), losses)
+
+    monkeypatch.setattr(SampledSoftmax, "__call__", tripping)
+    return Trainer(config, data, build_strategy(DevicesConfig(cpu_replicas=replicas)), NoProgress())
 
 
 @pytest.fixture

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from conf.training.train import TrainConfig
-from tests.training.every_model import (
-    RANKING_MODELS,
-    RETRIEVAL_MODELS,
-    list_retrieval_names,
-)
+from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS, list_retrieval_names
 from tests.training.killed_run import ActsAfter, KilledError, break_off
 from training.checkpoint.restore import load_run
 from training.fit import fit_run

@@ -10,30 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
 from conf.training.models import RankingConfig
-from conf.training.train import DevicesConfig, TrainConfig
+from conf.training.train import TrainConfig
 from tests.training import killed_run
 from tests.training.dynamic_runs import TABLES, build_trainer, read_state
 from tests.training.killed_run import RANKING, Recorded
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState, list_checkpoints
-from training.distribution.strategy import build_strategy
-from training.distribution.workers import NullWriter
+from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.loop.plan import StepPlan
 from training.loop.trainer import Trainer
-from training.loop.validation import StepValidations, Validate, build_validate
+from training.loop.validation import Validate, build_validate
 from training.monitoring.run_logs import (
     TrainingResult,
     read_history,
     read_step_validations,
     read_steps,
 )
-from training.networks.network import StepContext
 from training.reader.training_data import TrainingData
 
 PARAMS = {"hidden_units": [8], "dropout": 0.2, "batch_normalization": True}
@@ -43,21 +39,7 @@ OWN = {
     "pooling": {"history": {"combiner": "none"}},
 }
 STEPS = 12  # of an epoch
-SECTIONS: dict[str, dict[str, Any]] = {
-    "a network of one's own": {
-        "model": OWN,
-        "fit": {
-            "max_steps": 17,
-            "validation": {"every_steps": 4, "batches": 1},
-            "early_stopping": {"by": "steps", "patience": 99},
-        },
-    },
-    "dynamic tables": {"embeddings": TABLES},
-    "bfloat16 in parts": {
-        "compute": {"mixed_precision": True},
-        "optimizer": {"accumulate_steps": 2},
-    },
-}
+HALVES = {"compute": {"mixed_precision": True}, "optimizer": {"accumulate_steps": 2}}
 
 
 def configure(**sections: Any) -> TrainConfig:
@@ -131,20 +113,16 @@ def list_losses(run: Path) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "dynamic tables" else pytest.mark.exhaustive)
-        for name in list(SECTIONS)[1:]
-    ],
+    ("sections", "keyed"),
+    [({"embeddings": TABLES}, True), pytest.param(HALVES, False, marks=pytest.mark.exhaustive)],
+    ids=["dynamic tables", "bfloat16 in parts"],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
-    name: str, tiny_version: Path, tmp_path: Path
+    sections: dict[str, Any], keyed: bool, tmp_path: Path
 ) -> None:
-    version = tiny_version
-    if "embeddings" in SECTIONS[name]:
-        version = write_tiny_dataset(tmp_path / "keyed", config=TinyConfig(keyed=True))
+    version = write_tiny_dataset(tmp_path / "data", config=TinyConfig(keyed=keyed))
     (tmp_path / "whole").mkdir()
-    whole = train(SECTIONS[name], version, tmp_path / "whole")
+    whole = train(sections, version, tmp_path / "whole")
     check_same(resume(whole, Position(0, 7), tmp_path / "part"), whole.state)
     assert list_losses(tmp_path / "part") == list_losses(whole.run)
     losses = [record.loss for record in read_history(whole.run)]
@@ -191,16 +169,19 @@ def check_moving_statistics(trained: Trained) -> None:
 @pytest.fixture(scope="module")
 def by_steps(tiny_version: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Seventeen steps, validated every four, with all that can be looked at."""
-    return train(
-        SECTIONS["a network of one's own"], tiny_version, tmp_path_factory.mktemp("by_steps")
-    )
+    fit = {
+        "max_steps": 17,
+        "validation": {"every_steps": 4, "batches": 1},
+        "early_stopping": {"by": "steps", "patience": 99},
+    }
+    return train({"model": OWN, "fit": fit}, tiny_version, tmp_path_factory.mktemp("by_steps"))
 
 
 def test_training_ends_with_the_last_step_within_an_epoch(by_steps: Trained) -> None:
     first, last = read_history(by_steps.run)
     assert (first.examples, last.examples) == (STEPS * 64, 5 * 64)
-    assert by_steps.result.steps == 17
-    assert not by_steps.result.stopped_early
+    assert first.examples_per_s == pytest.approx(first.examples / first.seconds)
+    assert (by_steps.result.steps, by_steps.result.stopped_early) == (17, False)
     assert read_steps(by_steps.run)[-1].step == 17
     losses = {record.step: record.loss for record in read_steps(by_steps.run)}
     assert last.loss == pytest.approx((4 * losses[16] + losses[17]) / 5, rel=0.2)
@@ -277,24 +258,6 @@ def test_a_run_that_was_killed_after_its_last_validation_ends(
     assert read_history(runs[1])[0].examples == 8 * 64
 
 
-def test_patience_counts_validations() -> None:
-    values = {4: 0.5, 8: 0.7, 12: float("nan"), 16: 0.7}
-    config = configure(**SECTIONS["a network of one's own"]).fit.early_stopping
-    assert config is not None
-    stopping = config.model_copy(update={"metric": "auc", "patience": 2})
-    validations = StepValidations(
-        4, stopping, [], (NullWriter(), NullWriter()), lambda s: {"auc": values[s.position.batch]}
-    )
-    assert not validations.is_due(0)
-    seen = []
-    for step in range(1, 17):
-        if validations.is_due(step):
-            state = ResumeState(Position(0, step), EpochSums(), 0)
-            seen.append((step, validations.update(state, step), validations.should_stop()))
-    assert seen == [(4, True, False), (8, True, False), (12, False, False), (16, False, True)]
-    assert not validations.is_due(16)
-
-
 @pytest.mark.parametrize(
     ("fit", "total", "epochs"),
     [
@@ -317,23 +280,3 @@ def test_validation_without_rows_is_refused(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
     with pytest.raises(ConfigError, match="no rows to validate on"):
         build_trainer(configure(fit={"validation": {"every_steps": 4}}), version)
-
-
-def test_each_replica_and_step_draws_its_own_dropout() -> None:
-    strategy = build_strategy(DevicesConfig(cpu_replicas=2))
-
-    def draw(step: int, stream: int | None = None) -> list[list[int]]:
-        def of_replica() -> tf.Tensor:
-            training = StepContext(tf.constant([42, step]))
-            if stream is None:
-                return training.draw_seed(1)
-            with training.drawing_from(stream):
-                return training.draw_seed(1)
-
-        seeds = strategy.experimental_local_results(strategy.run(of_replica))
-        return [seed.numpy().tolist() for seed in seeds]
-
-    assert draw(8) == draw(8)
-    assert len({tuple(seed) for step in (8, 16) for seed in draw(step)}) == 4
-    first, second = draw(8, stream=3)
-    assert first == second

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +37,6 @@ from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.distribution import strategy as strategies
 from training.input.batches import build_eval_dataset
 from training.loop.trainer import Trainer
-from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import read_steps
 from training.reader.training_data import TrainingData
 
@@ -106,13 +104,14 @@ def train_rows(tiny_version: Path, tiny_manifest: Manifest) -> Counter:
     return Counter(row_keys(batch))
 
 
-SHARED_NEGATIVES = {
-    "embedding_dim": 4,
-    "blocks": 1,
-    "item_features": ["movie_id"],
-    "objective": {"negatives": {"source": "uniform", "count": 12}, "mask": "user_items"},
-}
-SEQUENCE = SASRecConfig.model_validate(SHARED_NEGATIVES)
+SEQUENCE = SASRecConfig.model_validate(
+    {
+        "embedding_dim": 4,
+        "blocks": 1,
+        "item_features": ["movie_id"],
+        "objective": {"negatives": {"source": "uniform", "count": 12}, "mask": "user_items"},
+    }
+)
 CUT = CheckpointConfig(every_steps=3, keep_last=1)
 SAVES = {
     "calls of several steps": (EVERY_STEP, 5, CheckpointConfig(every_steps=7), CONFIG.model),
@@ -192,12 +191,6 @@ def test_another_seed_is_refused(data: TrainingData, tmp_path: Path) -> None:
         trainer.fit(tmp_path, None)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mount_small_disk(tmp_path, 8 << 20) as disk:
-        yield disk
-
-
 def wait_for_checkpoint(run: Path, position: Position, kept: int) -> None:
     """Waits until one is written and those before it are gone: until the disk is left alone."""
     last, end = run / "checkpoints" / "last", time.monotonic() + 300
@@ -210,27 +203,25 @@ def wait_for_checkpoint(run: Path, position: Position, kept: int) -> None:
 
 
 def test_a_full_disk_ends_the_run_and_resuming_changes_nothing(
-    data: TrainingData, small_disk: Path, tmp_path: Path
+    data: TrainingData, tmp_path: Path
 ) -> None:
     config = with_fit(steps_per_loop=1, checkpoint=CheckpointConfig(every_steps=2))
-    twins = Twins(config, data, Recorded())
-    whole_weights = twins.run(twins.killed, tmp_path / "whole")
+    with mount_small_disk(tmp_path, 8 << 20) as disk:
+        twins, run = Twins(config, data, Recorded()), disk / "run"
+        whole_weights = twins.run(twins.killed, tmp_path / "whole")
 
-    run = small_disk / "run"
+        def fill_disk() -> None:
+            wait_for_checkpoint(run, Position(1, 2), config.fit.checkpoint.keep_last)
+            fill(disk, 20_000)
 
-    class Filling(NoProgress):
-        def step(self, status) -> None:
-            if (status.epoch, status.step) == (2, 3):
-                wait_for_checkpoint(run, Position(1, 2), config.fit.checkpoint.keep_last)
-                fill(small_disk, 20_000)
-
-    twins.killed.parts = replace(twins.killed.parts, progress=Filling())
-    with pytest.raises(InternalError, match="cannot write"):
-        twins.run(twins.killed, run)
-    (small_disk / "filler").unlink()
-    weights = twins.run(twins.resumed, run)
-    assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
-    assert steps_of(run) == steps_of(tmp_path / "whole")
+        progress = ActsAfter(STEPS + 3, fill_disk)
+        twins.killed.parts = replace(twins.killed.parts, progress=progress)
+        with pytest.raises(InternalError, match="cannot write"):
+            twins.run(twins.killed, run)
+        (disk / "filler").unlink()
+        weights = twins.run(twins.resumed, run)
+        assert all(np.array_equal(a, b) for a, b in zip(weights, whole_weights, strict=True))
+        assert steps_of(run) == steps_of(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,7 @@ from tests.training.toy_models import ToyModel, build_toy_batches, squared_error
 from training.distribution.strategy import build_prefetching_steps, build_run_steps
 from training.input.batches import Batch
 from training.loop.optimizers import Optimizers
-from training.loop.step import (
-    StepOptions,
-    TrainStep,
-    split_batch,
-)
+from training.loop.step import StepOptions, TrainStep, split_batch
 from training.networks.network import StepContext
 
 
@@ -100,11 +96,8 @@ def train(
     step = TrainStep(model, objective, optimizers, options)
     run_steps = build_run_steps(tf.distribute.get_strategy(), step)
     batches = iter(build_toy_batches(rows))
-    return (
-        model,
-        optimizers,
-        [float(run_steps(batches, tf.constant(1)).losses[0]) for _ in range(steps)],
-    )
+    losses = [float(run_steps(batches, tf.constant(1)).losses[0]) for _ in range(steps)]
+    return model, optimizers, losses
 
 
 def weights(model: ToyModel) -> list[np.ndarray]:

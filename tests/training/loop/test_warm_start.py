@@ -14,13 +14,12 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.artefacts.run import read_json
 from conf.encoders import IDENTITY
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.training.models import DSSMConfig, MFConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.tables import DynamicTableConfig
-from conf.training.train import FitConfig, TrainConfig, WarmStartConfig
+from conf.training.train import FitConfig, TrainConfig
 from jobs.inspection.variables import summarize_key
 from tests.training.dynamic_runs import build_trainer, read_state
 from tests.training.killed_run import CONFIG
@@ -29,15 +28,10 @@ from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoi
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
 from training.embedding.dynamic_table import DynamicTable
-from training.embedding.key_index import FIRST_ROW, SAVED_KEYS
+from training.embedding.key_index import SAVED_KEYS
 from training.embedding.key_space import KeySpace
-from training.embedding.table_files import write_tables
-from training.encoders.vocabularies import (
-    EncodedVersion,
-    match_keys,
-    match_rows,
-    read_encoded_version,
-)
+from training.embedding.table_files import load_table, write_tables
+from training.encoders.vocabularies import match_keys, match_rows, read_encoded_version
 from training.fit import fit_run
 from training.loop import warm_start
 from training.loop.trainer import Trainer
@@ -47,10 +41,10 @@ from training.models.carried_tables import (
     match_dynamic_table,
     read_table_files,
     set_keys,
-    set_table_files,
 )
 from training.monitoring.progress import NoProgress
 
+SPARSE, DENSE = "optimizers/sparse/accumulators", "optimizers/dense/_momentums"
 STEPS = "optimizers/sparse/iterations"
 LAYOUT = CheckpointLayout({"a": "model/a", "b": "model/b"}, ("model/v", "model/w"))
 SHAPES = {
@@ -58,71 +52,51 @@ SHAPES = {
     "model/b": [7, 2],
     "model/v": [3],
     "model/w": [2, 2],
-    "optimizers/sparse/accumulators/0": [5, 1],
-    "optimizers/sparse/accumulators/1": [7, 1],
-    "optimizers/dense/_momentums/0": [3],
-    "optimizers/dense/_momentums/1": [2, 2],
-    "optimizers/sparse/iterations": [],
+    f"{SPARSE}/0": [5, 1],
+    f"{SPARSE}/1": [7, 1],
+    f"{DENSE}/0": [3],
+    f"{DENSE}/1": [2, 2],
+    STEPS: [],
     "optimizers/dense/_learning_rate": [],
 }
 
 
-def state(**more: list[int]) -> TrainingState:
-    return TrainingState(
-        {
-            name: tf.Variable(
-                tf.zeros(shape, tf.int64 if name.endswith("iterations") else tf.float32)
-            )
-            for name, shape in {**SHAPES, **more}.items()
-        },
-        {},
-    )
+def pair(old_shapes, old: CheckpointLayout, **more: list[int]):
+    """Slots by name, and the names of those without an earlier one."""
+    new = {
+        name: tf.Variable(tf.zeros(shape, tf.int64 if name == STEPS else tf.float32))
+        for name, shape in {**SHAPES, **more}.items()
+    }
+    fresh: dict[str, str] = {}
+    found = map_slots((TrainingState(new, {}), LAYOUT), (old_shapes, old), fresh)
+    return {slot.name: slot for slot in found}, set(fresh)
 
 
 def test_slots_follow_their_weights_and_counters_come_along() -> None:
     old = CheckpointLayout({"x": "model/x", "b": "model/b", "a": "model/a"}, ("model/w", "model/v"))
-    shapes = {
-        **SHAPES,
-        "optimizers/sparse/accumulators/2": [4, 1],
-    }
-    found, fresh = pair(state(), shapes, old)
-    sparse, dense = "optimizers/sparse/accumulators", "optimizers/dense/_momentums"
+    found, fresh = pair({**SHAPES, f"{SPARSE}/2": [4, 1]}, old)
     assert found == {
-        f"{sparse}/0": SlotMap(f"{sparse}/0", f"{sparse}/2", "a"),
-        f"{sparse}/1": SlotMap(f"{sparse}/1", f"{sparse}/1", "b"),
-        f"{dense}/0": SlotMap(f"{dense}/0", f"{dense}/1", None),
-        f"{dense}/1": SlotMap(f"{dense}/1", f"{dense}/0", None),
+        f"{SPARSE}/0": SlotMap(f"{SPARSE}/0", f"{SPARSE}/2", "a"),
+        f"{SPARSE}/1": SlotMap(f"{SPARSE}/1", f"{SPARSE}/1", "b"),
+        f"{DENSE}/0": SlotMap(f"{DENSE}/0", f"{DENSE}/1", None),
+        f"{DENSE}/1": SlotMap(f"{DENSE}/1", f"{DENSE}/0", None),
         STEPS: SlotMap(STEPS, STEPS, None),
     }
-    assert fresh == {}  # the rate is of the new config
-
-
-def pair(new: TrainingState, shapes, old: CheckpointLayout):
-    """Slots by name, and the names of those without an earlier one."""
-    fresh: dict[str, str] = {}
-    found = map_slots((new, LAYOUT), (shapes, old), fresh)
-    return {slot.name: slot for slot in found}, fresh
+    assert fresh == set()  # the rate is of the new config
 
 
 def test_slots_without_an_earlier_one_are_named() -> None:
-    slots = {f"optimizers/sparse/accumulators/{slot}" for slot in (0, 1)}
+    slots = {f"{SPARSE}/{slot}" for slot in (0, 1)}
     shapes = {name: shape for name, shape in SHAPES.items() if name not in slots}
-    assert set(pair(state(), shapes, LAYOUT)[1]) == slots
-    odd = pair(state(**{"optimizers/odd": [4]}), SHAPES, LAYOUT)[1]
-    assert set(odd) == {"optimizers/odd"}
+    assert pair(shapes, LAYOUT)[1] == slots
+    assert pair(SHAPES, LAYOUT, **{"optimizers/odd": [4]})[1] == {"optimizers/odd"}
     # A table that is new itself has no earlier slot, and it alone is said.
-    found, fresh = pair(state(), SHAPES, CheckpointLayout({"a": "model/a"}, LAYOUT.dense))
-    assert slots & set(found) == {"optimizers/sparse/accumulators/0"}
-    assert fresh == {}
+    found, fresh = pair(SHAPES, CheckpointLayout({"a": "model/a"}, LAYOUT.dense))
+    assert slots & set(found) == {f"{SPARSE}/0"}
+    assert fresh == set()
 
 
 EARLIER = np.array([-1, 40, 7])
-
-
-@pytest.fixture(scope="module")
-def version(tmp_path_factory) -> EncodedVersion:
-    path = write_tiny_dataset(tmp_path_factory.mktemp("keyed"), config=TinyConfig(keyed=True))
-    return read_encoded_version(Path(path), read_manifest(path))
 
 
 def build(**keys: Any) -> tuple[Any, DynamicTable]:
@@ -133,28 +107,22 @@ def build(**keys: Any) -> tuple[Any, DynamicTable]:
     return model, table
 
 
-def test_all_keys_come_over_in_their_order(version: EncodedVersion) -> None:
-    model, table = build()
-    for of_same_keys in (table, model.tables["bias"]):
-        found = match_dynamic_table(model, of_same_keys, {SAVED_KEYS: EARLIER}, (version, version))
-        assert isinstance(found, MatchedKeys)
-        assert found.keys.tolist() == EARLIER.tolist()
-        assert found.rows.tolist() == [0, 1, 2, 3, 4]
-
-
 def test_tokens_that_are_gone_stay_behind(tiny_version: Path, tmp_path: Path) -> None:
     old = read_encoded_version(tiny_version, read_manifest(tiny_version))
     small = write_tiny_dataset(tmp_path, config=TinyConfig(items=8))
     new = read_encoded_version(small, read_manifest(small))
     model, table = build()
     earlier = np.arange(1, 42)  # null, and all items
-    found = match_dynamic_table(model, table, {SAVED_KEYS: earlier}, (new, old))
-    assert sorted(found.keys) == list(range(1, 10))
-    assert len(found.rows) == 2 + 9
-    assert found.rows[2] == 2  # that of null
+    for of_same_keys in (table, model.tables["bias"]):
+        found = match_dynamic_table(model, of_same_keys, {SAVED_KEYS: earlier}, (new, old))
+        assert sorted(found.keys) == list(range(1, 10))
+        assert len(found.rows) == 2 + 9
+        assert found.rows[2] == 2  # that of null
 
 
-def test_what_does_not_fit_is_said(version: EncodedVersion) -> None:
+def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+    path = write_tiny_dataset(tmp_path, config=TinyConfig(keyed=True))
+    version = read_encoded_version(path, read_manifest(path))
     model, table = build(max_rows=2)
     said = match_dynamic_table(model, table, {SAVED_KEYS: EARLIER}, (version, version))
     assert said == "3 keys there, and max_rows is 2"
@@ -174,10 +142,7 @@ def test_rows_of_keys_start_as_if_training_had_met_them() -> None:
     np.testing.assert_array_equal(slot.numpy(), np.full((5, 3), 0.5))
 
 
-MODELS = {
-    "dssm": DSSMConfig(embedding_dim=4, user_hidden_units=(8,)),
-    "mf": MFConfig(embedding_dim=4),
-}
+TOWERS = DSSMConfig(embedding_dim=4, user_hidden_units=(8,))
 STEADY = OptimizerConfig(learning_rate=0.01)
 
 
@@ -189,14 +154,9 @@ def configure(
     return CONFIG.model_copy(update={**updates, "optimizer": STEADY, **changes})
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> ModelConfig:
-    return MODELS[request.param]
-
-
 @pytest.fixture(scope="module")
-def old_run(model, tiny_version: Path, tmp_path_factory) -> Path:
-    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("old"), model), NoProgress())
+def towers_run(tiny_version: Path, tmp_path_factory) -> Path:
+    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("old"), TOWERS), NoProgress())
 
 
 @pytest.fixture(scope="module")
@@ -210,27 +170,27 @@ def warm_start_build(config: TrainConfig) -> Trainer:
     return build_trainer(config, Path(config.dataset))
 
 
-def all_values(trainer: Trainer) -> list[np.ndarray]:
-    return list(read_state(trainer).values())
-
-
-@pytest.mark.parametrize("moments", ["reset", "transfer"])
+@pytest.mark.parametrize(
+    ("model", "moments"),
+    [(TOWERS, "reset"), (TOWERS, "transfer"), (MFConfig(embedding_dim=4), "transfer")],
+)
 def test_rows_and_moments_follow_their_tokens(
-    model, moments: str, old_run: Path, grown: Path, tmp_path: Path
+    model, moments: str, towers_run: Path, tiny_version: Path, grown: Path, tmp_path: Path
 ) -> None:
+    old_run = towers_run
+    if model is not TOWERS:
+        old_run = fit_run(configure(tiny_version, tmp_path / "old", model), NoProgress())
     warm = {"path": str(old_run), "moments": moments}
     trainer = warm_start_build(configure(grown, tmp_path, model, warm, seed=9))
     fresh = warm_start_build(configure(grown, tmp_path, model, seed=9))
     last = list_checkpoints(old_run / "checkpoints" / "last")[-1].path
     reader = tf.train.load_checkpoint(str(last / "state"))
     report = trainer.warm_start()
-    assert report is not None
-    versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, read_dataset(old_run))]
+    versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, tiny_version)]
     old_model, model = load_run(old_run, "last").model, trainer.parts.model
     order = sorted(model.tables)
     for name, table in model.tables.items():
         rows = match_rows(model.id_spaces[name], *versions)
-        assert rows is not None
         known = rows >= 0
         assert report.rows[name] == {"rows": len(rows), "transferred": known.sum()}
         old_rows = old_model.tables[name].rows.numpy()
@@ -249,27 +209,11 @@ def test_rows_and_moments_follow_their_tokens(
     assert 0 < report.rows["user_id"]["transferred"] < report.rows["user_id"]["rows"]
     for a, b in zip(model.dense_variables, old_model.dense_variables, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
-    steps = reader.get_tensor("optimizers/sparse/iterations")
-    assert int(trainer.parts.optimizers.step.numpy()) == (steps if moments == "transfer" else 0)
-    if trainer.parts.optimizers.dense is not None:
-        found = int(trainer.parts.optimizers.dense.iterations.numpy())
-        assert found == (steps if moments == "transfer" else 0)
+    optimizers = trainer.parts.optimizers
+    for counted in filter(None, (optimizers.sparse, optimizers.dense)):
+        steps = reader.get_tensor(STEPS) if moments == "transfer" else 0
+        assert int(counted.iterations.numpy()) == steps
     assert report.fresh == {}
-
-
-def read_dataset(run: Path) -> Path:
-    return Path(read_json(run / "run_card.json")["dataset"]["path"])
-
-
-def test_a_run_starts_warm_and_says_so(dssm_run: Path, grown: Path, tmp_path: Path) -> None:
-    # The series stands for its last finished run, and a plain string for the path.
-    warm = FitConfig.model_validate({"warm_start": str(dssm_run.parent.parent)}).warm_start
-    assert warm == WarmStartConfig(path=str(dssm_run.parent.parent))
-    run = fit_run(configure(grown, tmp_path, MODELS["dssm"], warm), NoProgress())
-    report = read_json(run / "warm_start.json")
-    assert report["source"].startswith(str(dssm_run / "checkpoints" / "best"))
-    assert report["rows"]["movie_id"]["transferred"] > 30
-    assert read_json(run / "run_card.json")["status"] == "trained"
 
 
 def test_moving_statistics_come_over(tiny_version: Path, grown: Path, tmp_path: Path) -> None:
@@ -321,11 +265,11 @@ def test_a_key_can_be_asked_for(ruled_run: Path) -> None:
 def test_keys_under_rules_keep_their_counts_and_ages(
     tiny_version: Path, grown: Path, ruled_run: Path, tmp_path: Path
 ) -> None:
-    run, model = ruled_run, RULED
-    old = load_run(run, "last").model.tables["user_id"].keys
-    trainer = warm_start_build(configure(grown, tmp_path, model, {"path": str(run)}))
-    assert trainer.warm_start() is not None
-    new = trainer.parts.model.tables["user_id"].keys
+    before = load_run(ruled_run, "last").model.tables["user_id"]
+    trainer = warm_start_build(configure(grown, tmp_path, RULED, {"path": str(ruled_run)}))
+    trainer.warm_start()
+    table = trainer.parts.model.tables["user_id"]
+    old, new = before.keys, table.keys
     versions = [read_encoded_version(v, read_manifest(v)) for v in (grown, tiny_version)]
     known = np.arange(2, 62)
     states = set()
@@ -333,16 +277,11 @@ def test_keys_under_rules_keep_their_counts_and_ages(
         row, count, step = old.index.read_key(int(key))
         found = new.index.read_key(int(same))
         # Steps are counted from the start of the new run.
-        assert found is not None
         assert found[1:] == (count, step - old.moment)
         assert (found[0] > 1) == (row > 1)
         states.add(row > 1)
     assert states == {False, True}
     assert new.moment == 0
-    table, before = (
-        trainer.parts.model.tables["user_id"],
-        load_run(run, "last").model.tables["user_id"],
-    )
     kept = np.flatnonzero(old.read_keys())
     np.testing.assert_array_equal(table.rows.numpy()[2:], before.rows.numpy()[2:][kept])
     old.set_keys(np.array([5, 6]))  # keys of a table without rules have qualified
@@ -354,24 +293,25 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
     write_tables(directory, {n: table.read_by_key() for n, table in earlier.tables.items()})
     files = {"user_id": str(directory / "user_id.txt"), "gender": str(directory / "gender.parquet"),
              "movie_id": str(directory / "movie_id.parquet")}  # fmt: skip
-    trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, {"tables": files}))
+    warm = {"tables": files}
+    trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, warm, optimizer=FTRL))
     fresh = warm_start_build(configure(tiny_version, tmp_path, RULED))
-    report = trainer.warm_start()
+    report, model = trainer.warm_start(), trainer.parts.model
     assert (report.source, report.files) == (None, files)
-    ids = tf.range(62, dtype=tf.int64)
-    for name, error in (("user_id", 2e-8), ("gender", 0.0), ("movie_id", 0.0)):
-        rows, wanted = (
-            model.tables[name].lookup(ids[:42]).numpy() for model in (trainer.parts.model, earlier)
-        )
-        np.testing.assert_allclose(rows, wanted, rtol=0, atol=error)
+    ids = tf.range(1, 42, dtype=tf.int64)
+    wanted = {name: earlier.tables[name].lookup(ids).numpy() for name in files}
+    for name, rows in wanted.items():
+        found, error = model.tables[name].lookup(ids), 2e-8 if name == "user_id" else 0.0
+        np.testing.assert_allclose(found, rows, rtol=0, atol=error)
     assert 0 < report.rows["user_id"]["transferred"] < 60  # the others waited
-    index = trainer.parts.model.tables["user_id"].keys.index
+    index = model.tables["user_id"].keys.index
     assert index.read_key(int((directory / "user_id.txt").read_text().split("\t")[0]))[1] == 13
-    for mine, theirs in zip(
-        trainer.parts.model.dense_variables, fresh.parts.model.dense_variables, strict=True
-    ):
+    for mine, theirs in zip(model.dense_variables, fresh.parts.model.dense_variables, strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert "user_id.txt" in report.render()
+    apply_zeros(trainer)
+    for name, rows in wanted.items():
+        np.testing.assert_allclose(model.tables[name].lookup(ids), rows, rtol=1e-4, atol=1e-6)
 
 
 FTRL = OptimizerConfig.model_validate(
@@ -393,11 +333,10 @@ def apply_zeros(trainer: Trainer) -> None:
 
 
 def test_ftrl_keeps_weights_that_came_without_moments(
-    dssm_run: Path, grown: Path, tmp_path: Path
+    towers_run: Path, grown: Path, tmp_path: Path
 ) -> None:
-    warm = {"path": str(dssm_run)}
-    config = configure(grown, tmp_path, MODELS["dssm"], warm, optimizer=FTRL)
-    trainer = warm_start_build(config)
+    warm = {"path": str(towers_run)}
+    trainer = warm_start_build(configure(grown, tmp_path, TOWERS, warm, optimizer=FTRL))
     report, model = trainer.warm_start(), trainer.parts.model
     before = {name: table.rows.numpy().copy() for name, table in model.tables.items()}
     dense = [variable.numpy() for variable in model.dense_variables]
@@ -408,17 +347,6 @@ def test_ftrl_keeps_weights_that_came_without_moments(
     assert dense
     for variable, wanted in zip(model.dense_variables, dense, strict=True):
         np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_ftrl_keeps_rows_of_files(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
-    file = tmp_path / "users.txt"
-    file.write_text("5\t1,2,3,4\n9\t-1,0,0.5,2\n")
-    warm = {"tables": {"user_id": str(file)}}
-    trainer = warm_start_build(configure(tiny_version, tmp_path, RULED, warm, optimizer=FTRL))
-    trainer.warm_start()
-    apply_zeros(trainer)
-    found = trainer.parts.model.tables["user_id"].lookup(tf.constant([5, 9], tf.int64))
-    np.testing.assert_allclose(found, [[1, 2, 3, 4], [-1, 0, 0.5, 2]], rtol=1e-4, atol=1e-6)
 
 
 def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path: Path) -> None:
@@ -442,77 +370,48 @@ def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path:
     assert slots["gender"].numpy().any()
 
 
-def write_elsewhere(folder: Path, keys: np.ndarray, rows: np.ndarray) -> dict[str, Path]:
-    """A table as other programs write it."""
-    np.savez(folder / "users.npz", keys=keys, rows=rows, counts=keys)
+def test_tables_of_other_programs_are_read(tmp_path: Path) -> None:
+    keys, rows = np.array([1 << 60, -5, 7]), np.arange(12, dtype=np.float32).reshape(3, 4) / 16
+    np.savez(tmp_path / "users.npz", keys=keys, rows=rows, counts=keys)
     table = pa.table({"vector": rows.tolist(), "key": keys, "count": keys})
-    pq.write_table(table, folder / "users.parquet")
+    pq.write_table(table, tmp_path / "users.parquet")
     lines = [f"{k}\t{','.join(map(str, r))}\n" for k, r in zip(keys, rows.tolist(), strict=True)]
-    (folder / "users.tsv").write_text("".join(lines))
-    return {name: folder / name for name in ("users.npz", "users.parquet", "users.tsv")}
-
-
-def test_tables_start_from_what_other_programs_wrote(ruled_run: Path, tmp_path: Path) -> None:
-    keys, ids = np.array([1 << 60, -5, 7]), np.array([5, 40, 2])
-    rows = np.arange(12, dtype=np.float32).reshape(3, 4) / 16
-    model = load_run(ruled_run).model
-    for table, known in (("user_id", keys), ("movie_id", ids)):
-        (tmp_path / table).mkdir()
-        for name, path in write_elsewhere(tmp_path / table, known, rows).items():
-            set_table_files(model, {table: (known[:1], rows[:1] + 9)})
-            set_table_files(model, read_table_files(model, {table: str(path)}))
-            found = model.tables[table].lookup(tf.constant(known)).numpy()
-            np.testing.assert_array_equal(found, rows, err_msg=name)
-    assert model.tables["user_id"].keys.find_on_host(np.array([11]))[0] < FIRST_ROW
-
-
-BAD_FILES: list[tuple[str, str | None, type[SluiceError], str]] = [
-    ("users", "5\t1,2,3,4\n", ConfigError, "allowed: .*user_id"),
-    ("user_id", "5\t1,2,3,4\n6\t1,2,x,4\n", InputDataError, "'x'"),
-    ("user_id", "5\t1,2,3\n", InputDataError, "4 finite numbers"),
-    ("user_id", "5\t1,2,3,4\n5\t1,2,3,4\n", InputDataError, "a key twice"),
-    ("movie_id", "99\t1,2,3,4\n", InputDataError, "1 to 41"),
-    ("user_id", None, ConfigError, "no such file"),
-]
+    (tmp_path / "users.tsv").write_text("".join(lines))
+    for name in ("users.npz", "users.parquet", "users.tsv"):
+        for found, wanted in zip(load_table(tmp_path / name, 4), (keys, rows), strict=True):
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
 def test_files_that_do_not_fit_are_refused(ruled_run: Path, tmp_path: Path) -> None:
     model, file = load_run(ruled_run).model, tmp_path / "rows.txt"
-    for table, lines, kind, match in BAD_FILES:
-        file.unlink(missing_ok=True)
-        if lines is not None:
-            file.write_text(lines)
+    model.tables["user_id"].keys.max_rows = 1
+    for table, key, kind, match in (
+        ("users", 5, ConfigError, "(?s)does not have.*user_id"),
+        ("movie_id", 99, InputDataError, "the vocabulary of table movie_id"),
+        ("user_id", 5, ConfigError, "more keys than table user_id"),
+    ):
+        file.write_text(f"{key}\t1,2,3,4\n6\t1,2,3,4\n")
         with pytest.raises(kind) as caught:
             read_table_files(model, {table: str(file)})
         assert re.search(match, caught.value.render())
-    file.write_text("5\t1,2,3,4\n6\t1,2,3,4\n")
-    model.tables["user_id"].keys.max_rows = 1
-    with pytest.raises(ConfigError, match="more keys than table user_id"):
-        read_table_files(model, {"user_id": str(file)})
 
 
 def refuse(config: TrainConfig, kind: type[SluiceError], match: str) -> None:
     """Refused before there is a run directory, and before anything is set."""
     trainer = warm_start_build(config)
-    before = all_values(trainer)
+    before = read_state(trainer)
     with pytest.raises(kind, match=match):
         trainer.warm_start()
-    for a, b in zip(all_values(trainer), before, strict=True):
-        np.testing.assert_array_equal(a, b)
+    for name, value in read_state(trainer).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
     with pytest.raises(kind, match=match):
         fit_run(config, NoProgress())
     assert not (Path(config.root) / "t").exists()
 
 
-@pytest.fixture(scope="module")
-def dssm_run(tiny_version: Path, tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("dssm")
-    return fit_run(configure(tiny_version, root, MODELS["dssm"]), NoProgress())
-
-
-def test_other_shapes_are_refused_or_begin_fresh(dssm_run: Path, grown: Path, tmp_path) -> None:
+def test_other_shapes_are_refused_or_begin_fresh(towers_run: Path, grown: Path, tmp_path) -> None:
     wider = DSSMConfig(embedding_dim=4, user_hidden_units=(16,))
-    warm = {"path": str(dssm_run), "moments": "transfer"}
+    warm = {"path": str(towers_run), "moments": "transfer"}
     refuse(
         configure(grown, tmp_path, wider, warm), ConfigError, r"\[12, 8\] there, \[12, 16\] here"
     )
@@ -520,7 +419,6 @@ def test_other_shapes_are_refused_or_begin_fresh(dssm_run: Path, grown: Path, tm
     refuse(configure(grown, tmp_path, longer, warm), ConfigError, r"\[42, 4\] there, \[57, 6\]")
     trainer = warm_start_build(configure(grown, tmp_path, wider, {**warm, "mismatched": "fresh"}))
     report = trainer.warm_start()
-    assert report is not None
     assert set(report.rows) == set(trainer.parts.model.tables)
     assert any("[12, 8]" in why for why in report.fresh.values())
     assert report.dense  # the weights behind it, of the same shape, and those of the items
@@ -532,11 +430,11 @@ def one_of_two(said: str, *, other_fails: bool = False) -> Any:
 
 
 def test_workers_with_tables_in_parts_start_from_one_checkpoint(
-    dssm_run: Path, grown: Path, tmp_path: Path
+    towers_run: Path, grown: Path, tmp_path: Path
 ) -> None:
-    (newest,) = list_checkpoints(dssm_run / "checkpoints" / "best")
+    (newest,) = list_checkpoints(towers_run / "checkpoints" / "best")
     said = (newest.path / "checkpoint.json").read_text()
-    config = configure(grown, tmp_path, MODELS["dssm"], {"path": str(dssm_run)})
+    config = configure(grown, tmp_path, TOWERS, {"path": str(towers_run)})
     built = warm_start_build(config)
     target = WarmTarget(built.parts.model, built.parts.optimizers, built.parts.plan.data)
     report = warm_start._transfer_each(config, target, one_of_two(said))
@@ -545,16 +443,16 @@ def test_workers_with_tables_in_parts_start_from_one_checkpoint(
         warm_start._transfer_each(config, target, one_of_two(said + " "))
     with pytest.raises(InputDataError, match="another worker cannot start"):
         warm_start._transfer_each(config, target, one_of_two(said, other_fails=True))
-    gone = configure(grown, tmp_path, MODELS["dssm"], {"path": str(tmp_path / "nowhere")})
+    gone = configure(grown, tmp_path, TOWERS, {"path": str(tmp_path / "nowhere")})
     with pytest.raises(UpstreamNotReadyError, match="finished training run"):
         warm_start._transfer_each(gone, target, one_of_two(said))
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_set(
-    dssm_run: Path, grown: Path, tmp_path: Path
+    towers_run: Path, grown: Path, tmp_path: Path
 ) -> None:
-    model, copy = MODELS["dssm"], tmp_path / "copy"
-    shutil.copytree(dssm_run, copy)
+    copy = tmp_path / "copy"
+    shutil.copytree(towers_run, copy)
     (newest,) = list_checkpoints(copy / "checkpoints" / "best")
     shutil.copytree(newest.path, tmp_path / "alone")
     (newest.path / "state.index").write_bytes(b"")
@@ -563,7 +461,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_set(
         (UpstreamNotReadyError, "finished training run", {"path": str(tmp_path / "nowhere")}, {}),
         (InputDataError, "damaged", {"path": str(copy)}, {}),
         (InputDataError, "inside its run", {"path": str(tmp_path / "alone")}, {}),
-        (ConfigError, "schedule", {"path": str(dssm_run), "moments": "transfer"}, cosine),
+        (ConfigError, "schedule", {"path": str(towers_run), "moments": "transfer"}, cosine),
     ):
-        config = configure(grown, tmp_path / "root", model, warm).model_copy(update=changes)
+        config = configure(grown, tmp_path / "root", TOWERS, warm).model_copy(update=changes)
         refuse(config, kind, match)
