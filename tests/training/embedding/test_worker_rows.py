@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.embedding.key_index import FIRST_ROW
+from training.embedding.key_index import FIRST_ROW, MappedBatch
 from training.embedding.worker_rows import (
     _KEYS,
     BLOCK_SIZES,
@@ -77,6 +77,21 @@ def test_blocks_have_few_lengths_and_little_padding() -> None:
         block = round_block(rows)
         assert block in BLOCK_SIZES
         assert rows <= block <= max(BLOCK_SIZES[0], rows * 17 // 16 + 1)
+
+
+def test_what_was_exchanged_is_counted_by_epoch() -> None:
+    exchange = RowExchange(RowOwners(1, 3), 0)
+    plan = exchange.begin_batches(is_new_epoch=True)
+    plan(MappedBatch(np.array([2, 3, 4, 4, 0]), 5), True)
+    plan(MappedBatch(np.arange(2, 92), 92), True)
+    plan(MappedBatch(np.array([5]), 92), False)
+    assert exchange.describe() == {
+        "workers": 3, "distinct": 93, "exchanged": 2 * (round_block(1) + round_block(30)),
+    }  # fmt: skip
+    exchange.begin_batches(is_new_epoch=False)
+    assert exchange.describe()["distinct"] == 93
+    exchange.begin_batches(is_new_epoch=True)
+    assert exchange.describe()["distinct"] == 0
 
 
 def test_collectives_of_tables_and_lengths_have_keys_of_their_own() -> None:
