@@ -49,7 +49,6 @@ DSSM = {
     "dropout": 0.2,
     "objective": {"logq_correction": False},
 }
-MF = {"name": "mf", "embedding_dim": 4, "objective": {"kind": "binary"}}
 FIT = FitConfig(
     epochs=2, early_stopping=None, steps_per_loop=5, checkpoint=CheckpointConfig(every_steps=3)
 )
@@ -57,11 +56,8 @@ FIT = FitConfig(
 
 def build_config(model: dict[str, Any], **changes: Any) -> TrainConfig:
     """A run on keys; `changes` are sections of the config."""
-    tables = dict(TABLES)
-    if model["name"] == "mf":
-        tables["items"] = {"features": ["movie_id"], "capacity": 4}
     sections = {
-        "model": {"embeddings": tables, **model},
+        "model": {"embeddings": TABLES, **model},
         "input": InputConfig(batch_size=64, shuffle_buffer=300),
         "optimizer": OptimizerConfig(learning_rate=0.02),
         "fit": FIT,
@@ -89,18 +85,6 @@ def build_trainer(
         strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     data = TrainingData(version, read_manifest(version))
     return Trainer(config, data, strategy, progress or NoProgress())
-
-
-def train_on_replicas(config: TrainConfig, version: Path, folder: Path) -> list[dict[str, Any]]:
-    """What is trained on one device and on two logical ones: all variables, by name."""
-    found = []
-    for replicas in (1, 2):
-        run = folder / str(replicas)
-        run.mkdir()
-        trainer = build_trainer(config, version, replicas=replicas)
-        trainer.fit(run, None)
-        found.append({n: v.numpy() for n, v in trainer.parts.model.named_variables.items()})
-    return found
 
 
 def read_state(trainer: Trainer) -> dict[str, np.ndarray]:

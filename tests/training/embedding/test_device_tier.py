@@ -17,11 +17,11 @@ from pydantic import ValidationError
 from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
-from training.embedding.device_tier import DevicePlaces, HostRows, PlacedBatch
+from training.embedding.device_tier import DevicePlaces, PlacedBatch
 from training.embedding.distinct_rows import BatchRows
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
-from training.embedding.key_space import KeySpace, holding_whole_tables
+from training.embedding.key_space import KeySpace
 from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule
 from training.input.batches import ARRIVALS
 
@@ -37,18 +37,15 @@ def test_the_least_recent_rows_make_room(batches: list[list[int]], data) -> None
         new = [row for row in distinct if row not in expected and data.draw(st.booleans())]
         before = places.rows.copy()
         found = places.place(np.array(batch, np.int64), np.array(new, np.int64))
+        missing = [row for row in distinct if row not in expected]
+        for row in distinct:  # Those that were there have been used, also where not all fit.
+            if row in expected:
+                expected.move_to_end(row)
         if len(distinct) > PLACES:
             assert found == len(distinct)
             np.testing.assert_array_equal(places.rows, before)
-            for row in distinct:  # Those that were there have been used.
-                if row in expected:
-                    expected.move_to_end(row)
             continue
         assert isinstance(found, PlacedBatch)
-        missing = [row for row in distinct if row not in expected]
-        for row in distinct:
-            if row in expected:
-                expected.move_to_end(row)
         gone = []
         for row in missing:
             gone.append(expected.popitem(last=False)[0] if len(expected) == PLACES else -1)
@@ -64,16 +61,6 @@ def test_the_least_recent_rows_make_room(batches: list[list[int]], data) -> None
         if data.draw(st.integers(0, 4)) == 0:  # As after steps that are not run.
             places.set_to(before)
             expected = OrderedDict.fromkeys(before[2:][before[2:] > 0][::-1].tolist())
-
-
-def test_host_memory_grows_in_place_up_to_the_limit() -> None:
-    rows = HostRows(4, 3, 0.5, most=9)
-    rows.values[:] = np.arange(12).reshape(4, 3)
-    rows.reserve(5)
-    assert len(rows.values) == 6
-    rows.reserve(7)
-    assert len(rows.values) == 9
-    np.testing.assert_array_equal(rows.values[:4], np.arange(12).reshape(4, 3))
 
 
 KEYS, BATCH, DIM, DEVICE_ROWS = 12, 4, 3, 5
@@ -192,18 +179,8 @@ def test_what_does_not_fit_is_refused_with_the_number_it_takes() -> None:
     assert "3, and a batch of 4 keys has 4 rows" in str(refused.value)
 
 
-def test_is_one_tier_in_host_memory_outside_of_training() -> None:
-    with holding_whole_tables():
-        whole = Training({}, 3)
-    assert whole.space.tier is None
-    assert "CPU:0" in whole.table.variable.device
-    keys = np.array([[5, 6, 7, 8]], np.int64)
-    assert len(whole.train(keys, np.zeros((1, BATCH, DIM), np.float32), 1, True)) == 1
-
-
 def test_several_processes_are_refused() -> None:
     tables = {"user_id": "dynamic", "items": {"features": ["movie_id"], "device_rows": 9}}
     config = {"dataset": "d", "name": "n", "model": {"name": "mf", "embeddings": tables}}
-    assert TrainConfig.model_validate(config)
     with pytest.raises(ValidationError, match=r"items\.device_rows: rows in two tiers"):
         TrainConfig.model_validate({**config, "devices": {"strategy": "multi_worker"}})

@@ -25,10 +25,7 @@ class OtherRows(ToyModel):
 
 
 def train(
-    optimizer: dict[str, Any],
-    *,
-    shared: bool,
-    kind: type[ToyModel] = ToyModel,
+    optimizer: dict[str, Any], *, shared: bool, kind: type[ToyModel] = ToyModel
 ) -> list[np.ndarray]:
     model = kind(l2=1e-2)
     config = OptimizerConfig.model_validate({"learning_rate": 0.05, **optimizer})
@@ -97,14 +94,12 @@ def test_distinct_ids_leave_out_padding_of_lists_and_keep_that_of_scalars() -> N
 
 
 def test_a_batch_of_empty_lists_trains_on() -> None:
-    def empty(batch):
-        return {**batch, "list": tf.zeros_like(batch["list"])}
-
+    empty = build_toy_batches(BATCH).map(lambda b: {**b, "list": tf.zeros_like(b["list"])})
     model = ToyModel()
     optimizers = Optimizers(OptimizerConfig(), model, 1)
     lookups = plan_lookups([("list", model.tables["items"].rows)])
     step = TrainStep(model, squared_error, optimizers, StepOptions(seed=1), lookups)
-    batches = add_distinct_ids(build_toy_batches(BATCH).map(empty), lookups)
+    batches = add_distinct_ids(empty, lookups)
     losses = build_run_steps(tf.distribute.get_strategy(), step)(iter(batches), tf.constant(2))
     assert np.isfinite(losses.losses.numpy()).all()
 

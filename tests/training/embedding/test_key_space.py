@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import threading
 
 import numpy as np
@@ -21,7 +20,7 @@ from training.embedding.key_mapping import (
     plan_keyed_features,
     reserve_rows,
 )
-from training.embedding.key_space import KeySpace, translating
+from training.embedding.key_space import KeySpace
 from training.input.batches import ARRIVALS
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -51,8 +50,10 @@ class ByDict:
 
 
 @settings(deadline=None)  # the first call compiles
-@given(BATCHES, st.one_of(st.none(), st.integers(1, 6)), st.lists(INT64, max_size=5))
-def test_does_what_a_dictionary_does(batches, max_rows, others) -> None:
+@given(BATCHES, st.one_of(st.none(), st.integers(1, 6)), st.lists(INT64, max_size=5), st.data())
+def test_does_what_a_dictionary_does_and_goes_back_to_any_row(
+    batches, max_rows, others, data
+) -> None:
     index, expected = KeyIndex(max_rows), ByDict(max_rows)
     for batch in batches:
         wanted = expected.map(batch)
@@ -65,26 +66,17 @@ def test_does_what_a_dictionary_does(batches, max_rows, others) -> None:
         assert found.new_keys.tolist() == list(expected.rows)[before[0] - FIRST_ROW :]
     assert index.read_keys(index.moment).tolist() == list(expected.rows)
     known = [*expected.rows, *others, 0]
-    assert index.find(as_keys(known), index.moment).tolist() == [
-        0 if key == 0 else expected.rows.get(key, 1) for key in known
-    ]
+    moment = data.draw(st.integers(FIRST_ROW, index.row_count))
+    kept = {key: row for key, row in expected.rows.items() if row < moment}
+    for at, rows in ((index.moment, expected.rows), (moment, kept)):
+        wanted = [0 if key == 0 else rows.get(key, 1) for key in known]
+        assert index.find(as_keys(known), at).tolist() == wanted
     assert index.row_count == FIRST_ROW + len(expected.rows)  # looking up adds nothing
-
-
-@settings(deadline=None)  # the first call compiles
-@given(st.lists(INT64.filter(bool), unique=True, max_size=40), st.integers(0, 40))
-def test_a_prefix_is_the_index_as_it_was(keys, count) -> None:
-    index = KeyIndex()
-    index.map(as_keys(keys))
-    kept, known = keys[:count], [FIRST_ROW + i if i < count else 1 for i in range(len(keys))]
-    assert index.find(as_keys(keys), FIRST_ROW + count).tolist() == known
-    index.rewind(FIRST_ROW + count)
-    assert index.row_count == FIRST_ROW + len(kept)
-    assert index.find(as_keys(keys), index.moment).tolist() == known
-    again = index.map(as_keys(keys[::-1])).rows
-    later = keys[count:][::-1]
-    order = {key: FIRST_ROW + i for i, key in enumerate([*kept, *later])}
-    assert again.tolist() == [order[key] for key in keys[::-1]]
+    index.rewind(moment)
+    assert index.row_count == moment
+    assert index.find(as_keys(known), moment).tolist() == wanted
+    expected.rows = kept
+    assert index.map(as_keys(known[::-1])).rows.tolist() == expected.map(known[::-1])
 
 
 def test_grows_past_its_first_slots() -> None:
@@ -121,71 +113,9 @@ def test_keys_that_cannot_be_a_table_are_refused(rules, keys, error) -> None:
     assert space.row_count == FIRST_ROW
 
 
-KEY_SPACE_KEYS = np.array([5, -(2**63), 2**63 - 1, 77])
-
-
-def build(**options) -> KeySpace:
-    space = KeySpace("item", DynamicTableConfig(**options))
-    space.set_keys(KEY_SPACE_KEYS)
-    return space
-
-
-def map_ahead(space: KeySpace, *keys: int) -> list[int]:
-    """Begins an epoch and maps a batch of it."""
-    found = space.begin_batches(is_new_epoch=True)(as_keys([*keys]), None, False)
-    return found.rows.tolist()
-
-
-def test_keys_come_back_from_what_was_saved() -> None:
-    saved = {name: tensor.numpy() for name, tensor in build().state_tensors().items()}
-    other = KeySpace("item")
-    assert not other.find_problems({n: list(v.shape) for n, v in saved.items()})
-    other.restore_tensors(saved)
-    assert other.row_count == 6
-    assert other.find(tf.constant(KEY_SPACE_KEYS)).numpy().tolist() == [2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("found", "problem"),
-    [
-        ({}, "not in it"),
-        ({"by_row": [10]}, "max_rows is 9"),
-    ],
-)
-def test_what_cannot_be_taken_over_is_said(found, problem) -> None:
-    (said,) = KeySpace("item", DynamicTableConfig(max_rows=9)).find_problems(found)
-    assert tf.strings.regex_full_match(said, f".*{problem}.*")
-
-
-def test_how_keys_are_looked_up_depends_on_where() -> None:
-    space, keys = build(), tf.constant([[5, 0], [6, 77]], tf.int64)
-    assert space.find(keys).numpy().tolist() == [[2, 0], [1, 5]]
-    lookup = space.build_lookup()
-    with translating(lambda _, asked: lookup.lookup(asked)):
-        graph = tf.function(space.find)
-        assert graph(keys).numpy().tolist() == [[2, 0], [1, 5]]
-
-
-def test_that_a_table_is_full_is_said_once(caplog) -> None:
-    space = build(max_rows=4)
-    with caplog.at_level(logging.WARNING, "sluice.training.embedding"):
-        for _ in range(3):
-            assert map_ahead(space, 5, 8, 9, 8) == [2, 1, 1, 1]
-            assert space.index.refused == 3
-    assert len(caplog.records) == 1
-    assert "refused 3" in space.render()[0]
-
-
-def test_what_the_input_has_numbered_ahead_is_not_known_yet() -> None:
-    space = build()
-    assert map_ahead(space, 5, 8, 9) == [2, 6, 7]
-    assert space.find(tf.constant([5, 8, 9, 0], tf.int64)).numpy().tolist() == [2, 1, 1, 0]
-    space.known_rows.assign(7)
-    assert space.find(tf.constant([5, 8, 9, 0], tf.int64)).numpy().tolist() == [2, 6, 1, 0]
-
-
 def test_a_batch_is_mapped_before_a_new_session_begins_or_adds_nothing() -> None:
-    space = build()
+    space = KeySpace("item")
+    space.set_keys(np.array([5, -(2**63), 2**63 - 1, 77]))
     stale = space.begin_batches(is_new_epoch=True)
     inside, may_go_on = threading.Event(), threading.Event()
     map_in_index = space.index.map
@@ -240,16 +170,6 @@ def test_more_memory_keeps_rows_and_holds_first_values(replicas: int) -> None:
         np.testing.assert_array_equal(held[4:], np.full((11, 3), 0.5))
 
 
-def test_is_as_long_as_there_are_keys() -> None:
-    matrix = build_matrix(2, capacity=50)
-    matrix.keys.set_keys(np.array([8, 9, 10]))
-    assert matrix.shape.as_list() == [5, 2]
-    matrix.assign(np.ones((5, 2), np.float32))
-    np.testing.assert_array_equal(matrix.numpy(), np.ones((5, 2)))
-    assert len(matrix.variable.read_value()) == 52
-    assert matrix.fill_like(0.25, "slot").numpy().tolist() == [[0.25, 0.25]] * 5
-
-
 @pytest.mark.parametrize(("most", "length"), [(11, 13), (3_000_000_000, 18)])
 def test_no_memory_beyond_the_most_keys_there_may_be(most: int, length: int) -> None:
     assert reserve(build_matrix(2, max_rows=most, capacity=1), 12) == length
@@ -302,23 +222,6 @@ def test_rows_are_numbered_in_order_of_arrival() -> None:
         assert keys.tolist() == list(order)[1 : count - 1]
         np.testing.assert_array_equal(table.rows.numpy()[2:], table.draw_rows(keys))
         assert not table.rows.numpy()[:2].any()
-
-
-def test_ragged_lists_keep_their_lengths() -> None:
-    table = build_table()
-    ragged = tf.ragged.constant([[4, 5], [], [5]], dtype=tf.int64)
-    dataset = tf.data.Dataset.from_tensors({"item": tf.constant([5, 6, 4], tf.int64)})
-    dataset = dataset.map(lambda batch: {**batch, "list": ragged})
-    batch = next(iter(map_keys(dataset, plan(table))))
-    assert batch["item"].numpy().tolist() == [2, 3, 4]
-    assert batch["list"].to_list() == [[4, 2], [], [2]]
-
-
-def test_batches_that_are_not_trained_on_number_nothing() -> None:
-    table = build_table()
-    batches = list(map_keys(build_batches(), plan(table), batches=1))
-    assert batches[1]["item"].numpy().tolist() == [3, 3, 1]
-    assert table.keys.index.row_count == 5
 
 
 def test_what_was_mapped_ahead_and_never_trained_on_is_forgotten() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conf.encoders.hashing import Hash
 from conf.errors import ConfigError, InputDataError
-from conf.training.tables import NormalConfig, UniformConfig
+from conf.training.tables import NormalConfig
 from etl.encoders.hashing import HashEncoder
 from training.embedding import TableStore
 from training.embedding.dynamic_table import draw_first_rows
@@ -75,13 +75,6 @@ def test_it_does_what_a_dictionary_of_vectors_does(batches):
     assert [key in store for key in every] == [key in model.rows for key in every]
 
 
-@pytest.mark.parametrize("initializer", [NormalConfig(), UniformConfig()])
-def test_no_key_starts_at_zeros(initializer):
-    rows = TableStore(DIM, initializer=initializer).pull([0, 1, 2])
-    assert (rows != 0).all()
-    assert len(np.unique(rows)) == rows.size
-
-
 def test_text_is_hashed_by_the_recipe_of_the_message_to_what_a_build_makes_of_it():
     texts = ["a", "", "\u00e9", "a longer text than sixteen bytes"]
     with pytest.raises(ConfigError, match=r"received: +<U\d+, such as .*'a'") as caught:
@@ -111,8 +104,10 @@ def test_deleted_rows_are_used_again_and_start_anew():
     before = store.bytes
     for first in range(5001, 50_001, 5000):
         assert store.delete(np.arange(first - 5000, first)) == 5000
-        store.push(np.arange(first, first + 5000), np.full((5000, DIM), first))
+        values = np.arange(first, first + 5000)
+        store.push(values, np.stack([values] * DIM, axis=1))
     assert (len(store), store.bytes) == (5000, before)
+    np.testing.assert_array_equal(store.pull(values)[:, 0], values)  # Each has a row of its own.
     np.testing.assert_array_equal(store.pull([3]), [first_row(3)])
 
 
