@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -38,6 +39,7 @@ def own_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("own")
     for name, source in request.module.OWN_MODULES.items():
         (folder / name).write_text(source)
+        sys.modules.pop(Path(name).stem, None)  # Of another test file's.
     return folder
 
 
