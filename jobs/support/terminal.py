@@ -147,12 +147,12 @@ def quiet_tensorflow() -> Iterator[None]:
     """Hides what native code writes to standard error while TensorFlow is imported.
 
     TensorFlow writes some notes before it has read its own log level. What was hidden is shown
-    when the import fails. A log level that the user has set leaves everything as it is.
+    when the import fails. A lower log level that the user has set leaves everything as it is.
     """
-    if TENSORFLOW_LOG_LEVEL_VARIABLE in os.environ or "tensorflow" in sys.modules:
+    hides = os.environ.setdefault(TENSORFLOW_LOG_LEVEL_VARIABLE, "3") == "3"
+    if not hides or "tensorflow" in sys.modules:
         yield
         return
-    os.environ[TENSORFLOW_LOG_LEVEL_VARIABLE] = "3"
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as hidden:
