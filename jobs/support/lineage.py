@@ -40,7 +40,7 @@ class LineageDataset:
     def at(cls, place: str | Path, **facts: Any) -> LineageDataset:
         """Names a path or a URI; of `…/versions/7` and `…/runs/7` the end is the version."""
         if one := re.fullmatch(r"(.+)/(?:versions|runs)/([^/]+)", str(place)):
-            return cls.at(one[1], version=one[2], **facts)
+            place, facts = one[1], {"version": one[2], **facts}
         parts = urlsplit(str(place))
         if parts.scheme in ("", "file"):
             return cls("file", str(Path(parts.path).absolute()), **facts)

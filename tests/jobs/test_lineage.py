@@ -63,7 +63,7 @@ def test_events_are_valid_and_tell_what_came_from_what(
     with LineageRun("build.demo") as told:
         columns = {"user_id": "int64", "price": "float64"}
         told.inputs = [LineageDataset.at("logs/clicks", statistics=(9, 90, 2), columns=columns)]
-        told.outputs = [LineageDataset.at("s3://bucket/demo/versions/7", statistics=(8,))]
+        told.outputs = [LineageDataset.at("s3://bucket/runs/demo/versions/7", statistics=(8,))]
     start, end = read_events(events)
     assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
     assert start["run"]["runId"] == end["run"]["runId"]
@@ -75,7 +75,7 @@ def test_events_are_valid_and_tell_what_came_from_what(
     assert read["inputFacets"]["inputStatistics"]["rowCount"] == 9
     fields = read["facets"]["schema"]["fields"]
     assert [(field["name"], field["type"]) for field in fields] == [*columns.items()]
-    assert (made["namespace"], made["name"]) == ("s3://bucket", "demo")
+    assert (made["namespace"], made["name"]) == ("s3://bucket", "runs/demo")
     assert made["facets"]["version"]["datasetVersion"] == "7"
     assert made["outputFacets"]["outputStatistics"]["rowCount"] == 8
 
