@@ -39,8 +39,9 @@ class LineageDataset:
     @classmethod
     def at(cls, place: str | Path, **facts: Any) -> LineageDataset:
         """Names a path or a URI; of `…/versions/7` and `…/runs/7` the end is the version."""
-        if one := re.fullmatch(r"(.+)/(?:versions|runs)/([^/]+)", str(place)):
-            place, facts = one[1], {"version": one[2], **facts}
+        one = re.fullmatch(r"(.+)/(?:versions|runs)/([^/]+)", str(place))
+        if one and "version" not in facts:
+            return cls.at(one[1], version=one[2], **facts)
         parts = urlsplit(str(place))
         if parts.scheme in ("", "file"):
             return cls("file", str(Path(parts.path).absolute()), **facts)
