@@ -38,7 +38,7 @@ def build_client(config: TrainConfig) -> Any:
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as error:
         raise ConfigError("mlflow needs MLflow's client", fix=install_hint("mlflow")) from error
-    return MlflowClient(config.mlflow and config.mlflow.tracking_uri)
+    return MlflowClient(config.mlflow.tracking_uri if config.mlflow else None)
 
 
 class MlflowLog:
