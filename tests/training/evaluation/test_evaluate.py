@@ -102,8 +102,6 @@ def test_the_report_has_every_protocol_and_system(
         direct = evaluate_full(trained.model, data, "test", ranking)
         assert by_name[name]["systems"]["model"] == pytest.approx(direct, abs=1e-12)
         assert set(by_name[name]["systems"]) == {"model", "popularity", "random"}
-    for systems in (protocol["systems"] for protocol in report["protocols"]):
-        assert systems["random"]["hit_rate@10"] < 1.0
     # Fewer candidates can only make a rank better.
     model = {name: by_name[name]["systems"]["model"]["mrr"] for name in by_name}
     assert model["full_all"] <= model["full_unseen"] <= model["sampled_15"]
@@ -118,8 +116,12 @@ def _items(manifest: Manifest) -> int:
 def test_the_report_does_not_depend_on_the_batch_size(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
-    small = evaluate_split(_trained(tiny_version, tiny_manifest, batch_size=7), "test")
-    large = evaluate_split(_trained(tiny_version, tiny_manifest, batch_size=500), "test")
+    small, large = (
+        evaluate_split(
+            _trained(tiny_version, tiny_manifest, batch_size=size, sampled_negatives=6), "test"
+        )
+        for size in (7, 500)
+    )
     for one, other in zip(small["protocols"], large["protocols"], strict=True):
         for system in one["systems"]:
             assert one["systems"][system] == pytest.approx(other["systems"][system], abs=1e-12)
@@ -159,13 +161,6 @@ def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
     report = evaluate_split(_trained(version, manifest), "test")
     assert [p["name"] for p in report["protocols"]] == ["full_unseen", "full_all", "sampled_given"]
     assert report["protocols"][2]["candidates"] == 10
-
-
-def test_rows_without_a_user_id_count_one_each(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    model = _trained(tiny_version, tiny_manifest, sampled_negatives=None)
-    nobody = replace(tiny_manifest, keys=replace(tiny_manifest.keys, user=None))
-    report = evaluate_split(replace(model, manifest=nobody), "test")
-    assert report["users"] == report["rows"]
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
@@ -222,18 +217,6 @@ def test_candidates_are_unseen_distinct_and_as_many_as_there_are(
         allowed = set(range(20)) - (seen[row] | {target})
         assert len(set(columns)) == len(columns) == min(count, len(allowed))
         assert set(columns) <= allowed
-
-
-def test_draws_do_not_depend_on_the_batch_size() -> None:
-    rng = np.random.default_rng(0)
-    seen = [set(rng.choice(20, 12, replace=False).tolist()) for _ in range(30)]
-    targets = np.zeros(30, np.int64)
-    whole = _by_row(UniformNegatives(20, 6, 1).draw(_pairs(seen, targets), targets), 30)
-    sampler, parts = UniformNegatives(20, 6, 1), []
-    for start in range(0, 30, 7):
-        part, rows = seen[start : start + 7], targets[start : start + 7]
-        parts += _by_row(sampler.draw(_pairs(part, rows), rows), len(part))
-    assert whole == parts
 
 
 def test_every_unseen_item_is_drawn_equally_often() -> None:

@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
-from tests.training.evaluation.measured import build_measured, configure, read_ids
+from tests.training.evaluation.measured import (
+    build_measured,
+    configure,
+    measure_by_hand,
+    read_ids,
+)
 from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from training.apply.answers import Source
@@ -70,25 +75,6 @@ def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int
     return lists
 
 
-def _measure_by_hand(ranked: list[int], relevant: list, k: int) -> dict[str, float]:
-    hits, gain, precisions, first = 0, 0.0, 0.0, 0.0
-    for place, item in enumerate(ranked[:k], 1):
-        if item in relevant:
-            hits += 1
-            gain += 1 / math.log2(place + 1)
-            precisions += hits / place
-            first = first or 1 / place
-    ideal = sum(1 / math.log2(place + 1) for place in range(1, min(k, len(relevant)) + 1))
-    return {
-        f"hit_rate@{k}": float(hits > 0),
-        f"recall@{k}": hits / len(relevant),
-        f"precision@{k}": hits / k,
-        f"ndcg@{k}": gain / ideal,
-        f"map@{k}": precisions / len(relevant),
-        f"mrr@{k}": first,
-    }
-
-
 def _relevant(trained: TrainedModel, start: int, stop: int | None) -> dict[int, list]:
     known = read_ids(trained, "movie_id")
     found = {}
@@ -113,7 +99,7 @@ def test_a_users_whole_set_is_measured_as_in_the_text_books(
     assert (report["headline"], protocol["name"], protocol["per"]) == (name, name, "user")
     assert report["rows"] == report["users"] == protocol["rows"] == CONFIG.users
     by_hand = [
-        {m: v for k in KS for m, v in _measure_by_hand(ranked[u], relevant[u], k).items()}
+        {m: v for k in KS for m, v in measure_by_hand(ranked[u], relevant[u], k).items()}
         for u in relevant
     ]
     expected = {name: float(np.mean([row[name] for row in by_hand])) for name in by_hand[0]}
@@ -145,7 +131,7 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
             unseen = [item for item in ids if item not in events[user][:-3]]
             # Of items that tie the relevant ones come last.
             unseen.sort(key=lambda item, own=own: (-counts[ids[item]], item in own))
-            rows.append(_measure_by_hand(unseen, own, k))
+            rows.append(measure_by_hand(unseen, own, k))
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
     held_out = read_held_out(_configure(trained), "test", index, None)
@@ -286,7 +272,9 @@ def test_lists_of_rows_are_measured_against_their_items(
     alone = replace(_configure(trained), manifest=replace(trained.manifest, keys=keys))
     write_lists(alone, tmp_path / "rows.json.gz", 10, keep_seen=True)
     found = measure_lists(alone, tmp_path / "rows.json.gz", "test", RankMeasures(KS))
-    systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
+    report = evaluate_split(alone, "test")
+    systems = report["protocols"][0]["systems"]["model"]
+    assert report["users"] == report["rows"] == 90  # Nobody has a name: each row is a user's.
     assert found["met_before"] is None
     assert (found["per"], found["rows"]) == ("row", 90)
     assert found["outside_catalogue"] == found["users_outside_catalogue"]
