@@ -24,11 +24,7 @@ from training.evaluation import protocols
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
 from training.evaluation.item_index import MISSING, ItemIndex, Pairs, build_pairs
 from training.evaluation.metrics import RankMeasures
-from training.evaluation.protocols import (
-    RankingReader,
-    UniformNegatives,
-    headline_protocol,
-)
+from training.evaluation.protocols import RankingReader, UniformNegatives, headline_protocol
 from training.reader.training_data import TrainingData
 
 KS = (1, 5, 10)
@@ -164,9 +160,8 @@ def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
     manifest = read_manifest(version)
-    with pytest.raises(InputDataError, match="is empty") as caught:
+    with pytest.raises(InputDataError, match="is empty"):
         evaluate_split(_trained(version, manifest), "validation")
-    assert "test" in str(caught.value.allowed)
     with pytest.raises(ConfigError, match="no such split"):
         evaluate_split(_trained(version, manifest), "tset")
 

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
-from training.evaluation.item_index import (
-    ItemIndex,
-    Pairs,
-    order_by_id,
-    rank_top_k,
-)
+from training.evaluation.item_index import ItemIndex, Pairs, order_by_id, rank_top_k
 from training.evaluation.protocols import RankingBatch
 from training.evaluation.systems import (
     ListStatistics,

@@ -25,7 +25,6 @@ from training.evaluation.metrics import (
     VALUE_METRICS,
     RankMeasures,
     constant_log_loss,
-    find_log_losses,
     measure,
 )
 from training.evaluation.scored_rows import RowColumns
@@ -80,15 +79,6 @@ def test_ranking_metrics_equal_a_walk_down_the_list(rows: list[set[int]], k: int
     assert found.keys() == walks[0].keys()
     for name, values in found.items():
         np.testing.assert_allclose(values, [walk[name] for walk in walks], atol=1e-12)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(-20, 20)), min_size=1, max_size=40))
-def test_log_loss_equals_the_textbook_form(rows: list[tuple[bool, float]]) -> None:
-    labels = np.array([label for label, _ in rows])
-    logits = np.array([logit for _, logit in rows])
-    p = 1 / (1 + np.exp(-logits))
-    expected = -np.where(labels, np.log(p), np.log1p(-p))
-    np.testing.assert_allclose(find_log_losses(labels, logits), expected, atol=1e-7, rtol=1e-7)
 
 
 def test_constant_log_loss_knows_certainty() -> None:
