@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,22 @@ def rewrite_records(
     new = SplitInfo(split, tuple(shards))
     splits = tuple(new if s.name == split else s for s in manifest.splits)
     return replace(manifest, splits=splits)
+
+
+def measure_by_hand(ranked: list[int], relevant: Collection[Any], k: int) -> dict[str, float]:
+    hits, gain, precisions, first = 0, 0.0, 0.0, 0.0
+    for place, item in enumerate(ranked[:k], 1):
+        if item in relevant:
+            hits += 1
+            gain += 1 / math.log2(place + 1)
+            precisions += hits / place
+            first = first or 1 / place
+    ideal = sum(1 / math.log2(place + 1) for place in range(1, min(k, len(relevant)) + 1))
+    return {
+        f"hit_rate@{k}": float(hits > 0),
+        f"recall@{k}": hits / (len(relevant) or 1),
+        f"ndcg@{k}": gain / (ideal or 1),
+        f"precision@{k}": hits / k,
+        f"map@{k}": precisions / (len(relevant) or 1),
+        f"mrr@{k}": first,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,13 @@ from training.models.ranking import RankingModel
 
 KS = (3, 10)
 CONFIG = TinyConfig(users=60, items=30, events_per_user=14, leave_out=2)
+_configure = partial(configure, ks=KS, batch_size=7)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     version = write_tiny_dataset(tmp_path_factory.mktemp("ease"), config=CONFIG)
     return _configure(build_measured(version))
-
-
-def _configure(trained: TrainedModel, **evaluation: Any) -> TrainedModel:
-    return configure(trained, ks=KS, batch_size=7, **evaluation)
 
 
 def _draw(users: int, items: int, seed: int = 0) -> np.ndarray:

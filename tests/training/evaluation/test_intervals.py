@@ -19,20 +19,16 @@ from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
 from training.evaluation import scored_rows
 from training.evaluation.evaluate import compare_runs, evaluate_split
-from training.evaluation.intervals import (
-    GROUPS,
-    compare_auc,
-    compare_rows,
-)
+from training.evaluation.intervals import GROUPS, Interval, compare_auc, compare_rows
 from training.evaluation.metrics import StreamedAUC, auc
-from training.evaluation.scored_rows import (
-    RowColumns,
-    SystemSums,
-    UserGroups,
-)
+from training.evaluation.scored_rows import RowColumns, SystemSums, UserGroups
 from training.evaluation.tasks import ErrorScores, LabelScores
 
 compare_means, compare_root_means = partial(compare_rows, "mrr"), partial(compare_rows, "rmse")
+
+
+def _ends(found: Interval) -> tuple[float, float, float]:
+    return found["difference"], found["low"], found["high"]
 
 
 def _scores(seed: int, rows: int = 120) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
@@ -57,8 +53,8 @@ def test_the_interval_of_aucs_is_delongs() -> None:
     half = 1.959964 * np.sqrt(contrast @ covariance @ contrast)
     found = compare_auc(positive, scores, np.arange(len(positive)))
     assert (found["run"], found["other"]) == pytest.approx((tens[0].mean(), tens[1].mean()))
-    assert found["high"] - found["difference"] == pytest.approx(half, rel=1e-6)
-    assert found["difference"] - found["low"] == pytest.approx(half, rel=1e-6)
+    gap = tens[0].mean() - tens[1].mean()
+    assert _ends(found) == pytest.approx((gap, gap - half, gap + half), rel=1e-6)
 
 
 def test_users_with_both_labels_are_drawn_whole() -> None:
@@ -79,21 +75,20 @@ def test_rows_of_one_user_count_as_one_draw() -> None:
     once = compare_auc(positive, scores, owners)
     many = (np.repeat(own, 5) for own in scores)
     repeated = compare_auc(np.repeat(positive, 5), tuple(many), np.repeat(owners, 5))
-    assert repeated["difference"] == pytest.approx(once["difference"])
-    assert repeated["high"] - repeated["low"] == pytest.approx(once["high"] - once["low"])
+    assert _ends(repeated) == pytest.approx(_ends(once))
     values = np.random.default_rng(3).normal(0.1, 1.0, 400)
     nothing, users = np.zeros(400), np.arange(400)
-    once_mean = compare_means((values, nothing), users, 1)
+    once = compare_means((values, nothing), users, 1)
     five = compare_means((np.repeat(values, 5), np.zeros(2000)), np.repeat(users, 5), 1)
-    assert (five["low"], five["high"]) == pytest.approx((once_mean["low"], once_mean["high"]))
+    assert _ends(five) == pytest.approx(_ends(once))
 
 
 def test_the_bootstrap_is_that_of_large_samples() -> None:
     values = np.random.default_rng(4).exponential(1.0, 3000)
     found = compare_means((values, np.zeros(3000)), np.arange(3000), 7)
     half = 1.96 * values.std(ddof=1) / np.sqrt(3000)
-    expected = (values.mean() - half, values.mean() + half)
-    assert (found["low"], found["high"]) == pytest.approx(expected, rel=0.01)
+    expected = np.array([0, -half, half]) + values.mean()
+    assert _ends(found) == pytest.approx(expected, rel=0.01)
     assert compare_means((values, np.zeros(3000)), np.arange(3000), 7) == found
 
 
@@ -120,10 +115,8 @@ def test_the_interval_of_root_means_is_that_of_drawn_rows() -> None:
     for _ in range(3000):
         rows = rng.integers(0, 400, 400)
         gaps.append(np.sqrt(run[rows].mean()) - np.sqrt(other[rows].mean()))
-    assert found["difference"] == pytest.approx(np.sqrt(run.mean()) - np.sqrt(other.mean()))
-    assert (found["low"], found["high"]) == pytest.approx(
-        np.percentile(gaps, (2.5, 97.5)), abs=0.01
-    )
+    gap = np.sqrt(run.mean()) - np.sqrt(other.mean())
+    assert _ends(found) == pytest.approx((gap, *np.percentile(gaps, (2.5, 97.5))), abs=0.01)
 
 
 @pytest.mark.parametrize("ids", [range(2, 100), range(2, 10 * GROUPS), None])
@@ -154,8 +147,7 @@ def test_streamed_sums_give_the_interval_of_all_rows_unknown_users_drawn_togethe
     got, twice = (found["against"]["popularity"][name] for name in ("mrr", "ndcg@10"))
     # The shared group comes last, as the greatest owner does.
     expected = compare_means((model, rival), np.where(users == 1, 99, users), 4)
-    ends = ("difference", "low", "high")
-    assert [got[end] for end in ends] == pytest.approx([expected[end] for end in ends])
+    assert _ends(got) == pytest.approx(_ends(expected))
     assert twice["low"] == pytest.approx(2 * got["low"])
     alone = compare_means((model, rival), np.where(users == 1, 99 + np.arange(400), users), 4)
     assert got["high"] - got["low"] > 1.5 * (alone["high"] - alone["low"])
@@ -170,7 +162,7 @@ def _label_rows(seed: int, rows: int) -> tuple[dict[str, tf.Tensor], np.ndarray]
 
 def test_labels_are_compared_with_a_constant() -> None:
     features, scores = _label_rows(9, 600)
-    users = features["user"].numpy()
+    users, positive = features["user"].numpy(), features["label"].numpy() > 0.5
     groups = UserGroups("user", range(2, 80))
     columns, collected = RowColumns(groups, label="label"), LabelScores(1.0, groups, 3, 0.3)
     for start in range(0, 600, 100):
@@ -178,18 +170,12 @@ def test_labels_are_compared_with_a_constant() -> None:
         collected.add(columns.read(batch, scores[start : start + 100]))
     values = collected.result()
     found = values["differences"]["against"]["constant"]
-    positive = features["label"].numpy() > 0.5
     auc = compare_auc(positive, (scores, np.zeros(600)), users)
-    assert found["auc"]["difference"] == pytest.approx(values["auc"] - 0.5)
-    assert (found["auc"]["low"], found["auc"]["high"]) == pytest.approx((auc["low"], auc["high"]))
+    assert _ends(found["auc"]) == pytest.approx(_ends(auc))
     losses = np.logaddexp(0, scores.astype(np.float64)) - np.where(positive, scores, 0.0)
     constant = np.where(positive, -np.log(0.3), -np.log(0.7))
     loss = compare_means((losses, constant), users, 3)
-    gap = values["log_loss"] - values["constant"]["log_loss"]
-    assert found["log_loss"]["difference"] == pytest.approx(gap)
-    assert (found["log_loss"]["low"], found["log_loss"]["high"]) == pytest.approx(
-        (loss["low"], loss["high"])
-    )
+    assert _ends(found["log_loss"]) == pytest.approx(_ends(loss))
     assert found["gauc"]["difference"] == pytest.approx(values["gauc"]["value"] - 0.5)
     assert found["gauc"]["low"] < found["gauc"]["difference"] < found["gauc"]["high"]
     assert json.dumps(values)
@@ -220,23 +206,8 @@ def test_errors_are_compared_with_those_of_the_mean() -> None:
     found = values["differences"]["against"]["constant"]["rmse"]
     squared = np.square(scores.astype(np.float64) - labels)
     expected = compare_root_means((squared, np.square(labels - 2.5)), users, 5)
+    assert _ends(found) == pytest.approx(_ends(expected))
     assert found["difference"] == pytest.approx(values["rmse"] - values["constant"]["rmse"])
-    assert (found["low"], found["high"]) == pytest.approx((expected["low"], expected["high"]))
-
-
-def test_an_evaluation_holds_the_paired_difference_of_every_metric(tiny_version: Path) -> None:
-    trained = build_measured(tiny_version, evaluation={"ks": [5, 10], "per": ["event", "user"]})
-    protocols = evaluate_split(trained, "test")["protocols"]
-    assert {protocol["per"] for protocol in protocols} == {"event", "user"}
-    for protocol in protocols:
-        systems = protocol["systems"]
-        assert protocol["differences"]["groups"] == 60
-        for rival, found in protocol["differences"]["against"].items():
-            assert set(found) == set(systems["model"])
-            for metric, interval in found.items():
-                gap = systems["model"][metric] - systems[rival][metric]
-                assert interval["difference"] == pytest.approx(gap, abs=1e-12)
-                assert interval["low"] <= interval["difference"] <= interval["high"]
 
 
 def test_the_lead_is_the_end_that_is_worse() -> None:
@@ -262,8 +233,14 @@ def test_values_are_those_of_the_evaluation(
     found = compare_runs(own, other, "test")
     assert (found["rows"], found["users"]) == (60, 60)
     for side, trained in (("run", own), ("other", other)):
-        known = evaluate_split(trained, "test")["protocols"][0]["systems"]["model"]
+        protocol = evaluate_split(trained, "test")["protocols"][0]
+        known = protocol["systems"]["model"]
         assert {m: v[side] for m, v in found["metrics"].items()} == pytest.approx(known)
+        assert protocol["differences"]["groups"] == 60
+        for rival, intervals in protocol["differences"]["against"].items():
+            gaps = {m: known[m] - protocol["systems"][rival][m] for m in known}
+            told = {m: interval["difference"] for m, interval in intervals.items()}
+            assert told == pytest.approx(gaps, abs=1e-12)
     for values in found["metrics"].values():
         assert values["low"] <= values["difference"] <= values["high"]
     back = compare_runs(other, own, "test")["metrics"]["ndcg@10"]

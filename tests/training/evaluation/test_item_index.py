@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 from conf.errors import InputDataError
 from conf.manifest import Manifest
 from tests.training.toy_models import TinyTowers
-from training.evaluation.item_index import (
-    ItemIndex,
-    Pairs,
-    build_item_index,
-    order_by_id,
-    rank_all,
-    rank_top_k,
-)
+from training.evaluation.item_index import ItemIndex, Pairs, order_by_id, rank_top_k
 from training.evaluation.protocols import RankingBatch
 from training.evaluation.systems import (
     ListStatistics,
-    PopularitySystem,
     RandomSystem,
     popularity_percentiles,
     score_pairs,
@@ -68,17 +60,6 @@ def test_a_repeated_item_and_a_nan_vector_are_refused() -> None:
         order_by_id(np.array([3, 4]), np.array([[0.0], [np.nan]], np.float32))
 
 
-def test_the_index_holds_every_catalogue_item_whatever_the_batch(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    model = TinyTowers(tiny_manifest)
-    whole = build_item_index(model, tiny_version, tiny_manifest, 1000)
-    parts = build_item_index(model, tiny_version, tiny_manifest, 3)
-    size = tiny_manifest.schema["movie_id"].vocabulary_size
-    assert whole.ids.tolist() == list(range(2, size))
-    np.testing.assert_array_equal(whole.vectors, parts.vectors)
-
-
 def test_pairs_of_vectors_that_are_not_finite_are_refused(
     tiny_version: Path, tiny_manifest: Manifest
 ) -> None:
@@ -95,13 +76,6 @@ def test_pairs_of_vectors_that_are_not_finite_are_refused(
 
 
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
-
-
-@given(COUNTS)
-def test_equally_popular_items_count_against_the_target(counts: list[int]) -> None:
-    scores = PopularitySystem(np.array(counts)).scores({}, len(counts))
-    ranks = rank_all(scores, np.arange(len(counts)))
-    assert [sum(other >= own for other in counts) for own in counts] == ranks.tolist()
 
 
 def test_random_scores_depend_on_the_row_and_the_seed_only() -> None:

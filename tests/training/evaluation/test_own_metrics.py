@@ -22,6 +22,7 @@ from conf.metrics import is_minimised
 from conf.training.train import TrainConfig
 from jobs.evaluate import evaluate_lists
 from jobs.reporting.report import write_report
+from tests.training.loop.test_trainer import Messages
 from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
@@ -98,17 +99,6 @@ def few_ranks(ranks, k, most=16):
 """
 
 
-class Messages(NoProgress):
-    """Keeps what is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def message(self, text: str, **fields: Any) -> None:
-        self.texts.append(text)
-
-
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "own-code.md"
 OWN_MODULES = {"mine.py": SOURCE}
 KS = (1, 5, 10)
@@ -164,8 +154,7 @@ def test_metrics_of_tasks_are_those_of_all_rows_in_epochs_and_evaluation(
     run = fit_run(plan(tiny_version, tmp_path, metrics, fit=fit, model=LR), NoProgress())
     found = [record.validation["own_brier"] for record in read_history(run)]
     assert is_minimised("own_brier")
-    card = json.loads((run / "run_card.json").read_text())
-    assert card["training"]["best_epoch"] == int(np.argmin(found)) + 1
+    assert read_json(run / "run_card.json")["training"]["best_epoch"] == int(np.argmin(found)) + 1
     trained = load_run(run)
     evaluated = evaluate_split(trained, "test")
     [batch] = build_eval_dataset(trained.version_dir, trained.manifest, "test", 1000)
@@ -191,7 +180,7 @@ def test_a_metric_that_is_not_defined_on_a_split_is_told(
     assert "metric own_none of task label is not defined on these" in caplog.text
     assert not any({"own_none", "own_huge"} & set(r.validation) for r in read_history(run))
     # Nothing is known to be better than the last epoch, and nothing stops.
-    training = json.loads((run / "run_card.json").read_text())["training"]
+    training = read_json(run / "run_card.json")["training"]
     assert (training["best_epoch"], training["selected_by"]) == (3, None)
     assert any("own_none was not defined in any epoch" in text for text in messages.texts)
     values = evaluate_split(load_run(run), "test")["tasks"]["label"]

@@ -10,7 +10,7 @@ import pytest
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
-from conf.manifest import MANIFEST_FILE, Manifest
+from conf.manifest import MANIFEST_FILE
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
 from conf.training.train import TrainConfig
@@ -40,8 +40,9 @@ def build_run(version: Path, model: dict[str, Any], **evaluation: Any) -> Traine
     return build_measured(version, model, evaluation=evaluation)
 
 
-def count_rows(trained: TrainedModel) -> int:
-    return int(evaluate_split(trained, "test")["rows"])
+def count_relevant(run: TrainedModel) -> tuple[int, int]:
+    found = evaluate_split(run, "test")
+    return int(found["rows"]), int(found["rows_not_relevant"])
 
 
 @pytest.mark.parametrize("per", ["event", "user"])
@@ -51,8 +52,8 @@ def test_an_evaluation_is_that_of_the_positive_rows(version: Path, per: str) -> 
     for own, alone in zip(found["protocols"], wanted["protocols"], strict=True):
         for system in ("model", "popularity"):  # Chance draws for every row that is read.
             assert own["systems"][system] == alone["systems"][system]
-    every = evaluate_split(build_run(version, SOFTMAX, per=["event"]), "test")["rows"]
-    positive = count_rows(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
+    every, _ = count_relevant(build_run(version, SOFTMAX, per=["event"]))
+    positive, _ = count_relevant(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
     assert found["rows_not_relevant"] == every - positive > 0
     assert found["users"] == wanted["users"]
     assert wanted["rows_not_relevant"] == 0
@@ -62,24 +63,21 @@ def test_an_evaluation_is_that_of_the_positive_rows(version: Path, per: str) -> 
 def test_a_comparison_counts_the_rows_of_the_first_run_for_both(version: Path, per: str) -> None:
     binary, softmax = (build_run(version, model, per=[per]) for model in (BINARY, SOFTMAX))
     alone = [build_run(version, model, per=[per], **POSITIVE) for model in (BINARY, SOFTMAX)]
-    assert (
-        compare_runs(binary, softmax, "test")["metrics"]
-        == (compare_runs(*alone, "test")["metrics"])
-    )
-    left_out = compare_runs(binary, softmax, "test")["rows_not_relevant"]
-    assert left_out == evaluate_split(binary, "test")["rows_not_relevant"] > 0
-    found, wanted = compare_runs(softmax, binary, "test"), count_rows(softmax)
-    assert found["rows_not_relevant"] == 0
-    assert found["rows"] == wanted > compare_runs(binary, softmax, "test")["rows"] or per == "user"
+    found, back = compare_runs(binary, softmax, "test"), compare_runs(softmax, binary, "test")
+    assert found["metrics"] == compare_runs(*alone, "test")["metrics"]
+    assert found["rows_not_relevant"] == count_relevant(binary)[1] > 0
+    assert (back["rows"], back["rows_not_relevant"]) == count_relevant(softmax)
+    assert back["rows_not_relevant"] == 0
+    assert back["rows"] > found["rows"] or per == "user"
 
 
 def test_drawn_negatives_of_a_split_are_relevant_to_no_objective(version: Path) -> None:
     run = build_run(version, SOFTMAX, per=["event"])
     counts = replace(run.manifest.counts, drawn={"test": 7})
     drawn = replace(run, manifest=replace(run.manifest, counts=counts))
-    found = evaluate_split(drawn, "test")
-    assert found["rows"] == count_rows(build_run(version, SOFTMAX, per=["event"], **POSITIVE))
-    assert found["rows_not_relevant"] > 0
+    rows, others = count_relevant(drawn)
+    assert rows == count_relevant(build_run(version, SOFTMAX, per=["event"], **POSITIVE))[0]
+    assert others > 0
 
 
 @pytest.mark.parametrize("per", ["event", "user"])
@@ -92,11 +90,6 @@ def test_a_split_without_a_positive_row_is_refused(version: Path, per: str) -> N
 BALANCED = {"class_balance": {"feature": "label", "shares": {0: 0.0, 1: 1.0}}}
 
 
-def count_relevant(run: TrainedModel, split: str = "test") -> tuple[int, int]:
-    found = evaluate_split(run, split)
-    return int(found["rows"]), int(found["rows_not_relevant"])
-
-
 def with_input(run: TrainedModel, model: dict[str, Any] | None = None, **settings) -> TrainedModel:
     changed = {**run.config.resolved(), "input": settings, **({"model": model} if model else {})}
     return replace(run, config=TrainConfig.model_validate(changed))
@@ -107,7 +100,8 @@ def test_what_the_input_leaves_out_by_its_label_is_relevant_nowhere(
     version: Path, settings: dict[str, Any]
 ) -> None:
     run = build_run(version, SOFTMAX, per=["event"])
-    every, (clicks, _) = count_rows(run), count_relevant(build_run(version, BINARY, per=["event"]))
+    every, _ = count_relevant(run)
+    clicks, _ = count_relevant(build_run(version, BINARY, per=["event"]))
     trained = with_input(run, **settings)
     assert count_relevant(trained) == (clicks, every - clicks)
     found = build_validate(trained.config, TrainingData(version, run.manifest))
@@ -126,32 +120,24 @@ def test_what_the_input_leaves_out_by_its_label_is_relevant_nowhere(
 
 def test_rows_of_weight_0_are_relevant_nowhere_and_make_nothing_popular(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=CONFIG)
-    manifest = weigh_labels(version)
+    manifest = read_manifest(version)
+
+    def weigh(features: Any) -> None:
+        if "label" in features:
+            features["weight"].float_list.value[:] = features["label"].float_list.value
+
+    for split in manifest.splits:
+        manifest = rewrite_records(version, split.name, weigh, manifest)
+    schema = FeatureSchema((*manifest.schema.features, FeatureSpec("weight", "float32", "weight")))
+    weights = {"train": {"weight": {"zeros": 1}}}
+    manifest = replace(manifest, schema=schema, statistics=weights)
+    write_text_atomic(version / MANIFEST_FILE, manifest.dumps())
     run = build_run(version, SOFTMAX, per=["event"])
     clicks = count_relevant(build_run(version, BINARY, per=["event"]))
-    assert run.manifest == manifest
     assert count_relevant(run) == clicks
     plain = replace(run, manifest=replace(manifest, statistics={}))
     ids = build_item_index(require_retrieval(run.model), version, manifest, 64).ids
     popular, every = read_popularity(run, ids), read_popularity(plain, ids)
     assert popular.sum() < every.sum()
-    taught = with_input(replace(plain), **POSITIVE)
+    taught = with_input(plain, **POSITIVE)
     assert popular.tolist() == read_popularity(taught, ids).tolist()
-
-
-def weigh_labels(version: Path) -> Manifest:
-    def weigh(features: Any) -> None:
-        if "label" in features:
-            features["weight"].float_list.value[:] = features["label"].float_list.value
-
-    manifest = read_manifest(version)
-    specs = (*manifest.schema.features, FeatureSpec("weight", "float32", "weight"))
-    for split in manifest.splits:
-        manifest = rewrite_records(version, split.name, weigh, manifest)
-    changed = replace(
-        manifest,
-        schema=FeatureSchema(specs),
-        statistics={"train": {"weight": {"zeros": 1}}},
-    )
-    write_text_atomic(version / MANIFEST_FILE, changed.dumps())
-    return changed

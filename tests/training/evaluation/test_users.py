@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,19 +18,18 @@ from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
-from tests.training.evaluation.measured import build_measured, configure, read_ids
+from tests.training.evaluation.measured import (
+    build_measured,
+    configure,
+    measure_by_hand,
+    read_ids,
+)
 from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from training.apply.answers import Source
 from training.checkpoint.restore import TrainedModel
 from training.evaluation.evaluate import evaluate_split
-from training.evaluation.item_index import (
-    MISSING,
-    ItemIndex,
-    Pairs,
-    build_item_index,
-    rank_top_k,
-)
+from training.evaluation.item_index import MISSING, ItemIndex, Pairs, build_item_index, rank_top_k
 from training.evaluation.metrics import RankMeasures, measure
 from training.evaluation.prediction_files import measure_lists
 from training.evaluation.systems import RandomSystem, read_popularity
@@ -37,10 +37,7 @@ from training.evaluation.users import UserReader, find_first_rows, rank_in_lists
 
 KS = (1, 3, 10)
 CONFIG = TinyConfig(users=30, items=500, events_per_user=18, leave_out=3, own_group=0.3)
-
-
-def _configure(trained: TrainedModel, **evaluation: Any) -> TrainedModel:
-    return configure(trained, ks=KS, batch_size=7, **evaluation)
+_configure = partial(configure, ks=KS, batch_size=7)
 
 
 @pytest.fixture(scope="module")
@@ -70,25 +67,6 @@ def _rank_by_hand(trained: TrainedModel, later: int, *, masks: bool) -> dict[int
     return lists
 
 
-def _measure_by_hand(ranked: list[int], relevant: list, k: int) -> dict[str, float]:
-    hits, gain, precisions, first = 0, 0.0, 0.0, 0.0
-    for place, item in enumerate(ranked[:k], 1):
-        if item in relevant:
-            hits += 1
-            gain += 1 / math.log2(place + 1)
-            precisions += hits / place
-            first = first or 1 / place
-    ideal = sum(1 / math.log2(place + 1) for place in range(1, min(k, len(relevant)) + 1))
-    return {
-        f"hit_rate@{k}": float(hits > 0),
-        f"recall@{k}": hits / len(relevant),
-        f"precision@{k}": hits / k,
-        f"ndcg@{k}": gain / ideal,
-        f"map@{k}": precisions / len(relevant),
-        f"mrr@{k}": first,
-    }
-
-
 def _relevant(trained: TrainedModel, start: int, stop: int | None) -> dict[int, list]:
     known = read_ids(trained, "movie_id")
     found = {}
@@ -113,7 +91,7 @@ def test_a_users_whole_set_is_measured_as_in_the_text_books(
     assert (report["headline"], protocol["name"], protocol["per"]) == (name, name, "user")
     assert report["rows"] == report["users"] == protocol["rows"] == CONFIG.users
     by_hand = [
-        {m: v for k in KS for m, v in _measure_by_hand(ranked[u], relevant[u], k).items()}
+        {m: v for k in KS for m, v in measure_by_hand(ranked[u], relevant[u], k).items()}
         for u in relevant
     ]
     expected = {name: float(np.mean([row[name] for row in by_hand])) for name in by_hand[0]}
@@ -145,7 +123,7 @@ def test_popularity_and_chance_are_ranked_by_the_same_rules(trained: TrainedMode
             unseen = [item for item in ids if item not in events[user][:-3]]
             # Of items that tie the relevant ones come last.
             unseen.sort(key=lambda item, own=own: (-counts[ids[item]], item in own))
-            rows.append(_measure_by_hand(unseen, own, k))
+            rows.append(measure_by_hand(unseen, own, k))
         for name in rows[0]:
             assert found["popularity"][name] == pytest.approx(np.mean([r[name] for r in rows]))
     held_out = read_held_out(_configure(trained), "test", index, None)
@@ -190,12 +168,10 @@ def test_slices_add_up_and_are_cut_by_train_counts(trained: TrainedModel) -> Non
     counts = pq.read_table(Path(str(trained.version_dir)) / "encoders" / "movie_id.parquet")
     train = dict(zip(counts["token"].to_pylist(), counts["count"].to_pylist(), strict=True))
     held_out = [item for events in _draw_log(CONFIG).events.values() for item in events[-3:]]
-    bands = {"0": 0, "1-9": 0, "10-99": 0}
-    for item in held_out:
-        count = train.get(item, 0)
-        bands["0" if count == 0 else "1-9" if count < 10 else "10-99"] += 1
+    times = [train.get(item, 0) for item in held_out]
+    bands = Counter("0" if n == 0 else "1-9" if n < 10 else "10-99" for n in times)
     found = {group["value"]: group["rows"] for group in report["slices"]["item_frequency"]}
-    assert found == {band: rows for band, rows in bands.items() if rows}
+    assert found == bands
     genders = {group["value"]: group["rows"] for group in report["slices"]["gender"]}
     assert genders == {"F": 45, "M": 45}
     users = evaluate_split(_configure(trained, slices=["gender"], per="user"), "test")
@@ -286,7 +262,9 @@ def test_lists_of_rows_are_measured_against_their_items(
     alone = replace(_configure(trained), manifest=replace(trained.manifest, keys=keys))
     write_lists(alone, tmp_path / "rows.json.gz", 10, keep_seen=True)
     found = measure_lists(alone, tmp_path / "rows.json.gz", "test", RankMeasures(KS))
-    systems = evaluate_split(alone, "test")["protocols"][0]["systems"]["model"]
+    report = evaluate_split(alone, "test")
+    systems = report["protocols"][0]["systems"]["model"]
+    assert report["users"] == report["rows"] == 90  # Nobody has a name: each row is a user's.
     assert found["met_before"] is None
     assert (found["per"], found["rows"]) == ("row", 90)
     assert found["outside_catalogue"] == found["users_outside_catalogue"]
