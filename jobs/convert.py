@@ -52,7 +52,7 @@ def main(
         typer.Option(metavar="NAME=VALUE", help="Column policy, such as nulls=default."),
     ] = None,
     types: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="Of CSV or TFRecord columns: price=float32,tags=list<string>."),
     ] = None,
     separator: Annotated[str | None, typer.Option(help="Of CSV; default: by the name.")] = None,
@@ -79,7 +79,7 @@ def main(
         ),
         policies=parse_type_options(_parse_policies(option or ())),
         text=TextOptions(_parse_separator(separator), list_separator, tuple(null or ())),
-        types=_parse_types(types),
+        types=_parse_types(",".join(types or ())),
         folder=source if source.is_dir() else None,
     )
     target = _parse_format(target_format) or detect_format(output)
@@ -133,9 +133,9 @@ def _parse_separator(text: str | None) -> str | None:
     return "\t" if text == r"\t" else text  # few shells give a tab easily
 
 
-def _parse_types(text: str | None) -> dict[str, Any]:
+def _parse_types(text: str) -> dict[str, Any]:
     types = {}
-    for pair in (text or "").split(","):
+    for pair in text.split(","):
         name, equals, value = pair.partition("=")
         if equals:
             types[name.strip()] = parse_type(value)

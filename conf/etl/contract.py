@@ -100,7 +100,9 @@ class DomainRule(ContractValueRule):
 
 
 class NullRateRule(ContractValueRule):
-    """The greatest share of nulls. Of an id made by a vocabulary, OOV counts as null."""
+    """The greatest share of nulls, of a feature those of its raw column. Of ids made by a
+    vocabulary, OOV counts as null.
+    """
 
     kind: Literal["null_rate"]
     maximum: ContractRate = Field(description="Greatest share of nulls.")

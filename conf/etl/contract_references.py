@@ -97,8 +97,9 @@ def _check_rule_column(where: str, rule: RuleConfig, column: str, kind: str) -> 
         raise ValueError(f"{where}: column {column!r} is declared as {kind}, not {rule.type}")
     if isinstance(rule, RangeRule | FreshnessRule) and element not in NUMBER_TYPES:
         raise ValueError(f"{where}: column {column!r} is {kind}, not a number")
-    if isinstance(rule, DomainRule) and element != "string":
-        others = [value for value in rule.one_of if isinstance(value, str)]
+    if isinstance(rule, DomainRule):
+        # Beside a number Spark would take text for one: "01" would be 1.
+        others = [v for v in rule.one_of if isinstance(v, str) != (element == "string")]
         if others:
             raise ValueError(f"{where}: column {column!r} is {kind}; one_of holds {others[0]!r}")
     if isinstance(rule, UniqueRule | ReferencesRule | FreshnessRule) and kind != element:

@@ -32,11 +32,14 @@ class IncrementalFit:
             the epoch; None where there is no time.
         expire_after_days: A token is retired once it was last seen longer ago than this before
             the last day of the train split; None: tokens stay for ever.
+        last_day: That day, whether or not it has a token; None: it is not known yet, or there is
+            no time.
     """
 
     previous: pa.Table | None = None
     time_column_ms: str | None = None
     expire_after_days: int | None = None
+    last_day: datetime.date | None = None
 
     def __post_init__(self) -> None:
         """Refuses to let tokens expire where nothing says when they were seen.
@@ -50,6 +53,13 @@ class IncrementalFit:
                 received=f"expire_after_days: {self.expire_after_days}, events.time: null",
                 fix="declare events.time, or leave `expire_after_days` out",
             )
+
+    @property
+    def oldest_day(self) -> datetime.date | None:
+        """The day since which a token must have been seen; None: it need not."""
+        if self.expire_after_days is None or self.last_day is None:
+            return None
+        return self.last_day - datetime.timedelta(days=self.expire_after_days)
 
     def known_tokens(self, token_dtype: TokenDType, first_id: int) -> pa.Table:
         """Returns the previous version's tokens with all columns of an incremental vocabulary.
@@ -98,38 +108,31 @@ def extend_vocabulary(
     schema = known.schema
     token_type = schema.field("token").type
     found = found.set_column(0, "token", found["token"].cast(token_type)).combine_chunks()
-    last_day = pc.max(found[LAST_SEEN_COLUMN]).as_py()
-    old = _update_known(found, known, fit, last_day)
+    old = _update_known(found, known, fit)
     new = order_tokens(found.filter(pc.invert(found["is_known"])))
-    new = new.filter(pc.invert(_expired(new[LAST_SEEN_COLUMN], fit, last_day)))
+    new = new.filter(pc.invert(_expired(new[LAST_SEEN_COLUMN], fit)))
     if max_size is not None:
         live = len(old) - (pc.sum(old[RETIRED_COLUMN]).as_py() or 0)
         new = new.slice(0, max(0, max_size - live))
     return _append(old, new, first_id, schema)
 
 
-def _update_known(
-    found: pa.Table, known: pa.Table, fit: IncrementalFit, last_day: datetime.date | None
-) -> pa.Table:
+def _update_known(found: pa.Table, known: pa.Table, fit: IncrementalFit) -> pa.Table:
     rows = pc.index_in(known["token"], value_set=found["token"])
     counts = pc.fill_null(found["count"].take(rows), 0)
     seen = found[LAST_SEEN_COLUMN].take(rows)
     # A token whose last day is not known ages from the first incremental version.
-    before = pc.fill_null(known[LAST_SEEN_COLUMN], pa.scalar(last_day, pa.date32()))
+    before = pc.fill_null(known[LAST_SEEN_COLUMN], pa.scalar(fit.last_day, pa.date32()))
     last_seen = pc.max_element_wise(seen, before)
-    retired = _expired(last_seen, fit, last_day)
+    retired = _expired(last_seen, fit)
     counts = pc.if_else(retired, 0, counts)
     return pa.Table.from_arrays(
         [known["token"], known["id"], counts, last_seen, retired], names=known.schema.names
     )
 
 
-def _expired(
-    last_seen: pa.ChunkedArray, fit: IncrementalFit, last_day: datetime.date | None
-) -> pa.ChunkedArray:
-    if fit.expire_after_days is None or last_day is None:
-        return pa.chunked_array([pa.array(np.zeros(len(last_seen), np.bool_))])
-    oldest = pa.scalar(last_day - datetime.timedelta(days=fit.expire_after_days), pa.date32())
+def _expired(last_seen: pa.ChunkedArray, fit: IncrementalFit) -> pa.ChunkedArray:
+    oldest = pa.scalar(fit.oldest_day, pa.date32())
     return pc.fill_null(pc.less(last_seen, oldest), False)
 
 

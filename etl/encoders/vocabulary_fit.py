@@ -7,11 +7,12 @@ vocabularies share one scan: the start of a job costs more than the counting of 
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -50,6 +51,7 @@ logger = logging.getLogger("sluice.encoders")
 
 CHANGES_FILE = "vocabulary_changes.json"
 NUMBER_COLUMN = "__vocabulary"
+_EPOCH = datetime.date(1970, 1, 1)
 _SPARK_TOKEN_TYPES = {
     **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "bigint"),
     "string": "string",
@@ -277,6 +279,7 @@ def fit_vocabularies(df: DataFrame, requests: Sequence[VocabularyRequest]) -> li
     """
     if not requests:
         return []
+    requests = _date_requests(df, requests)
     types = [spark_type_of(df, request.columns) for request in requests]
     dtypes: list[TokenDType] = ["int64" if kind == "bigint" else "string" for kind in types]
     known = [
@@ -364,16 +367,35 @@ def _most_frequent(counted: DataFrame, size: int | None) -> DataFrame:
     return counted.orderBy(F.desc("count"), F.asc("token")).limit(size)
 
 
-def _drop_expired(counted: DataFrame, days: int | None) -> DataFrame:
+def _drop_expired(counted: DataFrame, growth: IncrementalFit | None) -> DataFrame:
     """Leaves out tokens that have expired: they take the places of no others."""
     from pyspark.sql import functions as F
 
-    if days is None:
+    if growth is None or growth.oldest_day is None:
         return counted
-    last_day = counted.agg(F.max(LAST_SEEN_COLUMN).alias("__last_day"))
-    dated = counted.crossJoin(F.broadcast(last_day))
-    oldest = F.date_sub("__last_day", days)
-    return dated.where(F.col(LAST_SEEN_COLUMN) >= oldest).drop("__last_day")
+    return counted.where(F.col(LAST_SEEN_COLUMN) >= F.lit(growth.oldest_day))
+
+
+def _date_requests(
+    df: DataFrame, requests: Sequence[VocabularyRequest]
+) -> Sequence[VocabularyRequest]:
+    """Tells vocabularies that grow the last day of the train split."""
+    from pyspark.sql import functions as F
+
+    from etl.tfrecord.spark.schema import quote_name
+
+    growths = [request.incremental for request in requests if request.incremental is not None]
+    column = next((g.time_column_ms for g in growths if g.time_column_ms is not None), None)
+    if column is None:
+        return requests
+    last_ms = df.agg(F.max(quote_name(column))).collect()[0][0]
+    last_day = None if last_ms is None else _EPOCH + datetime.timedelta(milliseconds=last_ms)
+    return [
+        request
+        if request.incremental is None
+        else replace(request, incremental=replace(request.incremental, last_day=last_day))
+        for request in requests
+    ]
 
 
 def _found_tokens(counted: DataFrame, known: pa.Table, request: VocabularyRequest) -> DataFrame:
@@ -381,13 +403,12 @@ def _found_tokens(counted: DataFrame, known: pa.Table, request: VocabularyReques
     from pyspark.sql import functions as F
 
     limits, growth = request.limits, request.incremental
-    days = None if growth is None else growth.expire_after_days
     if not len(known):
-        found = _most_frequent(_frequent(_drop_expired(counted, days), limits), limits.max_size)
+        found = _most_frequent(_frequent(_drop_expired(counted, growth), limits), limits.max_size)
         return found.withColumn("is_known", F.lit(False))
     tokens = counted.sparkSession.createDataFrame(known.select(["token"]))
     old = counted.join(tokens, "token", "left_semi").drop("is_eligible")
-    new = _frequent(_drop_expired(counted, days).join(tokens, "token", "left_anti"), limits)
+    new = _frequent(_drop_expired(counted, growth).join(tokens, "token", "left_anti"), limits)
     new = _most_frequent(new, limits.max_size)
     return old.withColumn("is_known", F.lit(True)).unionByName(
         new.withColumn("is_known", F.lit(False))

@@ -220,7 +220,7 @@ def _select(history: UserHistoryConfig, position: Column | None) -> Column:
     """The behaviours that stay, most recent first."""
     found = F.reverse(F.coalesce(F.col(_LIST), F.array()))
     if history.window_days:
-        first = F.col(EVENT_TS_COLUMN) - F.lit(int(history.window_days * _MS_PER_DAY))
+        first = F.col(EVENT_TS_COLUMN) - F.lit(round(history.window_days * _MS_PER_DAY))
         found = F.filter(found, lambda x: x["ts"] >= first)
     if history.within_session:
         found = F.filter(found, lambda x: x["session"] == F.col(SESSION_COLUMN))

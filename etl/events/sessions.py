@@ -67,4 +67,4 @@ def current_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
 
 
 def _gap_ms(sessions: SessionsConfig) -> Column:
-    return F.lit(int(sessions.gap_minutes * 60_000))
+    return F.lit(round(sessions.gap_minutes * 60_000))

@@ -143,7 +143,7 @@ def _counter(events: DataFrame, rolling: WindowedFeatureConfig) -> WindowCounter
 
         found = before(delay_ms)
         if rolling.window_days:
-            found = found - before(int(rolling.window_days * _MS_PER_DAY) + 1)
+            found = found - before(round(rolling.window_days * _MS_PER_DAY) + 1)
         return F.when(has_keys, found).otherwise(F.lit(0).cast("bigint"))
 
     return count
@@ -155,5 +155,5 @@ def _count_aged(
     age = F.col("__age_ms")
     recent = age >= 1000 * (rolling.delay_s or 0)
     if rolling.window_days:
-        recent = recent & (age <= int(rolling.window_days * _MS_PER_DAY))
+        recent = recent & (age <= round(rolling.window_days * _MS_PER_DAY))
     return F.count_if(recent & matches(events, where))

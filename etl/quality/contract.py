@@ -25,7 +25,14 @@ from conf.etl.contract import (
 from conf.schema import FeatureSchema
 from conf.splits import TRAIN
 from etl.quality.drift import measure_drift
-from etl.quality.figures import READ_BY_MODELS, Figure, VersionFigures, list_figures
+from etl.quality.figures import (
+    READ_BY_MODELS,
+    Figure,
+    Share,
+    VersionFigures,
+    find_nulls,
+    list_figures,
+)
 from etl.quality.label_statistics import summarize_comparison
 from etl.quality.mistakes import (
     find_constants,
@@ -49,6 +56,7 @@ from etl.quality.rules import (
     settle_results,
     shown,
 )
+from etl.quality.statistics import summarize_statistics
 from etl.quality.version_view import VersionView, compare_feature
 
 if TYPE_CHECKING:
@@ -135,11 +143,15 @@ def _judge_feature(rule: ContractValueRule, version: VersionView) -> RuleResult:
 
 
 def _judge_nulls(rule: NullRateRule, version: VersionView, found: Mapping[str, Any]) -> RuleResult:
-    if version.is_vocabulary(str(rule.feature)):
-        # A vocabulary gives null the id of what it does not know.
-        absent = found["missing"] + found["oov"]
+    name = str(rule.feature)
+    if version.is_vocabulary(name):
+        # A vocabulary gives null the id of what it does not know, whose buckets hold the rest.
+        absent = found["missing"] + found["oov"] + found.get("raw", {}).get("bucketed", 0)
         return judge_nulls(rule, absent, found["missing"] + found["values"])
-    return judge_nulls(rule, found["missing"], found["rows"])
+    # Most encoders give a missing value an id or a number: what was raw tells.
+    nulls = find_nulls(version.schema[name], summarize_statistics({name: found})[name])
+    nulls = nulls or Share(found["missing"], found["rows"])
+    return judge_nulls(rule, nulls.part, nulls.whole)
 
 
 def _judge_range(rule: RangeRule, found: Mapping[str, Any]) -> RuleResult:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from etl.quality.value_statistics import readable
 from etl.tfrecord.types.conversions import is_list
 
 COMPARED_ROWS = 1 << 16
@@ -25,7 +26,6 @@ MAX_GROUPS = 1 << 10
 """A feature with more values has no groups: it is no slice, and too fine to give a label away."""
 LISTED_SLICES = 50
 _MIN_SPARE_ROWS = 30
-_TEXT_CHARS = 64
 
 SliceValue = int | float | str | bool | None
 Groups = dict[SliceValue, tuple[int, float, float]]
@@ -303,10 +303,8 @@ def _to_floats(column: pa.Array) -> np.ndarray:
 
 def _plain(value: Any) -> SliceValue:
     """A value that strict JSON can hold."""
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, str | bytes):
+        return readable(value.encode() if isinstance(value, str) else value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str):
-        return value[:_TEXT_CHARS]
     return value if isinstance(value, int | float) or value is None else str(value)

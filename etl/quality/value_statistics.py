@@ -297,14 +297,11 @@ class BytesValues:
             values: Strings or binaries `[values]`, none null.
         """
         wide = values.cast(pa.large_binary())
-        keys = np.empty(len(wide), np.int64)
-        _, offsets, data = wide.buffers()
-        if len(wide):
-            _hash_values(offsets.address + 8 * wide.offset, buffer_address(data), keys)
+        keys = _hash_texts(wide)
         fresh = self._counter.add(keys)
         texts = wide.take(pa.array(fresh)).to_pylist()
         for key, text in zip(keys[fresh].tolist(), texts, strict=True):
-            self._texts[key] = _readable(text, key)
+            self._texts[key] = readable(text, key)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the statistics as JSON values."""
@@ -333,12 +330,27 @@ def _quantiles(sketch: FrequencySketch, sample: StratifiedSample, count: int) ->
     return (summarize_counted(sketch) or sample.summarize(count)).to_json()
 
 
-def _readable(text: bytes, key: int) -> str:
-    """The text itself, or where it is long its start and its hash."""
-    readable = text.decode("utf-8", "backslashreplace")
-    if len(readable) <= _TEXT_CHARS:
-        return readable
-    return f"{readable[: _TEXT_CHARS - 17]}\u2026{key & (2**64 - 1):016x}"
+def readable(text: bytes, key: int | None = None) -> str:
+    """Returns the text itself, or where it is long its start and its hash, which tell it apart.
+
+    Args:
+        text: UTF-8 or any bytes.
+        key: Its hash, where that is known.
+    """
+    shown = text.decode("utf-8", "backslashreplace")
+    if len(shown) <= _TEXT_CHARS:
+        return shown
+    if key is None:
+        key = int(_hash_texts(pa.array([text], pa.large_binary()))[0])
+    return f"{shown[: _TEXT_CHARS - 17]}\u2026{key & (2**64 - 1):016x}"
+
+
+def _hash_texts(texts: pa.Array) -> np.ndarray:
+    keys = np.empty(len(texts), np.int64)
+    _, offsets, data = texts.buffers()
+    if len(texts):
+        _hash_values(offsets.address + 8 * texts.offset, buffer_address(data), keys)
+    return keys
 
 
 def _moments(numbers: np.ndarray) -> RunningMoments:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,6 +26,13 @@ def source(tmp_path):
     path = tmp_path / "in.csv"
     path.write_text("id,price,day,tags\n1,0.1,2026-01-02,a|b\n2,,2026-01-03,\n")
     return path
+
+
+def test_types_may_be_given_one_by_one(source, tmp_path, sluice):
+    output = tmp_path / "out.parquet"
+    code, *_ = sluice(source, output, "--types", "tags=list<string>", "--types", "price=float32")
+    assert code == 0
+    assert pq.read_schema(output).types[1::2] == [pa.float32(), pa.list_(pa.string())]
 
 
 def test_csv_to_tfrecord_by_the_names(source, tmp_path, sluice):

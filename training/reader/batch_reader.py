@@ -115,7 +115,10 @@ class BatchReader:
             raise build_size_error(source, None, share.ranks)
         if source.config.on_corrupt != "fail":
             warn_of_losses(counts, source.split, epoch)
-        self.epoch, self.batch = epoch + 1, 0
+        # A reader that `track` moves stands where batches are handed out, not where a thread that
+        # reads ahead has come to.
+        if (self.epoch, self.batch) == (epoch, batch):
+            self.epoch, self.batch = epoch + 1, 0
 
     def track(self, batches: Iterable[T]) -> Iterator[T]:
         """Hands on what a data loader makes of the epoch's rest, and moves the reader by it."""

@@ -375,6 +375,7 @@ WRONG = [
     ({"kind": "range", "feature": "item", "maximum": 5}, "ids of a vocabulary"),
     ({"kind": "range", "source": "ratings", "maximum": 5}, "source` and `column"),
     ({"kind": "domain", "source": "ratings", "column": "rating", "one_of": ["x"]}, "'x'"),
+    ({"kind": "domain", "source": "users", "column": "gender", "one_of": ["F", 1]}, "holds 1"),
     ({"kind": "type", "source": "ratings", "column": "rating", "type": "string"}, "int64"),
     ({"kind": "drift", "feature": "item", "metric": "ks"}, "no order"),
     ({"kind": "drift", "feature": "iten"}, "mean 'item'"),

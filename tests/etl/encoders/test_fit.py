@@ -139,6 +139,13 @@ def test_tomorrow_appends_and_remembers_days(spark):
     table = fit_vocabulary(third, ["token"], limits, incremental=IncrementalFit(table, "ts", 3))
     assert (table["count"].to_pylist(), table["is_retired"].to_pylist()) == ([1, 0], [False] * 2)
     assert json.dumps(table["id"].to_pylist()) == "[2, 3]"
+    # The split's last day counts, though no row of it has a token, or none that is kept.
+    for late in (None, "rare"):
+        rows = [("b", day), (late, 9 * 86_400_000)]
+        fourth = spark.createDataFrame(rows, "token string, ts bigint")
+        growth = IncrementalFit(table, "ts", 3)
+        grown = fit_vocabulary(fourth, ["token"], limits, incremental=growth)
+        assert grown["is_retired"].to_pylist() == [True, True]
 
 
 def test_every_encoding_is_stated_or_fitted():

@@ -198,7 +198,7 @@ START = datetime.date(2024, 1, 1)
 
 
 def grow(previous, tokens, day, expire=None, max_size=None, first_id=2):
-    growth = IncrementalFit(previous, "ts", expire)
+    growth = IncrementalFit(previous, "ts", expire, START + datetime.timedelta(day))
     known = growth.known_tokens("string", first_id)
     names = set(known["token"].to_pylist())
     found = pa.table(

@@ -197,6 +197,19 @@ def test_a_session_ends_after_a_gap_that_is_too_long(spark):
     assert current == {1: 2, 2: 1}
 
 
+def test_windows_and_gaps_end_at_their_very_millisecond(spark):
+    # As floats 0.7 days and 4.1 minutes are a little less than 60,480 and 246 seconds.
+    config = behaviour_config(
+        history=None,
+        histories=[{"name": "recent", "window_days": 0.7}],
+        sessions={"name": "visit", "gap_minutes": 4.1},
+    )
+    events = [Event(1, item, "view", 1.0, ts) for item, ts in ((1, 0), (2, 246), (3, 60_480))]
+    rows = add_histories(prepared(spark, config, events), config).orderBy("ts").collect()
+    assert [list(row["recent"]) for row in rows] == [[], [1], [2, 1]]
+    assert [row["visit_id"] for row in rows] == ["1-1", "1-1", "1-2"]
+
+
 LABEL = {"column": "action", "equals": "click"}
 
 

@@ -98,3 +98,17 @@ def test_items_count_what_events_count(spark):
     items = spark.createDataFrame([(5,)], "item bigint")
     [item] = add_latest_windowed_features(items, log, config, "item").collect()
     assert item["n"] == last["n"] == 3
+
+
+def test_a_window_begins_at_its_very_millisecond(spark):
+    # 0.7 days are 60,480,000 ms, and 0.7 * 86,400,000 a little less.
+    schema = "item bigint, action string, __event_ts_ms bigint, __drop string"
+    log = spark.createDataFrame(
+        [(5, "view", 0, None), (5, "view", 60_480_000, None), (5, "view", 60_480_001, None)], schema
+    )
+    config = behaviour_config(rolling=[{"name": "n", "keys": ["item"], "window_days": 0.7}])
+    counted = add_windowed_features(log, config).orderBy("__event_ts_ms").collect()
+    assert [row["n"] for row in counted] == [0, 1, 1]
+    items = spark.createDataFrame([(5,)], "item bigint")
+    [item] = add_latest_windowed_features(items, log.limit(2), config, "item").collect()
+    assert item["n"] == 2

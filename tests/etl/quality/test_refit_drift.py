@@ -287,3 +287,21 @@ def test_oov_buckets_and_nulls_inside_of_lists_are_counted(tmp_path):
     counts = {"missing": 1, "null_values": 1, "bucketed": 2}
     assert merged["x"]["raw"] == counts
     assert merged["x"]["oov"] == 1
+    # A null list, and of six values a null, and two in buckets.
+    assert count_nulls(VersionView(tmp_path, plan.schema, {}, {})) == "4 of 7 (57.1429%) null"
+
+
+@pytest.mark.parametrize("fit", [standard, quantiles], ids=["scaled", "bucketed"])
+def test_nulls_that_an_encoder_gives_a_number_are_nulls_of_the_contract(tmp_path, fit):
+    column = draw(900, 1, nulls=0.3)
+    view = write_version(tmp_path / "v", column, fit(column))
+    assert count_nulls(view).startswith(f"{column.null_count} of 900 ")
+
+
+def count_nulls(view: VersionView) -> str:
+    rules = [{"kind": "null_rate", "feature": "x", "maximum": 0}]
+    contract = ContractConfig.model_validate({"rules": rules, "leakage": None})
+    config = build_config(view.directory, view.directory)
+    (result,) = check_feature_rules(config.model_copy(update={"contract": contract}), view, None)
+    assert not result.passed
+    return result.received

@@ -230,6 +230,15 @@ def test_slices_count_every_row_most_frequent_first():
     assert "slices" not in found["other"]
 
 
+def test_long_texts_that_begin_alike_are_slices_of_their_own():
+    pages = [f"https://shop.example/{'catalogue/' * 6}{k % 2}" for k in range(90)]
+    found = compare({"gender": pages, "label": [float(k % 2) for k in range(90)]}, shards=2)
+    slices = sorted((rate, rows) for _, rows, rate in found["gender"]["slices"])
+    assert slices == [(0.0, 45), (1.0, 45)]
+    assert found["gender"]["correlation_ratio"] == 1.0
+    assert all(len(value) == 64 for value, _, _ in found["gender"]["slices"])
+
+
 def test_too_many_groups_and_a_constant_label_say_nothing():
     rows = 2 * (MAX_GROUPS + 1)
     table = {"gender": np.arange(rows) // 2, "label": np.ones(rows, np.float32)}

@@ -264,6 +264,21 @@ def test_workers_of_a_loader_are_counted_by_the_main_process(version: Path) -> N
     assert (reader.epoch, reader.batch) == (2, 0)
 
 
+def test_a_thread_that_reads_ahead_does_not_move_the_reader(version: Path) -> None:
+    reader = open_way(version, "shuffled")
+    part, ahead, places = reader.read_part(), [], []
+
+    def take() -> Iterator[Arrays]:
+        yield next(part)
+        yield from ahead
+
+    for _ in reader.track(take()):
+        ahead += part  # Meanwhile the thread has come to the end of the epoch.
+        places.append((reader.epoch, reader.batch))
+    assert places == [(0, number) for number in range(1, len(ahead) + 2)]
+    assert (reader.epoch, reader.batch) == (1, 0)
+
+
 def test_a_state_of_another_version_is_refused(version: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(version, tmp_path / "copy"))
     state = open_batches(version, 48).state()
