@@ -31,7 +31,7 @@ from etl.unlabelled_rows import choose_columns, leave_out_labels
 from etl.versions.run_fingerprint import RunRequest
 from jobs.build_dataset import app
 from jobs.support.run_app import run_app
-from tests.training.predictions import write_scores
+from tests.training.apply.predictions import write_scores
 from training.apply.answers import Asked, Source, plan_answers
 from training.apply.export import Export
 from training.apply.parts import JOB_FILE, Job, RowSource

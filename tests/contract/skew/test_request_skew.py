@@ -33,7 +33,7 @@ from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens, write_version
 from tests.machine import examples
-from tests.training.predictions import write_scores
+from tests.training.apply.predictions import write_scores
 from training.apply.answers import Asked, Source, find_row_inputs, plan_answers
 from training.apply.export import Export
 from training.apply.parts import LINE, Job, RowSource, read_part

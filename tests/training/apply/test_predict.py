@@ -17,7 +17,7 @@ import pytest
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.training.train import TrainConfig
-from tests.training.predictions import open_export, write_lists
+from tests.training.apply.predictions import open_export, write_lists
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Asked, Source

@@ -21,7 +21,7 @@ from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
 from conf.training.train import TrainConfig
 from etl.tfrecord.table import write_table
-from tests.training.predictions import write_lists, write_scores
+from tests.training.apply.predictions import write_lists, write_scores
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.apply import ranker
 from training.apply.answers import Source

@@ -22,8 +22,8 @@ from conf.metrics import is_minimised
 from conf.training.train import TrainConfig
 from jobs.evaluate import evaluate_lists
 from jobs.reporting.report import write_report
+from tests.training.apply.predictions import write_lists
 from tests.training.loop.test_trainer import Messages
-from tests.training.predictions import write_lists
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
 from training.apply.answers import Source
