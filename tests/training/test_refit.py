@@ -9,16 +9,13 @@ import pytest
 from conf.artefacts.run import read_json, resolve_run
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
 from conf.load import override_config
-from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run
-from training.loop.optimizers import build_learning_rate
 from training.monitoring.progress import NoProgress
 from training.monitoring.run_logs import EpochRecord, read_history
 from training.reader.training_data import read_current_data
 from training.refit import (
-    build_run_config,
     describe_plan,
     fit_chosen,
     propose_values,
@@ -104,23 +101,6 @@ def test_the_run_is_one_from_scratch_on_all_rows_for_as_many_epochs_as_were_best
     assert read_history(run)[0].examples > history[0].examples
     assert card["config"]["input"]["validation"] is None
     assert card["training"]["best_epoch"] == epoch
-
-
-def test_the_rate_follows_the_schedule_of_the_trial_up_to_the_chosen_epoch(
-    config: TrainConfig,
-) -> None:
-    data = read_current_data(config)
-    config = override_config(config, {"fit.epochs": 10}, "of the test")
-    found = build_run_config(config, {}, 4, data)
-    per_epoch = data.steps_per_epoch(found.input)
-    assert found.fit.epochs == 4
-    rate = build_learning_rate(found.optimizer, 4 * per_epoch)
-    whole = build_learning_rate(
-        OptimizerConfig(learning_rate=0.05, schedule="cosine"), 10 * per_epoch
-    )
-    for step in (0, 2 * per_epoch, 4 * per_epoch - 1):
-        assert float(rate(step)) == float(whole(step))
-    assert build_run_config(config, {}, 10, data).optimizer.schedule.steps is None
 
 
 def test_keys_are_tried_one_after_the_other_each_with_the_best_so_far(

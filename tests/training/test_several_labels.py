@@ -26,7 +26,7 @@ from training.models.calibration import fit_isotonic
 from training.models.ranking import RankingModel
 from training.monitoring.progress import NoProgress
 from training.networks.network import StepContext
-from training.objectives.objective import BinaryCrossEntropy, TaskLosses, build_objective
+from training.objectives.objective import TaskLosses, build_objective
 from training.reader.batch_reader import open_batches
 
 TASKS = {"click": {"label": "label"}, "stars": {"label": "rating", "objective": "squared_error"}}
@@ -142,12 +142,6 @@ class Constant:
     def compute_logits(self, batch: Batch, training: StepContext | None = None):
         return self.logits
 
-    def embed_users(self, batch: Batch, training: StepContext) -> tf.Tensor:
-        return self.logits["click"][:, None]
-
-    def embed_items(self, batch: Batch, training: StepContext) -> tf.Tensor:
-        return tf.ones_like(self.logits["click"])[:, None]
-
 
 def test_a_row_without_a_label_weighs_nothing_in_its_own_task(trained: TrainedModel) -> None:
     objective = build_objective(
@@ -167,16 +161,6 @@ def test_a_row_without_a_label_weighs_nothing_in_its_own_task(trained: TrainedMo
     gradients = tape.gradient(losses, list(model.logits.values()))
     assert [np.flatnonzero(g.numpy() == 0).tolist() for g in gradients] == [[1], [0]]
     assert all(np.isfinite(g.numpy()).all() for g in gradients)
-
-
-def test_a_retrieval_model_learns_from_the_rows_that_have_the_label() -> None:
-    labels, model = np.array([1, np.nan, 0]), Constant(3)
-    objective = BinaryCrossEntropy("label", may_lack=True)
-    losses = objective(model, {"label": tf.constant(labels, tf.float32)}, None)
-    clicks = model.logits["click"].numpy().astype(np.float64)
-    np.testing.assert_allclose(
-        losses, np.nan_to_num(np.logaddexp(0, clicks) - labels * clicks), rtol=1e-5
-    )
 
 
 def test_metrics_are_of_the_rows_that_have_the_label(trained: TrainedModel) -> None:

@@ -9,12 +9,10 @@ import tensorflow as tf
 
 from conf.errors import InternalError
 from training.distribution.workers import (
-    describe_error,
     disk_errors,
     memory_errors,
     peak_device_memory_bytes,
 )
-from training.input.batches import close_iterators
 
 
 @pytest.mark.parametrize(
@@ -31,12 +29,6 @@ def test_a_failed_write_says_what_and_how_to_go_on(error: Exception) -> None:
     assert caught.value.fix == "free space"
     assert "No space left" in str(caught.value.received)
     assert "more" not in str(caught.value.received)
-
-
-def test_what_tensorflow_writes_around_a_message_is_left_out() -> None:
-    text = "{{function_node __wrapped__SaveV2_CPU:0}} a/state; No space left on device [Op:SaveV2]"
-    error = tf.errors.ResourceExhaustedError(None, None, text)
-    assert describe_error(error) == "a/state; No space left on device"
 
 
 @pytest.mark.gpu
@@ -72,10 +64,3 @@ def test_a_script_may_end_with_a_half_read_iterator(kind: str, tiny_version: Pat
         script, capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=False
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr[-2000:]
-
-
-def test_iterators_let_go_of_what_they_read() -> None:
-    iterator = iter(tf.data.Dataset.range(3))
-    assert int(next(iterator)) == 0
-    close_iterators()
-    assert not vars(iterator)

@@ -17,7 +17,6 @@ from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.training.models import BSTConfig, GRUConfig, HSTUConfig, RankingConfig, SASRecConfig
 from training.input.batches import Batch, build_eval_dataset
-from training.models.embedded_inputs import find_longest
 from training.models.model import Model
 from training.models.ranking import RankingModel
 from training.models.registry import build_model
@@ -148,14 +147,6 @@ def test_a_graph_takes_batches_of_any_width(
     assert np.isfinite(score({**batch, **nothing})).all()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "longest"),
-    [([[0, 0], [0, 0]], 0), ([[4, 0, 0], [3, 0, 5]], 3), ([[], []], 0), ([[1, 0, 0]], 1)],
-)
-def test_the_longest_list_ends_at_its_last_token(tokens: Any, longest: int) -> None:
-    assert int(find_longest(tf.constant(tokens, tf.int64))) == longest
-
-
 @pytest.fixture(autouse=True)
 def groups_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "MIN_GROUP_ROWS", 1)
@@ -200,18 +191,6 @@ def test_groups_give_each_row_what_it_gives_alone(count: int, keeps_positions: b
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
     if count == 7:  # One behind the longest list of each group, or the width of the batch.
         assert widths[:7] == [1, 2, 2, 3, 4, 6, 6]
-
-
-def test_a_batch_of_few_rows_is_computed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "MIN_GROUP_ROWS", 4)
-    numbers = []
-
-    def encode(group: Mapping[str, tf.Tensor], number: int) -> tf.Tensor:
-        numbers.append(number)
-        return group["beside"]
-
-    encode_in_groups(encode, draw(), ("items", "items_mask"), "items_mask", 4)
-    assert numbers == [0]
 
 
 GROUPED = [name for name in MODELS if name[:3] in ("sas", "lig", "bst")] + [

@@ -94,14 +94,6 @@ def test_biases_add_up_to_the_score(tiny_manifest: Manifest) -> None:
     np.testing.assert_allclose(users @ items.T, expected, rtol=1e-5)
 
 
-def test_the_bias_starts_at_zero_and_can_be_left_out(tiny_manifest: Manifest) -> None:
-    with_bias = MatrixFactorization(MFConfig(embedding_dim=3), tiny_manifest, 1)
-    assert not with_bias.tables["movie_id_bias"].rows.numpy().any()
-    without = MatrixFactorization(MFConfig(embedding_dim=3, item_bias=False), tiny_manifest, 1)
-    assert set(without.tables) == {"user_id", "movie_id"}
-    assert without.embed_users({"user_id": tf.constant([2])}).shape == (1, 3)
-
-
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_users_who_are_items_share_a_table(kind: str, tiny_manifest: Manifest) -> None:
     item = tiny_manifest.schema["movie_id"]
@@ -140,15 +132,6 @@ def test_features_of_one_vocabulary_share_its_dynamic_table(tiny_manifest: Manif
     assert isinstance(bias, DynamicTable)
     assert bias.keys is table.keys
     assert not bias.is_drawn
-
-
-def test_a_new_name_takes_its_features(tiny_manifest: Manifest) -> None:
-    builder = build(tiny_manifest, recent={"features": ["history"]})
-    assert builder.resolve(tiny_manifest.schema["history"]).table == "recent"
-    assert builder.resolve(tiny_manifest.schema["movie_id"]).table == "movie_id"
-    tables = build_tables(builder, *(tiny_manifest.schema[n] for n in ("history", "movie_id")))
-    assert isinstance(tables["recent"], DynamicTable)
-    assert type(tables["movie_id"]) is EmbeddingTable
 
 
 def test_tables_have_settings_of_their_own(tiny_manifest: Manifest) -> None:

@@ -3,17 +3,14 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
 from training.monitoring.progress import (
     JsonProgress,
-    LineProgress,
     StepStatus,
     TerminalProgress,
     build_progress,
-    render_status,
 )
 from training.monitoring.run_logs import EpochRecord
 
@@ -40,25 +37,6 @@ def test_json_lines_hold_the_figures() -> None:
     assert lines[1]["metric"] == {"name": "ndcg@10", "value": 0.25}
     assert lines[2]["validation"]["ndcg@10"] == 0.4
     assert lines[2]["best"] is True
-
-
-def test_lines_tell_loss_speed_wait_and_time_left() -> None:
-    stream = io.StringIO()
-    progress = LineProgress(stream, 0.0)
-    progress.step(STATUS)
-    progress.epoch(RECORD, best=True, metric="mrr")
-    step, epoch = stream.getvalue().splitlines()
-    for part in ("2/10", "64/128", "1.2500", "ndcg@10 0.2500", "12,345 examples/s", "7%", "1:15"):
-        assert part in step
-    for part in ("epoch 2", "ndcg@10 0.4000", "best"):
-        assert part in epoch
-    assert epoch.index("mrr") < epoch.index("ndcg@10")  # What chooses comes first.
-    rare = LineProgress(stream := io.StringIO(), 3600.0)
-    rare.step(STATUS)
-    assert stream.getvalue() == ""
-    long = replace(STATUS, epoch=12, epochs=20, step=12_345, steps=98_765, eta_s=40_000.0)
-    assert len(render_status(long, 80)) <= 80
-    assert render_status(long).endswith("input wait 7%  ETA 11:06:40")
 
 
 @pytest.mark.parametrize("columns", [72, 80, 100, 160])
