@@ -223,7 +223,7 @@ def test_a_run_without_its_calibration_or_with_another_is_not_loaded(
         (None, UpstreamNotReadyError, "no calibration yet"),
         (json.dumps(content), InputDataError, "damaged"),
         ("{", InputDataError, "not valid JSON"),
-        (whole.replace('"epoch": 1', '"epoch": 2'), InputDataError, ""),
+        (whole.replace('"epoch": 1', '"epoch": 2'), InputDataError, "damaged|epoch"),
     ]
     for text, kind, message in cases:
         file.unlink() if text is None else file.write_text(text)
