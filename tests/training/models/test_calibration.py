@@ -20,7 +20,6 @@ from training.models.calibration import (
     find_keep_rate,
     fit_isotonic,
     fit_task,
-    pool_adjacent_violators,
     undo_keep_rate,
 )
 from training.reader.rows import DecodedRows, balance_classes
@@ -51,17 +50,6 @@ def rise(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     )
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=9))
-def test_steps_are_those_of_the_minimax_formula(pairs: list[tuple[int, int]]) -> None:
-    values, weights = np.array(pairs, float).T
-    starts = pool_adjacent_violators(values, weights)
-    sizes = np.diff([*starts, len(values)])
-    total = np.add.reduceat(weights, starts)
-    found = np.repeat(np.add.reduceat(values * weights, starts) / total, sizes)
-    np.testing.assert_allclose(found, rise(values, weights), atol=1e-12)
-    assert (np.diff(found[starts]) > 0).all()
-
-
 def test_a_fit_joins_the_middles_of_the_steps() -> None:
     # Rates by logit: 0, 1/2, 1/4 and 1; the two in the middle are one step of 2/6.
     logits = np.float32([-2, -2, -1, -1, 1, 1, 1, 1, 3])
@@ -72,13 +60,6 @@ def test_a_fit_joins_the_middles_of_the_steps() -> None:
     np.testing.assert_allclose(sigmoid(found.log_odds), [1 / 4, 1 / 3, 1 / 2], rtol=1e-5)
     order = np.random.default_rng(1).permutation(9)
     assert fit_isotonic(logits[order], labels[order]) == found
-
-
-def test_steps_of_one_label_are_pooled_again() -> None:
-    # Rates by logit: 2/3 of three rows, then 1 of one row, which is sure of no more than 1/2.
-    found = fit_isotonic(np.float32([0, 0, 0, 4]), np.array([1, 0, 1, 1], bool))
-    assert found.logits == (1.0,)
-    np.testing.assert_allclose(sigmoid(found.log_odds), [2.5 / 4], rtol=1e-6)
 
 
 @given(st.lists(st.tuples(st.integers(-6, 6), st.booleans()), min_size=1, max_size=40))
