@@ -30,6 +30,7 @@ from etl.quality.figures import (
     Figure,
     Share,
     VersionFigures,
+    count_unknown,
     find_nulls,
     list_figures,
 )
@@ -146,7 +147,7 @@ def _judge_nulls(rule: NullRateRule, version: VersionView, found: Mapping[str, A
     name = str(rule.feature)
     if version.is_vocabulary(name):
         # A vocabulary gives null the id of what it does not know, whose buckets hold the rest.
-        absent = found["missing"] + found["oov"] + found.get("raw", {}).get("bucketed", 0)
+        absent = found["missing"] + count_unknown(found)
         return judge_nulls(rule, absent, found["missing"] + found["values"])
     # Most encoders give a missing value an id or a number: what was raw tells.
     nulls = find_nulls(version.schema[name], summarize_statistics({name: found})[name])

@@ -304,6 +304,15 @@ def find_nulls(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
     return None
 
 
+def count_unknown(found: Mapping[str, Any]) -> int:
+    """Returns how many ids stand for no token: nulls, and unknown ones with those in buckets.
+
+    Args:
+        found: Statistics of a feature of ids.
+    """
+    return int(found.get("oov", 0)) + int(found.get("raw", {}).get("bucketed", 0))
+
+
 def find_oov(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
     """Returns the share of a feature's known values that its vocabulary lacks; None where unknown.
 
@@ -315,8 +324,7 @@ def find_oov(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
     if raw is None or not (is_vocabulary(spec) or spec.encoding.startswith("sparse_indices:")):
         return None
     nulls = raw["null_values"] if spec.is_list else raw["missing"]
-    unknown = found["oov"] + raw["bucketed"] - nulls
-    return Share(max(unknown, 0), max(found["values"] - nulls, 0))
+    return Share(max(count_unknown(found) - nulls, 0), max(found["values"] - nulls, 0))
 
 
 def find_label_rate(found: Mapping[str, Any]) -> Share | None:

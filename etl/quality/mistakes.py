@@ -17,7 +17,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.schema import FeatureSchema
 from conf.splits import TEST
-from etl.quality.figures import READ_BY_MODELS, Share, share_kept, share_matched
+from etl.quality.figures import READ_BY_MODELS, Share, count_unknown, share_kept, share_matched
 from etl.quality.rules import RuleResult
 
 if TYPE_CHECKING:
@@ -293,8 +293,8 @@ def find_unknown(
             train, own = (statistics.get(s, {}).get(spec.name) for s in ("train", name))
             if spec.vocabulary_size is None or spec.name in expected or not (train and own):
                 continue
-            is_unknown = own["rows"] >= MIN_ROWS and 0 < own["values"] == own.get("oov")
-            if is_unknown and train.get("oov") != train["values"]:
+            is_unknown = own["rows"] >= MIN_ROWS and 0 < own["values"] == count_unknown(own)
+            if is_unknown and count_unknown(train) != train["values"]:
                 received = f"all {own['values']:,} values are unknown to the train split, or null"
                 rule = f"unknown feature {spec.name} ({name})"
                 found.append(RuleResult(rule, "warn", False, received, "one that is known"))

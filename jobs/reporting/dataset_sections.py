@@ -11,6 +11,7 @@ import numpy as np
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from conf.splits import EVENT_SPLITS
+from etl.quality.figures import count_unknown
 from jobs.reporting.run_data import MissingPartError, RunData
 from jobs.support.formatting import (
     MISSING,
@@ -139,7 +140,7 @@ def _feature_row(spec: FeatureSpec, found: Mapping[str, Any]) -> list[Any]:
         spec.vocabulary_size,
         ("~" if distinct.get("exact") is False else "") + format_count(distinct.get("count")),
         _share_cell(found.get("missing"), found.get("rows")),
-        _share_cell(None if is_plain else found.get("oov"), found.get("values")),
+        _share_cell(None if is_plain else count_unknown(found), found.get("values")),
         *(found.get(key) if is_plain else None for key in ("min", "mean", "max")),
         size if length else MISSING,
         {"value": f"{shown} of {spec.name}", "bins": [*map(_name_bin, bins)]} if bins else MISSING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -319,14 +320,15 @@ def test_violated_rules_and_mistakes_are_refused_together(tmp_path):
     assert "constant: [gender, tags]" in str(error.value.fix)
 
 
-def count_ids(values: int, oov: int, rows: int = 40) -> dict[str, int]:
-    return {"rows": rows, "values": values, "oov": oov}
+def count_ids(values: int, oov: int, rows: int = 40, bucketed: int = 0) -> dict[str, Any]:
+    return {"rows": rows, "values": values, "oov": oov, "raw": {"bucketed": bucketed}}
 
 
 @pytest.mark.parametrize(
     ("item", "warned"),
     [
         ({"train": count_ids(90, 3), "test": count_ids(40, 40)}, True),
+        ({"train": count_ids(90, 3), "test": count_ids(40, 9, bucketed=31)}, True),
         ({"train": count_ids(90, 3), "test": count_ids(40, 39)}, False),
         ({"train": count_ids(90, 90), "test": count_ids(40, 40)}, False),  # refused before
         ({"train": count_ids(90, 3), "test": count_ids(0, 0)}, False),  # no value at all

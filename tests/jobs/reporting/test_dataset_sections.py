@@ -2,12 +2,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.manifest import RowCounts, ShardInfo, SplitInfo
-from jobs.reporting.dataset_sections import event_steps, fill_length_bins, unexplained_rows
+from jobs.reporting.dataset_sections import (
+    event_steps,
+    fill_length_bins,
+    unexplained_rows,
+    view_features,
+)
 from tests.jobs.reporting.pages import show
 
 
@@ -121,6 +127,14 @@ def test_a_plain_value_has_a_range_and_an_id_has_an_oov_share(finished):
     user = _cells(finished, "train", "user_id")
     assert user["Min"] == "\u2013"
     assert user["OOV"].endswith("%")
+
+
+def test_buckets_of_unknown_tokens_are_outside_of_the_vocabulary(finished):
+    found = {**finished.manifest.statistics["train"]["user_id"], "oov": 1, "raw": {"bucketed": 2}}
+    manifest = replace(finished.manifest, statistics={"train": {"user_id": found}})
+    view = view_features(SimpleNamespace(require_manifest=lambda: manifest))
+    [(_, _, [row])] = view["splits"]
+    assert row[6]["value"] == 3 / found["values"]
 
 
 def test_lists_have_lengths_and_a_histogram_of_them(finished):
