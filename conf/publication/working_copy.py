@@ -339,8 +339,11 @@ def move_folder(folder: Storage, target: Storage) -> None:
         if folder.move_tree(target):
             return
         objects = folder.list_objects()
-        for keys in ([k for k in objects if not _is_marker(k)], list(filter(_is_marker, objects))):
-            run_all(partial(_copy_object, folder, target, objects), keys)
+        copy = partial(_copy_object, folder, target, objects)
+        run_all(copy, [key for key in objects if not _is_marker(key)])
+        # One after the other: what Sluice lists a model by comes after what servers know it by.
+        for key in sorted(filter(_is_marker, objects), key=lambda k: not k.endswith(".pb")):
+            copy(key)
     remove_folder(folder)
 
 

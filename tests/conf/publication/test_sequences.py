@@ -385,6 +385,13 @@ MOVES = [
 @example(steps=DEATHS)
 @example(steps=TWO_DEATHS)
 @example(steps=MOVES)
+@example(
+    steps=[
+        *[("publish", "first", None)] * 2,
+        ("roll_back", "first", 9),
+        *[("publish", "first", None)] * 2,
+    ]
+)
 def test_readers_find_whole_entries_whatever_has_happened(
     kind: type[DatasetPlace | ModelPlace], root: str, steps: list[tuple[str, Any, Any]]
 ) -> None:
