@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -255,6 +256,11 @@ def _is_marker(key: str) -> bool:
     return key.rpartition("/")[2] in MARKERS
 
 
+def _rank(key: str) -> int:
+    """When a file of a folder is moved; removed the other way round. A card comes after a model."""
+    return 0 if not _is_marker(key) else 1 if key.endswith(".pb") else 2
+
+
 def _depth(key: str) -> int:
     return key.count("/")
 
@@ -322,7 +328,7 @@ def remove_folder(folder: Storage) -> None:
         ConfigError: The store cannot be reached or refuses.
     """
     with reaching(folder):
-        folder.delete_tree(lambda key: 0 if _is_marker(key) else 1)
+        folder.delete_tree(lambda key: -_rank(key))
 
 
 def move_folder(folder: Storage, target: Storage) -> None:
@@ -340,10 +346,8 @@ def move_folder(folder: Storage, target: Storage) -> None:
             return
         objects = folder.list_objects()
         copy = partial(_copy_object, folder, target, objects)
-        run_all(copy, [key for key in objects if not _is_marker(key)])
-        # One after the other: what Sluice lists a model by comes after what servers know it by.
-        for key in sorted(filter(_is_marker, objects), key=lambda k: not k.endswith(".pb")):
-            copy(key)
+        for _, keys in groupby(sorted(objects, key=_rank), _rank):
+            run_all(copy, keys)
     remove_folder(folder)
 
 

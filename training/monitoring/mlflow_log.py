@@ -53,9 +53,9 @@ class MlflowLog:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Sends what comes while the block runs, and all that is left at its end."""
-        status = "FAILED"
+        status, later = "FAILED", "training goes on, and sends it later"
         try:
-            with repeating(_EVERY_S, lambda: self._try("RUNNING", "training goes on without it")):
+            with repeating(_EVERY_S, lambda: self._try("RUNNING", later)):
                 yield
             status = "FINISHED"
         except (TrainingInterruptedError, KeyboardInterrupt):
