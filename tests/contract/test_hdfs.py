@@ -383,7 +383,7 @@ def test_a_dataset_is_built_there_by_spark(
 
 def _command(dataset: Path, root: str) -> list[str]:
     settings = (
-        "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "fit.epochs=6",
+        "model.name=dssm", "model.embedding_dim=8", "input.batch_size=64", "fit.epochs=40",
         "fit.checkpoint.every_steps=5", "fit.early_stopping=null",
         "evaluation.sampled_negatives=10", "name=t", f"root={root}",
     )  # fmt: skip
@@ -418,6 +418,6 @@ def test_a_run_goes_on_after_sigkill(
     monkeypatch.setenv(WORK_DIR_VARIABLE, str(tmp_path / "second"))
     assert main([*_command(dataset, place.uri), "--resume", "--log-format", "json"]) == 0
     run = find_path(json.loads(capsys.readouterr().out.splitlines()[-1])["run"])
-    assert len(json.loads((run / "history.json").read_text())) == 6
+    assert len(json.loads((run / "history.json").read_text())) == 40
     assert len(place.child("t/runs").list_folders()) == 1
     assert not [name for name in left(cluster, place) if ".upload-" in name]
