@@ -112,7 +112,8 @@ class LazyFTRL(LazyRule):
     """FTRL-Proximal (McMahan et al. 2013, "Ad click prediction", algorithm 1).
 
     As in Keras, `l2` is doubled and `beta` divided by the rate counts as more of it; the rate falls
-    with the sum of squares to `learning_rate_power`.
+    with the sum of squares to `learning_rate_power`. Where `rate_changes` a row moves by its
+    gradients alone all the same: Keras' would grow and shrink with the learning rate.
     """
 
     learning_rate_power: float = -0.5
@@ -120,6 +121,7 @@ class LazyFTRL(LazyRule):
     l1: float = 0.0
     l2: float = 0.0
     beta: float = 0.0
+    rate_changes: bool = False
 
     @property
     def slots(self) -> Mapping[str, float]:
@@ -130,19 +132,29 @@ class LazyFTRL(LazyRule):
         sums = at.slots["accumulator"]
         accumulator = sums + tf.square(at.gradient)
         before, after = self._power(sums), self._power(accumulator)
-        linear = at.slots["linear"] + at.gradient - (after - before) / at.rate * at.rows
+        linear = at.slots["linear"]
+        if self.rate_changes:
+            linear = self.follow(at.rows, sums, linear, at.rate)
+        linear = linear + at.gradient - (after - before) / at.rate * at.rows
         quadratic = (after + self.beta) / at.rate + 2.0 * self.l2
         rows = (tf.clip_by_value(linear, -self.l1, self.l1) - linear) / quadratic
         return rows, {"accumulator": accumulator, "linear": linear}
 
-    def hold(self, rows: np.ndarray, accumulator: np.ndarray, rate: float) -> np.ndarray:
+    def follow(
+        self, rows: tf.Tensor, accumulator: tf.Tensor, linear: tf.Tensor, rate: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the `linear` that rows, which may be of another rate, are of at this one."""
+        # Where a row is 0 all of `linear` counts, and where `linear` is, nothing moved the row yet.
+        is_of_sums = (rows != 0.0) & (linear != 0.0)
+        return tf.where(is_of_sums, self.hold(rows, accumulator, rate), linear)
+
+    def hold(self, rows: tf.Tensor, accumulator: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
         """Returns the `linear`, `[n, dim]`, that rows from elsewhere stay what they are with.
 
         A row is computed of `linear` alone: with 0 its first update would forget it.
         """
-        power = np.power(accumulator, -self.learning_rate_power)
-        quadratic = (power + self.beta) / rate + 2.0 * self.l2
-        return -rows * quadratic - np.sign(rows) * self.l1
+        quadratic = (self._power(accumulator) + self.beta) / rate + 2.0 * self.l2
+        return -rows * quadratic - tf.sign(rows) * self.l1
 
     def _power(self, sums: tf.Tensor) -> tf.Tensor:
         power = self.learning_rate_power

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -54,6 +55,31 @@ class WarmupSchedule(LearningRateSchedule):
         if callable(rate):
             rate = rate(tf.maximum(done - self._warmup_steps, 0.0))
         return rate * tf.minimum((done + 1.0) / self._warmup_steps, 1.0)
+
+
+class FollowingFtrl(keras.optimizers.Ftrl):
+    """Keras' FTRL, in which weights move by their gradients alone where the rate changes."""
+
+    @property
+    def rule(self) -> LazyFTRL:
+        return LazyFTRL(
+            self.learning_rate_power,
+            self.initial_accumulator_value,
+            self.l1_regularization_strength,
+            self.l2_regularization_strength,
+            self.beta,
+        )
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
+    ) -> None:
+        if isinstance(self._learning_rate, LearningRateSchedule):
+            number = self._get_variable_index(variable)
+            state = (variable, self._accumulators[number], self._linears[number])
+            found = [keras.ops.convert_to_tensor(value) for value in state]
+            rate = tf.cast(learning_rate, tf.float32)
+            self.assign(self._linears[number], self.rule.follow(*found, rate))
+        super().update_step(gradient, variable, learning_rate)
 
 
 def build_learning_rate(
@@ -148,7 +174,7 @@ def dense_optimizer_classes() -> dict[str, type[keras.optimizers.Optimizer]]:
         if inspect.isclass(value)
         and issubclass(value, keras.optimizers.Optimizer)
         and name.lower() not in _NO_OPTIMIZERS
-    }
+    } | {"ftrl": FollowingFtrl}
 
 
 def build_dense_optimizer(
@@ -215,7 +241,10 @@ class Optimizers(tf.Module):
 
         def plan(sparse: SparseOptimizerConfig) -> TableRule:
             rate = build_learning_rate(self._config, total_steps, sparse.learning_rate)
-            return TableRule(build_lazy_rule(self._config, sparse), rate)
+            rule = build_lazy_rule(self._config, sparse)
+            if isinstance(rule, LazyFTRL):
+                rule = replace(rule, rate_changes=callable(rate))
+            return TableRule(rule, rate)
 
         of_all, own = plan(self._config.sparse), [updates.optimizer for updates in self._updates]
         return [of_all if each is None else plan(each) for each in own]
@@ -239,19 +268,12 @@ class Optimizers(tf.Module):
     def hold_weights(self, numbers: Collection[int]) -> None:
         """Does so for dense weights, by number; FTRL alone computes weights of its state."""
         ftrl = self.dense
-        if not isinstance(ftrl, keras.optimizers.Ftrl):
+        if not isinstance(ftrl, FollowingFtrl):
             return
-        rule = LazyFTRL(
-            ftrl.learning_rate_power,
-            ftrl.initial_accumulator_value,
-            ftrl.l1_regularization_strength,
-            ftrl.l2_regularization_strength,
-            ftrl.beta,
-        )
         rate = self._config.dense.learning_rate or self._config.learning_rate
         for number in numbers:
             sums = ftrl._accumulators[number].numpy()
-            held = rule.hold(self._dense[number].numpy(), sums, rate)
+            held = ftrl.rule.hold(self._dense[number].numpy(), sums, rate)
             ftrl._linears[number].assign(held)
 
     def _widen(

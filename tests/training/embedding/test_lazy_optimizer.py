@@ -46,13 +46,18 @@ def paper_adam(row: Row, gradient: Row, state: State, t: int) -> Row:
 
 
 def paper_ftrl(row: Row, gradient: Row, state: State, t: int) -> Row:
-    """Algorithm 1 of McMahan et al. 2013; beta 0.2, l1 0.05, l2 0.1."""
+    """Algorithm 1 of McMahan et al. 2013; beta 0.2, l1 0.05, l2 0.1.
+
+    The sum of all sigma is one over the rate of a number, as of its last update (section 3).
+    """
     n, z = state.get("n", np.full(DIM, 0.3)), state.get("z", np.zeros(DIM))
-    sigma = (np.sqrt(n + gradient**2) - np.sqrt(n)) / (RATE / t)
-    n, z = n + gradient**2, z + gradient - sigma * row
-    state |= {"n": n, "z": z}
+    before = state.get("sigmas", (0.2 + np.sqrt(n)) / (RATE / t))
+    n = n + gradient**2
+    sigmas = (0.2 + np.sqrt(n)) / (RATE / t)
+    z = z + gradient - (sigmas - before) * row
+    state |= {"n": n, "z": z, "sigmas": sigmas}
     shrunk = np.sign(z) * np.maximum(np.abs(z) - 0.05, 0.0)
-    return -shrunk / ((0.2 + np.sqrt(n)) / (RATE / t) + 0.1)
+    return -shrunk / (sigmas + 0.1)
 
 
 Paper = Callable[[Row, Row, State, int], Row]
@@ -61,7 +66,7 @@ CASES: dict[str, tuple[LazyRule, Paper]] = {
     "adagrad": (LazyAdagrad(0.3, 1e-6), paper_adagrad),
     "adam": (LazyAdam(0.8, 0.95, 1e-6), paper_adam),
     # The paper's lambda_2 stands before half the squared norm, ours (and Keras') before all of it.
-    "ftrl": (LazyFTRL(-0.5, 0.3, 0.05, 0.05, 0.2), paper_ftrl),
+    "ftrl": (LazyFTRL(-0.5, 0.3, 0.05, 0.05, 0.2, rate_changes=True), paper_ftrl),
 }
 
 

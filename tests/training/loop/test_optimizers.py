@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,6 +77,28 @@ def test_a_schedule_applies_to_a_rate_of_its_own() -> None:
         optimizer.apply([tf.constant([1.0])], [weight])
     second = 0.5 + 0.5 * np.cos(np.pi / 10)
     np.testing.assert_allclose(weight.numpy(), [-4.0 * (1 + second)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("l1", [0.0, 0.1])
+def test_ftrl_moves_weights_by_their_gradients_alone(l1: float) -> None:
+    """Keras' FTRL scales them by the rate; with one that stays both are the same."""
+    start, gradient = np.array([0.0, 0.0], np.float32), np.array([0.3, -2.0], np.float32)
+    ours, keras_own = tf.Variable(start), tf.Variable(start)
+    dense = {"kind": "ftrl", "l1_regularization_strength": l1, "beta": 0.2}
+    constant = build(dense, ours, learning_rate=0.5)
+    plain = keras.optimizers.Ftrl(0.5, l1_regularization_strength=l1, beta=0.2)
+    for _ in range(3):
+        constant.apply([tf.constant(gradient)], [ours])
+        plain.apply([tf.constant(gradient)], [keras_own])
+    np.testing.assert_allclose(ours.numpy(), keras_own.numpy(), rtol=1e-5)
+    falling = build(dense, ours, learning_rate=0.5, schedule="cosine")
+    ours.assign(start)
+    falling.apply([tf.constant(gradient)], [ours])
+    before = ours.numpy()
+    assert before.all()
+    for _ in range(8):
+        falling.apply([tf.zeros(2)], [ours])
+    np.testing.assert_allclose(ours.numpy(), before, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

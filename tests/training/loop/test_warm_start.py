@@ -316,6 +316,7 @@ def test_tables_start_from_files(ruled_run: Path, tiny_version: Path, tmp_path: 
 
 FTRL = OptimizerConfig.model_validate(
     {
+        "warmup_steps": 50,  # The first step has a fiftieth of the rate.
         "sparse": {"kind": "ftrl", "l1": 0.01, "l2": 0.02},
         "dense": {"kind": "ftrl", "l1_regularization_strength": 0.01, "beta": 0.1},
     }
