@@ -86,7 +86,7 @@ class RowCounts:
             train.
         test_in_log: Events of a given test split without times whose user and item the samples of
             the log have too.
-        late: Rows of the log's files of the run's days that are of earlier days: runs of these do
+        late: Rows of the log under the run's days that are of earlier days: runs of these do
             not read them.
         ties: Events at the time of an earlier one of their user.
         labelled: Of several labels, by label and split, the records that have it.

@@ -101,7 +101,7 @@ def count_outside(events: DataFrame, dates: DateRange) -> dict[str, dict[str, in
 def count_late(
     spark: SparkSession, config: BuildConfig, dates: DateRange, outside: int, samples: int
 ) -> tuple[int, int]:
-    """Counts what files of a run's days hold of earlier days: a run of those does not read it.
+    """Counts what is read for a run's days and is of earlier ones: a run of those does not read it.
 
     Args:
         spark: Session.
@@ -111,12 +111,12 @@ def count_late(
         samples: All that would be.
 
     Returns:
-        Such rows, and all rows, of these files. Where other files were read too, these are read
+        Such rows, and all rows, of these days. Where other days were read too, these are read
         once more; else only what would be a sample counts.
     """
     name, time = config.events.source, config.events.time
     log = config.sources[name]
-    if log.days is None or not log.day_in_path or time is None:
+    if log.days is None or time is None or log.days.column == time:
         return 0, 0
     if not log.days.lookback_days:
         return outside, samples

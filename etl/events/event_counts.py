@@ -44,7 +44,7 @@ class EventCounts:
         maturity: By label made of conversions, up to when it is known (`RowCounts.maturity`).
         short_users: Users with too few samples for leave_one_out.
         test_in_log: Given test events without a time whose user and item are a sample of the log.
-        late: Rows of the files of the run's days that are of earlier days.
+        late: Rows under the run's days that are of earlier ones.
         delivered: All rows of these files.
         ties: Events at the time of an earlier one of their user.
     """

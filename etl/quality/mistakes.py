@@ -147,7 +147,7 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
 
 
 def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
-    """Finds files whose rows are of other days than the files: they are lost, day by day.
+    """Finds that rows come under later days than their own: they are lost, day by day.
 
     Args:
         config: The build's config.
@@ -159,12 +159,12 @@ def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
     if share.part <= most * share.whole:
         return []
     received = (
-        f"{share.part:,} of {share.whole:,} rows in files of the run's days are of earlier days: "
-        "they are no samples, and a run of these days does not read these files"
+        f"{share.part:,} of {share.whole:,} rows read for the run's days are of earlier days: "
+        "they are no samples, and a run of these days does not read them"
     )
     allowed = (
-        f"at most {most:.2%} (sources.{source}.bad_rows.max_fraction); cut files by the UTC day of "
-        "the event's time, or build ranges of days"
+        f"at most {most:.2%} (sources.{source}.bad_rows.max_fraction); cut the log by the UTC day "
+        "of the event's time, or build ranges of days"
     )
     return [RuleResult("late rows of the log", "warn", False, received, allowed)]
 

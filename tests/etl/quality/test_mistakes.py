@@ -94,7 +94,7 @@ def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_ba
     assert not find_late(config, replace(counts, late=round(1000 * most)))
     (found,) = find_late(config, replace(counts, late=round(1000 * most) + 1))
     assert found.severity == "warn"
-    assert "of 1,000 rows in files of the run's days are of earlier days" in found.received
+    assert "of 1,000 rows read for the run's days are of earlier days" in found.received
     assert not find_late(config, replace(counts, delivered=0))
 
 

@@ -168,20 +168,27 @@ def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
 
 
 @pytest.mark.parametrize("lookback", [0, 1])
-def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lookback):
+@pytest.mark.parametrize("by_column", [False, True])
+def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lookback, by_column):
     logs, late = tmp_path / "logs", (f"1::13::5::{2 * DAY_S - 1}",)
     for day in (1, 2):
         write_days(logs, range(day, day + 1), late if day == 2 else ())
-        (logs / "ratings.dat").rename(logs / f"ratings-1970-01-0{1 + day}.dat")
+        folder = logs / f"days/day=1970-01-0{1 + day}"
+        folder.mkdir(parents=True)
+        (logs / "ratings.dat").rename(folder / "ratings.dat")
     data = dated_config(logs, tmp_path / "datasets").model_dump()
-    in_files = {"path": "ratings-{date}.dat", "days": {"lookback_days": lookback}}
-    data["sources"]["ratings"] |= in_files
+    log, lookback_days = data["sources"]["ratings"], {"lookback_days": lookback}
+    if by_column:
+        log |= {"path": "days", "days": lookback_days | {"column": "day"}}
+        log["columns"] = [*log["columns"], {"name": "day", "type": "string"}]
+    else:
+        log |= {"path": "days/day={date}", "days": lookback_days}
     data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
     result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
     assert result.manifest.counts.dropped["outside_dates"] == 12 * lookback + 1
     assert result.manifest.counts.late == 1
     (check,) = [c for c in result.manifest.contract if c["rule"].startswith("late")]
-    assert check["received"].startswith("1 of 13 rows in files of the run's days")
+    assert check["received"].startswith("1 of 13 rows read for the run's days")
 
 
 @pytest.mark.exhaustive
