@@ -325,7 +325,8 @@ def lay_out_frame(
             found_in_others = (find_field(other.schema, column.field_name) for other in others)
             if text is None and not any(found_in_others):
                 raise _missing(name, column, frame)
-            field = F.lit(None).cast("string") if text is None else text, T.StringType()
+            lacking = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
+            field = (F.lit(None).cast(lacking), lacking) if text is None else (text, T.StringType())
         raw, found = field
         if dates is not None and config.days and config.days.column == column.name:
             frame = rows_of_days(frame, column, config.days, dates, raw, found)

@@ -232,6 +232,16 @@ def test_a_column_that_some_files_lack_is_null_there_and_missing_in_all_is_refus
     assert "id, x" in str(refused.value)
 
 
+@pytest.mark.parametrize("kind", ["list<int64>", "list<float32>", "list<string>"])
+def test_a_list_that_some_files_lack_is_null_there(spark, tmp_path, kind):
+    write(tmp_path, "1.parquet", id=[1])
+    write(tmp_path, "2.parquet", id=[2], x=[["7"]])
+    config = declare(INT, column(kind, nullable=True), format="parquet")
+    (_, first), (_, second) = good(read(spark, tmp_path, config))
+    assert first is None
+    assert len(second) == 1
+
+
 def test_new_and_empty_columns_are_reported_by_policy(spark, tmp_path, caplog):
     write(tmp_path, id=[1], x=pa.array([None], pa.string()), y=[1])
     columns = [INT, column("string", nullable=True)]
