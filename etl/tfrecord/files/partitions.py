@@ -1,6 +1,7 @@
 """Partition directories in Hive's and Spark's form, `date=2026-01-01/country=NO`, and their rows.
 
-Escaping and type inference follow Spark's `ExternalCatalogUtils` and `PartitioningUtils`.
+Escaping and type inference follow Spark's `ExternalCatalogUtils` and `PartitioningUtils`; escapes
+beyond ASCII, which Spark does not write, are UTF-8.
 """
 
 from __future__ import annotations
@@ -38,7 +39,19 @@ def _escape(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"%([0-9A-Fa-f]{2})", lambda match: chr(int(match[1], 16)), text)
+    return re.sub(r"(?:%[0-9A-Fa-f]{2})+", lambda match: _decode(match[0]), text)
+
+
+def _decode(escapes: str) -> str:
+    """Reads escaped bytes as UTF-8: Spark escapes ASCII alone, but pyarrow and pandas all else too.
+
+    What is no UTF-8 is read as Spark reads it.
+    """
+    codes = bytes.fromhex(escapes.replace("%", ""))
+    try:
+        return codes.decode()
+    except UnicodeDecodeError:
+        return codes.decode("latin-1")
 
 
 def partition_path(names: Sequence[str], values: Sequence[str | None]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +68,22 @@ def test_escapes_as_spark_does(spark, tmp_path: Path) -> None:
     frame.write.partitionBy("p:q").parquet(str(tmp_path / "out"))
     written = {p.name for p in (tmp_path / "out").iterdir() if p.is_dir()}
     assert written == {partition_path(["p:q"], [value]) for _, value in rows}
+
+
+def test_escapes_of_pyarrow_are_read(tmp_path: Path) -> None:
+    values = [
+        *(value for value in AWKWARD if value not in ("", NULL_PARTITION)),
+        "Köln",
+        "日本/%C3%BC",
+        "Ã¼",
+    ]
+    table = pa.table({"p": values, "k": range(len(values))})
+    ds.write_dataset(
+        table, tmp_path, format="parquet", partitioning=["p"], partitioning_flavor="hive"
+    )
+    folders = [parse_partition_path(path.name)["p"] for path in tmp_path.iterdir()]
+    assert sorted(map(str, folders)) == sorted(values)
+    assert parse_partition_path("p=%FFx") == {"p": "\xffx"}
 
 
 @pytest.mark.parametrize(
