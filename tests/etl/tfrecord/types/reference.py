@@ -66,8 +66,9 @@ def vector_features(name: str, join: str, value: Any, policy: ColumnPolicy) -> d
         values, size = value["values"], value["size"]
         if value["type"] == 1:
             size = len(values)
-            indices = [k for k, v in enumerate(values) if v != 0]
-            values = [v for v in values if v != 0]
+            # What is written whole keeps the sign of a zero.
+            indices = [k for k, v in enumerate(values) if v != 0 or policy.vectors != "sparse"]
+            values = [values[k] for k in indices]
         else:
             indices = value["indices"]
     if policy.vectors == "sparse":
