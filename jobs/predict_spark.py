@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 import time
 import zipfile
@@ -343,6 +344,7 @@ def run_parts(frame: DataFrame, job: Job, directory: str) -> None:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import SparkFiles
 
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Tasks of a machine would share its cards.
         with quiet_tensorflow():
             job = CPickleSerializer().loads(packed)
         scheme, _, name = directory.partition(":")

@@ -11,7 +11,11 @@ The public API, imported when it is first asked for, so that `import training` l
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# Else TensorFlow takes a whole card, wherever it starts.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 if TYPE_CHECKING:
     from training.checkpoint.restore import load_run

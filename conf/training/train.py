@@ -71,6 +71,9 @@ class ComputeConfig(StrictFinite):
     """Computation of a step; weights and optimizer state are float32 in any case."""
 
     mixed_precision: bool = Field(False, description="Products of matrices in bfloat16.")
+    tf32: bool = Field(
+        False, description="On a GPU: products of float32 by tensor cores, with 10 bits of 23."
+    )
 
 
 METRIC_PATTERN = build_stopping_pattern()

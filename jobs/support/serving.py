@@ -134,6 +134,7 @@ def _serve_process(serving: Serving, listener: socket.socket, tell: Tell) -> int
 
 def serve(serving: Serving, listener: socket.socket, tell: Tell) -> int:
     """Answers requests until SIGTERM or Ctrl-C; those that have begun are answered first."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # A card is for training; requests are small.
     with quiet_tensorflow():
         import uvicorn
 

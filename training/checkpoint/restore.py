@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import tensorflow as tf
+
 from conf.artefacts.dataset import ToleratesShard, read_manifest
 from conf.artefacts.run import (
     BEST_DIR,
@@ -118,6 +120,7 @@ class TrainedModel:
         """Builds the model of a run, without its weights, with whole tables."""
         reference = RunReference.read(run_dir)
         config, manifest = reference.config, reference.read_manifest()
+        tf.config.experimental.enable_tensor_float_32_execution(config.compute.tf32)
         with holding_whole_tables():
             model = build_model(config.model, manifest, config.seed)
         return cls(run_dir, model, config, manifest, reference.version_dir)

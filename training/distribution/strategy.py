@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -83,16 +84,16 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """
     if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
         return _join(cluster, config.worker_timeout_s)
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        for gpu in gpus:
-            _allow_growth(gpu)
-        names = [device.name for device in tf.config.list_logical_devices("GPU")]
-    else:
-        names = _cpu_devices(config.cpu_replicas)
+    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
+    names = gpus or _cpu_devices(config.cpu_replicas)
     if config.strategy == "none" or (config.strategy != "mirrored" and len(names) == 1):
         return tf.distribute.get_strategy()
     return _mirror(tuple(names))
+
+
+def on_host() -> AbstractContextManager[Any]:
+    """Computes a block where shapes and seeds are read: a GPU would be asked for each number."""
+    return tf.device("CPU:0") if tf.config.list_physical_devices("GPU") else nullcontext()
 
 
 @functools.cache
@@ -104,8 +105,6 @@ def _mirror(names: tuple[str, ...]) -> tf.distribute.Strategy:
 @functools.cache
 def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
     """Cached: the server of a process cannot be started twice."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        _allow_growth(gpu)
     try:
         _configure_heartbeat(cluster, timeout_s)
         return tf.distribute.MultiWorkerMirroredStrategy()
@@ -134,15 +133,6 @@ def _configure_heartbeat(cluster: Cluster, timeout_s: int) -> None:
         heartbeat_timeout_in_ms=timeout_s * _MILLISECONDS,
         coordinated_jobs=[job],
     )
-
-
-def _allow_growth(gpu: tf.config.PhysicalDevice) -> None:
-    if tf.config.get_logical_device_configuration(gpu) is not None:
-        return  # Logical GPUs have fixed shares of its memory, which cannot grow.
-    try:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    except RuntimeError:
-        return  # TensorFlow has started already: its memory setting stands.
 
 
 def _cpu_devices(replicas: int) -> list[str]:
@@ -267,7 +257,7 @@ def _cut(value: Any, parts: int, part: int) -> Any:
 
 
 class StepsResult(NamedTuple):
-    """Losses, float32 `[steps]`, of which the last alone may not be finite; seconds of waiting.
+    """Losses, float32 `[steps]`, of which the last two may not be finite; seconds of waiting.
 
     The seconds are an upper bound: waiting overlaps with the end of the step before.
     """
@@ -281,7 +271,10 @@ RunSteps = Callable[[Any, tf.Tensor], StepsResult]
 
 
 def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) -> RunSteps:
-    """Returns the compiled steps, which stop after the first whose loss is not finite."""
+    """Returns the compiled steps; they stop one step after the first whose loss is not finite.
+
+    A step is begun before the loss of the one before is known: a GPU waits for none of them.
+    """
     # A strategy of several devices fetches to each of them; a CPU has the batches already.
     if strategy is tf.distribute.get_strategy() and tf.config.list_logical_devices("GPU"):
         return build_prefetching_steps(train_step, "GPU:0")
@@ -297,9 +290,10 @@ def build_run_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) 
     def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
         losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
         wait_s = tf.constant(0.0, tf.float64)
-        done, loss = tf.constant(0), tf.constant(0.0)
-        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
+        done, loss, before = tf.constant(0), tf.constant(0.0), tf.constant(0.0)
+        while tf.logical_and(done < steps, tf.math.is_finite(before)):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            before = loss
             with tf.control_dependencies([loss]):
                 asked = tf.timestamp()
             with tf.control_dependencies([asked]):
@@ -328,14 +322,15 @@ def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
 
     def run_steps(iterator: Any, steps: tf.Tensor) -> StepsResult:
         losses = tf.TensorArray(tf.float32, size=steps, element_shape=[])
-        done, loss = tf.constant(0), tf.constant(0.0)
+        done, loss, before = tf.constant(0), tf.constant(0.0), tf.constant(0.0)
         finished = tf.timestamp()
         with tf.control_dependencies([finished]):
             batch = fetch(iterator, device)
         with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             wait_s = tf.timestamp() - finished
-        while tf.logical_and(done < steps, tf.math.is_finite(loss)):
+        while tf.logical_and(done < steps, tf.math.is_finite(before)):
             tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            before = loss
             # Nothing of the step depends on what is fetched here: both go on side by side.
             following = batch
             if done + 1 < steps:
@@ -355,11 +350,11 @@ def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
 
 
 def _fetch_batch(iterator: Any, device: str) -> Batch:
-    """Returns the next batch; text stays where it is, as no GPU holds it."""
+    """Returns the next batch; text stays where it is, as no GPU holds it, and so do counts."""
+
+    def bring(part: tf.Tensor) -> tf.Tensor:
+        return part if part.dtype == tf.string or part.shape.rank == 0 else tf.identity(part)
+
     batch = next(iterator)
     with tf.device(device):
-        return tf.nest.map_structure(
-            lambda part: part if part.dtype == tf.string else tf.identity(part),
-            batch,
-            expand_composites=True,
-        )
+        return tf.nest.map_structure(bring, batch, expand_composites=True)

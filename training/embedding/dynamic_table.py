@@ -19,6 +19,7 @@ import tensorflow as tf
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
 from etl.tfrecord.reading import inlined, kernel
+from training.distribution.strategy import on_host
 from training.embedding.device_tier import NO_ROW, DeviceTier, HostRows
 from training.embedding.distinct_rows import BatchRows
 from training.embedding.key_index import FIRST_ROW
@@ -33,6 +34,7 @@ from training.embedding.static_table import (
 from training.embedding.worker_rows import RowOwners
 
 _TWO_PI = 2.0 * math.pi
+_MOST_NUMBERS = 1 << 31  # Of one read: on a GPU a gather of many more fails.
 
 
 def draw_first_rows(
@@ -180,7 +182,12 @@ class GrowingRows(tf.Module):
     def read_value(self) -> tf.Tensor:
         """Returns the matrix, without the rows that no key has."""
         copy = self._copies[0]
-        return tf.gather(copy, tf.range(self.count_held(self.keys.row_count)))
+        held, most = self.count_held(self.keys.row_count), _MOST_NUMBERS // self.dim
+        pieces = [
+            tf.gather(copy, tf.range(start, min(start + most, held), dtype=tf.int64))
+            for start in range(0, held, most)
+        ]
+        return pieces[0] if len(pieces) == 1 else tf.concat(pieces, axis=0)
 
     def count_held(self, rows: Any) -> Any:
         """Returns how many rows are here of so many in all, a number or a tensor."""
@@ -310,7 +317,9 @@ def build_growing_rows(
 
 def read_length(variable: tf.Variable) -> tf.Tensor:
     """Returns the rows that a variable has now, int64 scalar."""
-    return tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)[0]
+    shape = tf.raw_ops.VariableShape(input=variable.handle, out_type=tf.int64)
+    with on_host():
+        return shape[0]
 
 
 TableRows: TypeAlias = tf.Variable | GrowingRows

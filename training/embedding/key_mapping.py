@@ -22,6 +22,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import PAD_ID
+from training.distribution.strategy import on_host
 from training.embedding.device_tier import PLACE, PlacedBatch
 from training.embedding.dynamic_table import (
     DynamicTable,
@@ -266,7 +267,10 @@ def _reserve(matrix: GrowingRows, rows: tf.Tensor) -> tf.Operation:
         with tf.control_dependencies(reserve_rows(matrix, rows)):
             return tf.no_op()
 
-    found = tf.cond(rows > read_length(matrix.variable), grow, tf.no_op)
+    held = read_length(matrix.variable)
+    with on_host():
+        is_short = rows > held
+    found = tf.cond(is_short, grow, tf.no_op)
     return found if isinstance(found, tf.Operation) else tf.no_op()
 
 
@@ -278,10 +282,12 @@ def reserve_rows(matrix: GrowingRows, count: tf.Tensor) -> list[tf.Operation]:
     """
     handle, dtype = matrix.variable.handle, matrix.dtype
     held = read_length(matrix.variable)
-    ahead = count // _GROWTH[1] * _GROWTH[0]
-    if matrix.most_rows is not None:
-        ahead = tf.minimum(ahead, matrix.most_rows)
-    rows = tf.range(tf.maximum(ahead, count))
+    with on_host():
+        ahead = count // _GROWTH[1] * _GROWTH[0]
+        if matrix.most_rows is not None:
+            ahead = tf.minimum(ahead, matrix.most_rows)
+        length = tf.maximum(ahead, count)
+    rows = tf.range(length)
     # New rows are copies of that of padding, which holds the first value.
     grown = tf.raw_ops.ResourceGather(
         resource=handle, indices=tf.where(rows < held, rows, PAD_ID), dtype=dtype

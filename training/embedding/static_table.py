@@ -166,7 +166,7 @@ def _draw_first_rows(rows: tf.Variable, seed: list[int], initializer: Initialize
             is_token = tf.cast(tf.range(start, stop) >= FIRST_TOKEN_ID, tf.float32)
             draws *= is_token[:, tf.newaxis]
         # By scatter: assigning to a slice of a variable first copies all of it.
-        piece = tf.IndexedSlices(draws, tf.range(start, stop))
+        piece = tf.IndexedSlices(draws, tf.range(start, stop, dtype=tf.int64))
         for copy in copies:
             copy.scatter_update(piece)
 

@@ -50,6 +50,7 @@ class LoadedModel:
         config = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=threads or 0, inter_op_parallelism_threads=threads or 0
         )
+        tf.config.experimental.enable_tensor_float_32_execution(False)
         graph = tf.Graph()
         self._session = tf.compat.v1.Session(graph=graph, config=config)
         with graph.as_default():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -258,9 +257,9 @@ class EpochRunner:
                     self.save_and_stop(state)
                 losses, wait_s = self._run_call(batches, state.position)
                 now = time.monotonic()
-                if not math.isfinite(losses[-1]):
-                    last = state.position.batch + len(losses) - 1
-                    self._diverge(Position(state.position.epoch, last), f"loss {losses[-1]}")
+                if len(odd := np.flatnonzero(~np.isfinite(losses))):
+                    at = Position(state.position.epoch, state.position.batch + int(odd[0]))
+                    self._diverge(at, f"loss {losses[odd[0]]}")
                 loss = float(np.sum(losses, dtype=np.float64))
                 state = state.after(len(losses), loss, wait_s, now - mark)
                 self._log(state.position, loss / len(losses), len(losses), wait_s, now - mark)

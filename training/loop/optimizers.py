@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -211,6 +212,12 @@ def build_dense_optimizer(
     return optimizer
 
 
+def _apply_dense(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[tf.Variable], *gradients: tf.Tensor
+) -> None:
+    optimizer.apply(list(gradients), list(weights))
+
+
 class Optimizers(tf.Module):
     """Applies one step's gradients to dense weights and tables.
 
@@ -310,7 +317,10 @@ class Optimizers(tf.Module):
             tables, dense = clip_global_norm(tables, dense, limit, are_unique=is_alone)
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
-            self.dense.apply(dense, moved)
+            update = partial(_apply_dense, self.dense, moved)
+            if is_alone and tf.config.list_physical_devices("GPU"):  # One kernel for hundreds.
+                update = tf.function(update, jit_compile=True, autograph=False)
+            update(*dense)
             self._constrain(moved)
 
     def _merge(

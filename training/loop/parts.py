@@ -71,6 +71,7 @@ def build(
     validate_steps = build_step_validate(config, data)
     if profile is not None:
         profile.require_within(steps.total)
+    tf.config.experimental.enable_tensor_float_32_execution(config.compute.tf32)
     dtype = tf.bfloat16 if config.compute.mixed_precision else tf.float32
     part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
     if plan.softmax_bytes is not None and not tf.config.list_physical_devices("GPU"):

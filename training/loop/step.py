@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from training.distribution.strategy import on_host
 from training.embedding.distinct_rows import BatchRows, Lookups
 from training.embedding.key_mapping import KeyedFeatures, admit_arrivals
 from training.input.batches import ARRIVALS, Batch
@@ -50,8 +51,9 @@ class TrainStep:
         if self._keyed:
             admit_arrivals(batch[ARRIVALS], self._keyed)
             batch = {name: value for name, value in batch.items() if name != ARRIVALS}
-        step = tf.cast(self._optimizers.step.read_value(), tf.int32)
-        seed = tf.stack([self._options.seed % 2**31, step * 8])
+        step = self._optimizers.step.read_value()
+        with on_host():
+            seed = tf.stack([self._options.seed % 2**31, tf.cast(step, tf.int32) * 8])
         shared = BatchRows(batch, self._lookups)
         losses: list[tf.Tensor] = []
         gradients: list[list[Gradient]] = []
@@ -59,7 +61,10 @@ class TrainStep:
         for part, rows in enumerate(split_batch(batch, parts)):
             # One after the other: all at once they would need the memory of the whole batch.
             with tf.control_dependencies(losses):
-                part_seed = tf.random.experimental.stateless_fold_in(seed, part) if part else seed
+                with on_host():
+                    part_seed = (
+                        tf.random.experimental.stateless_fold_in(seed, part) if part else seed
+                    )
                 context = StepContext(
                     part_seed, self._state_variables, state, shared, self._options.dtype
                 )

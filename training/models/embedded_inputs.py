@@ -349,9 +349,10 @@ def _pad(
 
 
 def _fit_width(values: tf.Tensor, width: tf.Tensor | int, pad: float = PAD_ID) -> tf.Tensor:
-    missing = tf.maximum(width - tf.shape(values)[1], 0)
-    fill = tf.cast(pad, values.dtype)
-    return tf.pad(values, [[0, 0], [0, missing]], constant_values=fill)[:, :width]
+    rows, length = tf.unstack(tf.shape(values))
+    # Not `tf.pad`: for int64 it has no kernel on GPUs.
+    fill = tf.fill([rows, tf.maximum(width - length, 0)], tf.cast(pad, values.dtype))
+    return tf.concat([values, fill], axis=1)[:, :width]
 
 
 def _find_values(feature: InputFeature, values: tf.Tensor, pad: float) -> tf.Tensor:

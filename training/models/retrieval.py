@@ -48,7 +48,8 @@ def choose_vectors(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
     first; no gradient flows through the choice.
     """
     scores = tf.reduce_sum(users * items[:, tf.newaxis], axis=2)
-    return tf.gather(users, tf.argmax(scores, axis=1), axis=1, batch_dims=1)
+    chosen = tf.argmax(scores, axis=1)
+    return tf.gather_nd(users, tf.stack([tf.range(tf.size(chosen, tf.int64)), chosen], axis=1))
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Queries:
     vectors: tf.Tensor  # float32 `[n, dim]`; where the weight is 0 they are finite.
     target_ids: tf.Tensor  # `[n]`, as the dataset holds the item's id.
     weights: tf.Tensor  # float32 `[n]`, of each in the loss of its row; 0 at padding.
-    rows: tf.Tensor  # int32 `[n]`, the row of the batch that each is of, ascending.
+    rows: tf.Tensor  # int64 `[n]`, the row of the batch that each is of, ascending.
     row_count: tf.Tensor  # int32 scalar, rows of the batch.
     per_row: int = 1  # The most of a row, padding included.
 
@@ -128,7 +129,8 @@ class RetrievalModel(Model):
             vectors = choose_vectors(vectors, self.embed_items(batch, training))
         targets = read_keys(batch, item_key)
         count = tf.shape(vectors)[0]
-        return Queries(vectors, targets, tf.ones([count]), tf.range(count), count)
+        rows = tf.range(tf.size(targets, tf.int64))
+        return Queries(vectors, targets, tf.ones([count]), rows, count)
 
 
 def require_retrieval(model: Model) -> RetrievalModel:

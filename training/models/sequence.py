@@ -107,13 +107,14 @@ class SequenceModel(TwoTowers):
         vectors = self._encode(batch, training)
         history = self._users.read_ids(self._sequence, batch)
         targets = tf.concat([batch[item_key][:, tf.newaxis], history[:, :-1]], axis=1)
-        rows, width = tf.shape(vectors)[0], tf.shape(vectors)[1]
+        rows = tf.shape(vectors)[0]
+        numbers = tf.range(tf.size(batch[item_key], tf.int64))[:, tf.newaxis]
         is_item = tf.cast(targets >= FIRST_TOKEN_ID, tf.float32)
         return Queries(
             self._scale(tf.reshape(vectors, [-1, vectors.shape[2]])),
             tf.reshape(targets, [-1]),
             tf.reshape(is_item / self.queries_per_row, [-1]),
-            tf.repeat(tf.range(rows), width),
+            tf.reshape(tf.broadcast_to(numbers, tf.shape(targets)), [-1]),
             rows,
             per_row=self.queries_per_row,
         )

@@ -287,7 +287,7 @@ class StepProfiler:
             results.append(self._run_steps(iterator, tf.constant(part_end - self._step)))
             losses = results[-1].losses.numpy()
             self._step += len(losses)
-            if not np.isfinite(losses[-1]):
+            if not np.isfinite(losses).all():
                 break
         self._start_or_stop()
         return StepsResult(

@@ -14,9 +14,13 @@ GRADIENT_FLOOR = 1e-2
 
 
 def may_cut() -> bool:
-    """Returns whether shapes may depend on data: collectives between replicas need equal ones."""
+    """Returns whether shapes may depend on data.
+
+    Collectives between replicas need equal ones, and a GPU gains nothing by smaller ones.
+    """
     context = tf.distribute.get_replica_context()
-    return context is None or context.num_replicas_in_sync == 1
+    is_alone = context is None or context.num_replicas_in_sync == 1
+    return is_alone and not tf.config.list_physical_devices("GPU")
 
 
 def matmul_rows(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from conf.errors import ConfigError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
+from training.distribution.strategy import on_host
 from training.embedding.distinct_rows import BatchRows
 from training.networks.layers import may_cut
 from training.reader.feature_columns import list_length
@@ -120,15 +121,16 @@ class StepContext:
         finally:
             self._stream = before
 
-    def draw_seed(self, number: int) -> tf.Tensor:
+    def draw_seed(self, number: int, dtype: str = "int32") -> tf.Tensor:
         """Returns the seed of a random layer on this replica, as each holds other rows."""
         context = tf.distribute.get_replica_context()
         stream = self._stream
-        if context is not None and context.num_replicas_in_sync > 1:
-            replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
-            stream = tf.where(stream < 0, stream, replica * _REPLICA_STRIDE)
-        seed = tf.random.experimental.stateless_fold_in(self.seed, stream)
-        return tf.random.experimental.stateless_fold_in(seed, number)
+        with on_host():
+            if context is not None and context.num_replicas_in_sync > 1:
+                replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+                stream = tf.where(stream < 0, stream, replica * _REPLICA_STRIDE)
+            seed = tf.random.experimental.stateless_fold_in(self.seed, stream)
+            return tf.cast(tf.random.experimental.stateless_fold_in(seed, number), dtype)
 
     def penalize(self, network: object, losses: Sequence[tf.Tensor]) -> None:
         """Adds what a network's layers add to the loss; once, if it is called several times."""
@@ -206,11 +208,7 @@ class Network(tf.Module):
     def __call__(self, inputs: Mapping[str, tf.Tensor], training: StepContext | None = None) -> Any:
         """Returns the outputs, as float32; of inputs at least `input_names`, `[batch, …]` each."""
         model = self.keras_model
-        # What is looked up inside a served graph has lost its shape.
-        known = {
-            name: tf.ensure_shape(inputs[name], tensor.shape)
-            for name, tensor in model.input.items()
-        }
+        known = {name: _fit(inputs[name], tensor.shape) for name, tensor in model.input.items()}
         if training is None:
             with keras.StatelessScope():
                 outputs = model(known, training=False)
@@ -220,13 +218,11 @@ class Network(tf.Module):
 
     def _train(self, model: keras.Model, inputs: Mapping[str, Any], training: StepContext) -> Any:
         kept = {id(weight) for weight in model.non_trainable_weights}
-        seeds, number = [], self._first_seed
-        for variable in model.non_trainable_variables:
-            if id(variable) not in kept:
-                number += 1
-                seeds.append((variable, tf.cast(training.draw_seed(number), variable.dtype)))
+        states = [v for v in model.non_trainable_variables if id(v) not in kept]
         before = [(w, tf.convert_to_tensor(training.read(w.value))) for w in model.weights]
-        with _PassScope([*before, *seeds], collect_losses=True) as scope:
+        seeds = [training.draw_seed(n, v.dtype) for n, v in enumerate(states, self._first_seed + 1)]
+        drawn = zip(states, seeds, strict=True)
+        with _PassScope([*before, *drawn], collect_losses=True) as scope:
             outputs = model.call(dict(inputs), training=True)
             losses = model.losses
         for weight, value in before:
@@ -235,6 +231,14 @@ class Network(tf.Module):
                 training.write(weight.value, after)
         training.penalize(self, losses)
         return outputs
+
+
+def _fit(value: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
+    """Returns a tensor that is known to have a shape: what a served graph looks up has lost it."""
+    value = tf.convert_to_tensor(value)
+    # A mask that is looked at would go through the host's memory.
+    is_known = value.shape.rank is not None and value.shape == value.shape.merge_with(shape)
+    return value if is_known else tf.ensure_shape(value, shape)
 
 
 @contextmanager

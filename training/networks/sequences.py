@@ -162,7 +162,9 @@ def build_hstu(sequence: UserSequence, config: HSTUConfig) -> keras.KerasTensor:
 def build_gru(sequence: UserSequence, config: GRUConfig) -> keras.KerasTensor:
     """Builds gated recurrent units that read a sequence from its beginning (Hidasi et al. 2016)."""
     hidden = sequence.vectors
-    units = keras.layers.GRU(hidden.shape[-1], return_sequences=True, go_backwards=True)
+    units = keras.layers.GRU(
+        hidden.shape[-1], return_sequences=True, go_backwards=True, use_cudnn=False
+    )
     outputs = units(drop(hidden, config.dropout), mask=sequence.is_read)
     return keras.ops.flip(outputs, axis=1)
 
@@ -311,13 +313,13 @@ class TimeBuckets(keras.layers.Layer):
         self.of_targets = of_targets
 
     def call(self, ages: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns int32 `[batch, length, length]`; `TIME_BUCKETS` where a time is not known."""
+        """Returns int64 `[batch, length, length]`; `TIME_BUCKETS` where a time is not known."""
         known, asked = ages >= 0, ages
         if self.of_targets:  # The target of position 0 is the row's event itself: 0 seconds ago.
             asked = keras.ops.concatenate([keras.ops.zeros_like(ages[:, :1]), ages[:, :-1]], axis=1)
         between = ages[:, None, :] - asked[:, :, None]
         logs = keras.ops.log(keras.ops.maximum(between, 1.0)) / LOG_BUCKET_WIDTH
-        found = keras.ops.minimum(keras.ops.cast(logs, "int32"), TIME_BUCKETS - 1)
+        found = keras.ops.minimum(keras.ops.cast(logs, "int64"), TIME_BUCKETS - 1)
         both = keras.ops.logical_and(known[:, None, :], (asked >= 0)[:, :, None])
         return keras.ops.where(both, found, TIME_BUCKETS)
 
@@ -347,14 +349,14 @@ class PointwiseAttention(keras.layers.Layer):
         """Returns `[batch, length, dim]`, as queries, keys and values are.
 
         Behind them stand which positions are read, bool `[batch, length]`, and, if there are times,
-        buckets, int32 `[batch, length, length]`.
+        buckets, int64 `[batch, length, length]`.
         """
         queries, keys, values, is_read, *buckets = inputs
         ops, width = keras.ops, keras.ops.shape(queries)[1]
         each = (-1, width, self.heads, queries.shape[-1] // self.heads)
         queries, keys, values = (ops.reshape(part, each) for part in (queries, keys, values))
         logits = ops.einsum("bnhd,bmhd->bhnm", queries, keys)
-        places = ops.arange(width)
+        places = ops.arange(width, dtype="int64")
         distances = places[None, :] - places[:, None]  # How many items before.
         bias = ops.take(self.positions, ops.maximum(distances, 0))[None]
         if self.times is not None:

@@ -176,20 +176,20 @@ class PadPositions(keras.layers.Layer):
 
 
 class PackTokens(keras.layers.Layer):
-    """Lays the tokens of all rows one behind the other, as one row without padding."""
+    """Lays the tokens of all rows one behind the other, without padding."""
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the tokens, `[1, tokens, dim]`, and where each stands, by rows, `[tokens, 2]`."""
+        """Returns the tokens, `[tokens, dim]`, and where each stands, by rows, `[tokens, 2]`."""
         vectors, mask = inputs
         places = tf.where(mask)
-        return tf.expand_dims(tf.gather_nd(vectors, places), 0), places
+        return tf.gather_nd(vectors, places), places
 
 
 class UnpackTokens(keras.layers.Layer):
     """Puts numbers of tokens back to where each token stands."""
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Lays numbers of tokens, `[1, tokens, 1]`, back to `[batch, length]`, zeros elsewhere."""
+        """Lays numbers of tokens, `[tokens, 1]`, back to `[batch, length]`, zeros elsewhere."""
         numbers, places, mask = inputs
         shape = tf.shape(mask, out_type=places.dtype)
         return tf.scatter_nd(places, tf.reshape(numbers, [-1]), shape)
@@ -212,18 +212,18 @@ class CompareWithTarget(keras.layers.Layer):
         self.dense = dense
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns `[1, tokens, units]` of tokens, targets `[batch, dim]` and the rows of tokens."""
+        """Returns `[tokens, units]` of tokens, targets `[batch, dim]` and the rows of tokens."""
         ops, (tokens, target, rows) = keras.ops, inputs
         of_position, of_target, of_difference, of_product = ops.split(self.dense.kernel, 4)
         of_row = ops.matmul(target, of_target - of_difference) + self.dense.bias
-        both = ops.concatenate([tokens, tokens * take_rows(target, rows)], axis=2)
+        both = ops.concatenate([tokens, tokens * take_rows(target, rows)], axis=1)
         kernel = ops.concatenate([of_position + of_difference, of_product])
         return ops.matmul(both, kernel) + take_rows(of_row, rows)
 
     def compute_output_shape(
         self, shapes: Sequence[tuple[int | None, ...]]
     ) -> tuple[int | None, ...]:
-        return (*shapes[0][:2], self.dense.units)
+        return (shapes[0][0], self.dense.units)
 
 
 def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -235,9 +235,8 @@ def take_rows(values: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def take(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def sum_by_row(gradient: tf.Tensor) -> tf.Tensor:
-            count = tf.shape(values, out_type=rows.dtype)[0]
             found = tf.math.segment_sum(gradient, rows)
-            return tf.pad(found, [[0, count - tf.shape(found, out_type=rows.dtype)[0]], [0, 0]])
+            return tf.pad(found, [[0, tf.shape(values)[0] - tf.shape(found)[0]], [0, 0]])
 
         return tf.gather(values, rows), sum_by_row
 

@@ -116,12 +116,13 @@ def keep_hardest(logits: tf.Tensor, counted: tf.Tensor, hardest: int | None) -> 
     """
     if hardest is None:
         return counted
-    shape = tf.shape(logits)
     ranked = tf.where(counted, logits, -np.inf)
-    columns = tf.math.top_k(ranked, tf.minimum(hardest, shape[1])).indices
-    rows = tf.broadcast_to(tf.range(shape[0])[:, tf.newaxis], tf.shape(columns))
-    places = tf.reshape(tf.stack([rows, columns], axis=2), [-1, 2])
-    chosen = tf.scatter_nd(places, tf.ones_like(places[:, 0]), shape)
+    best = tf.math.top_k(ranked, tf.minimum(hardest, tf.shape(logits)[1])).indices
+    columns = tf.cast(best, tf.int64)
+    rows = tf.range(tf.size(logits[:, 0], tf.int64))[:, tf.newaxis]
+    places = tf.stack([tf.broadcast_to(rows, tf.shape(columns)), columns], axis=2)
+    places = tf.reshape(places, [-1, 2])
+    chosen = tf.scatter_nd(places, tf.ones_like(places[:, 0]), tf.shape(logits, tf.int64))
     return counted & (chosen > 0)
 
 
@@ -174,20 +175,22 @@ def compute_catalog_softmax(
     *,
     temperature: float = 1.0,
     dtype: tf.DType = tf.float32,
+    block: int = BLOCK_ITEMS,
 ) -> tf.Tensor:
     """Cross-entropy of each query's target among all items, float32 `[n]`; 0 where it is none.
 
     Args:
         queries: float32 `[n, dim]`.
         items: float32 `[items, dim]`.
-        positions: int32 `[n]`, where the target is among the items; below 0: it is none of them.
+        positions: int64 `[n]`, where the target is among the items; below 0: it is none of them.
         masked: Items that are left out of a row, unless they are the target; bool `[rows, items]`,
             or None.
-        rows: int32 `[n]`, the row of `masked` that each query is of; None: they are the rows.
+        rows: int64 `[n]`, the row of `masked` that each query is of; None: they are the rows.
+        block: Items that are scored at once.
     """
-    of_queries = tf.range(tf.shape(queries)[0]) if rows is None else rows
+    of_queries = tf.range(tf.size(positions, tf.int64)) if rows is None else rows
     size = tf.shape(items)[0] if items.shape[0] is None else int(items.shape[0])
-    catalog = _Catalog(positions, masked, of_queries, size, 1.0 / temperature, dtype)
+    catalog = _Catalog(positions, masked, of_queries, size, block, 1.0 / temperature, dtype)
 
     @tf.custom_gradient
     def compute(
@@ -215,6 +218,7 @@ class _Catalog:
     masked: tf.Tensor | None
     rows: tf.Tensor
     size: int | tf.Tensor
+    block: int
     scale: float
     dtype: tf.DType
 
@@ -233,7 +237,7 @@ class _Catalog:
             return scores
         width = tf.shape(block)[0]
         marks = tf.slice(self.masked, [0, start], [tf.shape(self.masked)[0], width])
-        places = start + tf.range(width)
+        places = tf.cast(start + tf.range(width), tf.int64)
         is_own = places[tf.newaxis, :] == self.positions[:, tf.newaxis]
         return tf.where(tf.gather(marks, self.rows) & ~is_own, MASKED_LOGIT, scores)
 
@@ -242,17 +246,17 @@ class _Catalog:
 
         def add(number: int | tf.Tensor, block: tf.Tensor, *sums: tf.Tensor) -> Sums:
             highest, total = sums
-            scores = self.score(queries, block, number * BLOCK_ITEMS)
+            scores = self.score(queries, block, number * self.block)
             higher = tf.maximum(highest, tf.reduce_max(scores, axis=1))
             added = tf.reduce_sum(tf.exp(scores - higher[:, tf.newaxis]), axis=1)
             return higher, total * tf.exp(highest - higher) + added
 
         def step(number: tf.Tensor, *sums: tf.Tensor) -> Sums:
-            return number + 1, *add(number, _cut(items, number), *sums)
+            return number + 1, *add(number, self._cut(items, number), *sums)
 
         none = tf.zeros_like(queries[:, 0])
         _, *sums = self._repeat(step, (0, none + tf.float32.min, none))
-        return add(self._full, items[self._full * BLOCK_ITEMS :], *sums)
+        return add(self._full, items[self._full * self.block :], *sums)
 
     def differentiate(
         self, queries: tf.Tensor, items: tf.Tensor, sums: Sums, upstream: tf.Tensor
@@ -265,19 +269,19 @@ class _Catalog:
         highest, of_total = sums[0][:, tf.newaxis], (upstream / sums[1])[:, tf.newaxis]
 
         def add(number: int | tf.Tensor, block: tf.Tensor, total: tf.Tensor) -> Sums:
-            scores = self.score(queries, block, number * BLOCK_ITEMS)
+            scores = self.score(queries, block, number * self.block)
             shares = tf.exp(scores - highest) * of_total
             of_block = self._multiply(shares, queries, transpose_a=True)
             return total + self._multiply(shares, block), of_block
 
         def step(number: tf.Tensor, total: tf.Tensor, parts: tf.TensorArray) -> Sums:
-            total, of_block = add(number, _cut(items, number), total)
+            total, of_block = add(number, self._cut(items, number), total)
             return number + 1, total, parts.write(number, of_block)
 
         dim = items.shape[1]
-        parts = tf.TensorArray(tf.float32, self._full, element_shape=[BLOCK_ITEMS, dim])
+        parts = tf.TensorArray(tf.float32, self._full, element_shape=[self.block, dim])
         _, total, parts = self._repeat(step, (0, tf.zeros_like(queries), parts))
-        of_queries, last = add(self._full, items[self._full * BLOCK_ITEMS :], total)
+        of_queries, last = add(self._full, items[self._full * self.block :], total)
         of_items = tf.concat([tf.reshape(parts.stack(), [-1, dim]), last], axis=0)
         places = tf.maximum(self.positions, 0)[:, tf.newaxis]  # Those without one weigh 0.
         own = upstream[:, tf.newaxis]
@@ -290,7 +294,7 @@ class _Catalog:
     @property
     def _full(self) -> int | tf.Tensor:
         """Number of full blocks; what is left is one more, which may be empty."""
-        return self.size // BLOCK_ITEMS
+        return self.size // self.block
 
     def _repeat(self, step: Callable[..., Sums], start: Sums) -> Sums:
         """Goes over the full blocks, one after the other, as each takes memory."""
@@ -301,11 +305,9 @@ class _Catalog:
         )
         return found
 
+    def _cut(self, items: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return tf.slice(items, [number * self.block, 0], [self.block, items.shape[1]])
+
     def _multiply(self, left: tf.Tensor, right: tf.Tensor, **options: bool) -> tf.Tensor:
         product = tf.matmul(tf.cast(left, self.dtype), tf.cast(right, self.dtype), **options)
         return tf.cast(product, tf.float32)
-
-
-def _cut(items: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Returns a full block."""
-    return tf.slice(items, [number * BLOCK_ITEMS, 0], [BLOCK_ITEMS, items.shape[1]])

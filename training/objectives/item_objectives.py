@@ -50,10 +50,12 @@ from training.objectives.samplers import (
     build_sampler,
     find_distortion,
 )
+from training.objectives.softmax_memory import BLOCK_ITEMS
 from training.objectives.user_items import KnownItems, TrainRows, build_known_items
 from training.reader.filters import passes
 
 DROPOUT_STREAM = 2
+_GPU_SCORES = 1 << 26  # Of the catalogue softmax, at once.
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,15 @@ class SampledSoftmax(ItemObjective):
             return copies
         if not self._from_batch:
             return tf.zeros_like(copies)
-        places = queries.rows + replica_offset(queries.row_count)
-        return copies & (places[:, tf.newaxis] == tf.range(tf.size(ids))[tf.newaxis, :])
+        places = queries.rows + tf.cast(replica_offset(queries.row_count), tf.int64)
+        return copies & (places[:, tf.newaxis] == tf.range(tf.size(ids, tf.int64))[tf.newaxis, :])
+
+
+def _choose_block(rows: int | None, queries_per_row: int) -> int:
+    """Returns how many items are scored at once: a GPU gains by few large products."""
+    if rows is None or not tf.config.list_physical_devices("GPU"):
+        return BLOCK_ITEMS
+    return max(BLOCK_ITEMS, _GPU_SCORES // (rows * queries_per_row))
 
 
 class CatalogSoftmax(ItemObjective):
@@ -215,7 +224,7 @@ class CatalogSoftmax(ItemObjective):
 
     def __init__(self, items: ItemData, catalog: np.ndarray, vocabulary_size: int) -> None:
         super().__init__(items)
-        positions = np.full(vocabulary_size, -1, np.int32)
+        positions = np.full(vocabulary_size, -1, np.int64)
         positions[catalog] = np.arange(len(catalog))
         self._catalog, self._positions = tf.constant(catalog), tf.constant(positions)
 
@@ -231,6 +240,7 @@ class CatalogSoftmax(ItemObjective):
             queries.rows,
             temperature=model.temperature,
             dtype=training.dtype,
+            block=_choose_block(batch[self._items.key].shape[0], queries.per_row),
         )
         return queries.sum_losses(losses)
 

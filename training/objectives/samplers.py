@@ -46,7 +46,7 @@ class Sampler(tf.Module):
     ) -> None:
         super().__init__(name="sampler")
         self._ids = tf.constant(drawable, tf.int64)
-        positions = np.full(vocabulary_size, -1, np.int32)
+        positions = np.full(vocabulary_size, -1, np.int64)
         positions[drawable] = np.arange(len(drawable))
         self._positions, self._distortion = tf.constant(positions), distortion
         self._weights = tf.constant(np.ones(len(drawable)) if weights is None else weights)

@@ -119,13 +119,8 @@ class KnownItems:
         self.inputs = (item_key, *user, *self._histories)
         self.users = tf.zeros([0], tf.int64)  # Those who have items in train.
         if users is not None:
-            with tf.device("CPU:0"):
-                self.users = tf.constant(users[1].users, tf.int64)
-                self._items = tf.RaggedTensor.from_row_splits(
-                    tf.constant(users[1].items, tf.int64),
-                    tf.constant(users[1].starts, tf.int64),
-                    validate=False,
-                )
+            of_users = (users[1].users, users[1].starts, users[1].items)
+            self.users, self._starts, self._items = (tf.constant(n, tf.int64) for n in of_users)
 
     def find(self, batch: Batch) -> RowItems:
         """Returns the items of each row of a batch, which has the features `inputs`."""
@@ -142,15 +137,18 @@ class KnownItems:
         found = tf.searchsorted(self.users, users, out_type=tf.int64)
         found = tf.minimum(found, tf.size(self.users, tf.int64) - 1)
         rows = tf.where(tf.gather(self.users, found) == users)[:, 0]
-        items = tf.gather(self._items, tf.gather(found, rows))
-        return RowItems(tf.gather(rows, items.value_rowids()), items.values)
+        found = tf.gather(found, rows)
+        starts = tf.gather(self._starts, found)
+        owners, places = _list_ranges(starts, tf.gather(self._starts, found + 1) - starts)
+        return RowItems(tf.gather(rows, owners), tf.gather(self._items, places))
 
     def contains(self, known: RowItems, ids: tf.Tensor) -> tf.Tensor:
         """Returns whether items are those of their row, bool `[rows, n]` of int64 `[rows, n]`."""
         codes = tf.sort(known.rows * self._size + known.items)
         rows = tf.range(tf.shape(ids, tf.int64)[0])[:, tf.newaxis]
         asked = tf.reshape(rows * self._size + ids, [-1])
-        found = tf.minimum(tf.searchsorted(codes, asked), tf.size(codes) - 1)
+        found = tf.searchsorted(codes, asked, out_type=tf.int64)
+        found = tf.minimum(found, tf.size(codes, tf.int64) - 1)
         return tf.reshape(tf.gather(codes, found) == asked, tf.shape(ids))
 
     def mark(self, known: RowItems, row_count: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
@@ -158,21 +156,31 @@ class KnownItems:
 
         The work grows with the items of the rows, not with their product with the vocabulary.
         """
-        distinct, place_of, counts = tf.unique_with_counts(ids)
-        places = tf.tensor_scatter_nd_update(
-            tf.fill([self._size], -1), distinct[:, tf.newaxis], tf.range(tf.size(distinct))
+        distinct, place_of, counts = tf.unique_with_counts(ids, tf.int64)
+        every = tf.range(tf.size(distinct, tf.int64))
+        none = tf.fill([self._size], tf.constant(-1, tf.int64))
+        met = tf.gather(
+            tf.tensor_scatter_nd_update(none, distinct[:, tf.newaxis], every), known.items
         )
-        met = tf.gather(places, known.items)
         kept = tf.where(met >= 0)[:, 0]
-        met, rows = tf.gather(met, kept), tf.gather(tf.cast(known.rows, tf.int32), kept)
+        met, rows = tf.gather(met, kept), tf.gather(known.rows, kept)
         # An id that stands in several columns is marked in each of them.
-        columns_of = tf.RaggedTensor.from_row_lengths(tf.argsort(place_of), counts, validate=False)
-        columns = tf.gather(columns_of, met)
-        cells = tf.stack([tf.gather(rows, columns.value_rowids()), columns.values], axis=1)
-        shape = tf.stack([row_count, tf.size(ids)])
-        return tf.tensor_scatter_nd_update(
-            tf.zeros(shape, tf.bool), cells, tf.ones_like(columns.values, tf.bool)
-        )
+        starts = tf.gather(tf.cumsum(counts, exclusive=True), met)
+        owners, places = _list_ranges(starts, tf.gather(counts, met))
+        columns = tf.gather(tf.cast(tf.argsort(place_of), tf.int64), places)
+        cells = tf.stack([tf.gather(rows, owners), columns], axis=1)
+        # Sums of ones: GPUs have no kernel that sets bools.
+        shape = tf.stack([tf.cast(row_count, tf.int64), tf.size(ids, tf.int64)])
+        return tf.scatter_nd(cells, tf.ones_like(columns, tf.float16), shape) > 0.0
+
+
+def _list_ranges(starts: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the numbers of ranges, int64 `[n]` each, one after the other, and whose each is."""
+    ends = tf.cumsum(counts)
+    size = tf.reduce_sum(counts) + 1
+    begins = tf.scatter_nd(ends[:, tf.newaxis], tf.ones_like(ends), size[tf.newaxis])
+    owners = tf.cumsum(begins)[:-1]
+    return owners, tf.range(tf.size(owners, tf.int64)) + tf.gather(starts - ends + counts, owners)
 
 
 def _list_items(values: tf.Tensor | tf.RaggedTensor) -> RowItems:

@@ -74,4 +74,4 @@ def test_an_mlp_has_its_weights_whatever_the_activation(activation: str) -> None
     x = tf.ones([ROWS, LENGTH, DIM]), tf.sequence_mask([1, 0, 5, 2], LENGTH), tf.ones([ROWS, DIM])
     assert model(x).shape == (ROWS, LENGTH)
     if activation == "prelu":  # As over all positions: one slope for each unit.
-        assert [tuple(v.shape) for v in model.weights if "alpha" in v.name] == [(1, UNITS), (1, 2)]
+        assert [tuple(v.shape) for v in model.weights if "alpha" in v.name] == [(UNITS,), (2,)]

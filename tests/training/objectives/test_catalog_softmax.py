@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,17 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from training.networks.layers import matmul_rows
-from training.objectives import item_losses
 from training.objectives.item_losses import MASKED_LOGIT, compute_catalog_softmax
 
 DIM, BLOCK, TEMPERATURE = 3, 4, 0.3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_blocks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(item_losses, "BLOCK_ITEMS", BLOCK)
-        yield
 
 
 def compute_plain(
@@ -32,14 +23,14 @@ def compute_plain(
     """The whole matrix of scores, and TensorFlow's own gradient."""
     scores = matmul_rows(queries, items, dtype) / TEMPERATURE
     if masked is not None:
-        is_own = tf.range(items.shape[0])[None, :] == positions[:, None]
+        is_own = tf.range(items.shape[0], dtype=tf.int64)[None, :] == positions[:, None]
         scores = tf.where(tf.gather(masked, rows) & ~is_own, MASKED_LOGIT, scores)
     labels = tf.maximum(positions, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
     return tf.where(positions < 0, 0.0, losses)
 
 
-compute_blocks = partial(compute_catalog_softmax, temperature=TEMPERATURE)
+compute_blocks = partial(compute_catalog_softmax, temperature=TEMPERATURE, block=BLOCK)
 
 
 def draw(seed: int, count: int, size: int, is_masked: bool = True) -> tuple[Any, ...]:
@@ -48,9 +39,9 @@ def draw(seed: int, count: int, size: int, is_masked: bool = True) -> tuple[Any,
     return (
         tf.constant(rng.normal(size=(count, DIM)), tf.float32),
         tf.constant(rng.normal(size=(size, DIM)), tf.float32),
-        tf.constant(rng.integers(-1, size, count), tf.int32),
+        tf.constant(rng.integers(-1, size, count), tf.int64),
         tf.constant(rng.random((3, size)) < 0.5) if is_masked else None,
-        tf.constant(rows, tf.int32),
+        tf.constant(rows, tf.int64),
     )
 
 
@@ -101,7 +92,7 @@ def test_large_scores_stay_finite() -> None:
     items = tf.constant(np.linspace(-400, 400, 11)[:, None], tf.float32)
     masked = tf.constant(np.arange(11)[None, :] != 10)
     for hidden in (None, masked):
-        drawn = (tf.ones([1, 1]), items, tf.constant([2]), hidden, tf.constant([0]))
+        drawn = (tf.ones([1, 1]), items, tf.constant([2], tf.int64), hidden, tf.constant([0]))
         losses, *gradients = differentiate(compute_blocks, drawn)
         np.testing.assert_allclose(losses, [640 / TEMPERATURE], rtol=1e-5)
         assert all(np.isfinite(gradient).all() for gradient in gradients)
