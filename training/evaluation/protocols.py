@@ -12,7 +12,7 @@ them (Krichene & Rendle 2020).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,6 +177,17 @@ def require_rows(manifest: Manifest, split: str) -> None:
         )
 
 
+def require_passing(conditions: Iterable[Mapping[str, Any]], rows: int, of: str) -> None:
+    """Refuses an `evaluation.filter` that leaves none of some rows."""
+    if not rows:
+        raise TooFewRowsError(
+            f"{EVALUATION_FILTER} leaves no row to measure",
+            received=f"{describe_conditions(conditions)}: none of {of}",
+            fix="features hold encoded values, such as the ids of a vocabulary: `sluice inspect "
+            "--head 5` shows them; or measure all rows: --set 'evaluation.filter=[]'",
+        )
+
+
 def describe_filter(
     data: TrainingData, split: str, evaluation_filter: tuple[FilterConfig, ...]
 ) -> dict[str, Any]:
@@ -185,14 +196,7 @@ def describe_filter(
         return {}
     conditions = [item.model_dump(mode="json") for item in evaluation_filter]
     rows, listed = data.filtered_rows(split, evaluation_filter), data.manifest.split(split).rows
-    if not rows:
-        raise TooFewRowsError(
-            f"{EVALUATION_FILTER} leaves no row of the {split} split: there is nothing to measure",
-            received=describe_conditions(conditions),
-            allowed=f"a filter that at least one of its {listed:,} rows passes",
-            fix="features hold encoded values, such as the ids of a vocabulary: `sluice inspect "
-            "--head 5` shows them; or measure all rows: --set 'evaluation.filter=[]'",
-        )
+    require_passing(conditions, rows, f"{listed:,} rows of the {split} split")
     return {"filter": {"conditions": conditions, "rows": rows, "of": listed}}
 
 

@@ -77,9 +77,9 @@ class FollowingFtrl(keras.optimizers.Ftrl):
         if isinstance(self._learning_rate, LearningRateSchedule):
             number = self._get_variable_index(variable)
             state = (variable, self._accumulators[number], self._linears[number])
-            found = [keras.ops.convert_to_tensor(value) for value in state]
+            weights, sums, linear = (keras.ops.convert_to_tensor(value) for value in state)
             rate = tf.cast(learning_rate, tf.float32)
-            self.assign(self._linears[number], self.rule.follow(*found, rate))
+            self.assign(state[2], self.rule.follow(weights, sums, linear, rate))
         super().update_step(gradient, variable, learning_rate)
 
 

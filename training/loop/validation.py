@@ -22,7 +22,12 @@ from training.checkpoint.checkpoint_files import ResumeState
 from training.distribution.workers import NullWriter
 from training.evaluation.evaluate import FullRanking, evaluate_full
 from training.evaluation.own_metrics import build_measures, build_own_metrics
-from training.evaluation.protocols import HeldOutRows, find_relevance, warn_unmasked
+from training.evaluation.protocols import (
+    HeldOutRows,
+    find_relevance,
+    require_passing,
+    warn_unmasked,
+)
 from training.evaluation.scored_rows import RowColumns, build_user_groups
 from training.evaluation.systems import score_pairs
 from training.evaluation.tasks import LabelScores, TaskScores, compile_scores, summarize_tasks
@@ -36,7 +41,6 @@ from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
 from training.models.retrieval import require_retrieval
 from training.monitoring.run_logs import EpochLog, EpochRecord, StepValidation, StepValidationLog
-from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
 Validate = Callable[[Model], dict[str, float]]
@@ -91,20 +95,14 @@ def check_validation(config: TrainConfig, data: TrainingData) -> str | None:
 def _describe_filter(config: TrainConfig, data: TrainingData) -> str:
     asked = config.evaluation.filter
     if config.input.validation is None:
-        listed, what = data.manifest.split("validation").rows, "of the validation split"
+        of = f"{data.manifest.split('validation').rows:,} rows of the validation split"
         rows = data.filtered_rows("validation", asked)
     else:
-        listed, what = data.held_out_rows(config.input), "that input.validation holds out"
+        of = f"{data.held_out_rows(config.input):,} rows that input.validation holds out"
         rows = data.held_out_rows(config.input, asked)
-    conditions = describe_conditions(item.model_dump(mode="json") for item in asked)
-    if not rows:
-        raise TooFewRowsError(
-            f"{EVALUATION_FILTER} leaves no row to validate on",
-            received=f"{conditions}: none of {listed:,} rows {what}",
-            fix=f"change {EVALUATION_FILTER}; features hold encoded values, such as the ids of a "
-            "vocabulary: `sluice inspect --head 5` shows them",
-        )
-    return f"validation is of {rows:,} of {listed:,} rows {what}: {conditions}"
+    conditions = [item.model_dump(mode="json") for item in asked]
+    require_passing(conditions, rows, of)
+    return f"validation is of {rows:,} of {of}: {describe_conditions(conditions)}"
 
 
 def _build_ranking(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:
