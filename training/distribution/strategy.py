@@ -84,8 +84,10 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """
     if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
         return _join(cluster, config.worker_timeout_s)
-    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
-    names = gpus or _cpu_devices(config.cpu_replicas)
+    if tf.config.list_physical_devices("GPU"):
+        names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    else:
+        names = _cpu_devices(config.cpu_replicas)
     if config.strategy == "none" or (config.strategy != "mirrored" and len(names) == 1):
         return tf.distribute.get_strategy()
     return _mirror(tuple(names))
