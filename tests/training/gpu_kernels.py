@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework.node_def_pb2 import NodeDef
-from tensorflow.python.framework import kernels
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+from tensorflow.python.framework import kernels, op_def_registry
 
 # The clock; the rows of two tiers, which lie in the host's memory.
 OF_HOST = frozenset({"Timestamp", "PyFunc", "EagerPyFunc"})
@@ -69,6 +71,23 @@ def find_kernel(
         if kernel.device_type in (device, "DEFAULT") and not kernel.label and fits:
             return frozenset(kernel.host_memory_arg)
     return None
+
+
+def list_unserved(directory: Path) -> set[str]:
+    """Returns the ops of a SavedModel that have no kernel for their types on a CPU."""
+    saved = SavedModel.FromString((directory / "saved_model.pb").read_bytes())
+    found = set()
+    for graph in (meta.graph_def for meta in saved.meta_graphs):
+        functions = {function.signature.name for function in graph.library.function}
+        nodes = [*graph.node, *(n for each in graph.library.function for n in each.node_def)]
+        for node in nodes:
+            if node.op not in functions:
+                # A file leaves attributes out that have their default.
+                defaults = {a.name: a.default_value.type for a in op_def_registry.get(node.op).attr}
+                types = {**{n: t for n, t in defaults.items() if t}, **dict(list_types(node))}
+                if find_kernel(node.op, tuple(sorted(types.items())), "CPU") is None:
+                    found.add(node.op)
+    return found
 
 
 def read_step(graph: Any, *, has_host: bool = True) -> StepOps:

@@ -109,7 +109,10 @@ def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
     """Cached: the server of a process cannot be started twice."""
     try:
         _configure_heartbeat(cluster, timeout_s)
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        kinds = tf.distribute.experimental.CommunicationImplementation
+        kind = kinds.NCCL if tf.config.list_physical_devices("GPU") else kinds.AUTO
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except tf.errors.OpError as error:
         raise InternalError(
             "the workers did not come together",

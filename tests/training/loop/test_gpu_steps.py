@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.training.train import DevicesConfig, TrainConfig
+from tests.jobs.runs import write_tiny_run
 from tests.training.dynamic_runs import RULED, TABLES, TIERED
 from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS
-from tests.training.gpu_kernels import StepOps, pretend_gpu, read_step
+from tests.training.gpu_kernels import StepOps, list_unserved, pretend_gpu, read_step
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import Position
+from training.checkpoint.restore import load_run
 from training.distribution.strategy import build_strategy
+from training.export.saved_model import write_export
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
 from training.reader.training_data import TrainingData
@@ -135,6 +138,18 @@ def assert_is_mirrored(found: StepOps) -> None:
     assert not found.of_batch
     # TensorFlow's own exchange of rows pads their numbers on the host.
     assert {op.partition(" ")[0] for op in found.without_kernel} <= {"Pad"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gru", "deepfm", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in MODELS)],
+)
+def test_an_export_that_a_gpu_made_runs_on_a_cpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_tiny_run(tmp_path, MODELS[name])
+    pretend_gpu(monkeypatch)
+    assert list_unserved(write_export(load_run(run))) == set()
 
 
 def test_what_has_no_kernel_or_goes_to_the_host_is_found() -> None:
