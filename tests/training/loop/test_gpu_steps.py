@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from tests.training.gpu_kernels import StepOps, list_unserved, pretend_gpu, read
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import Position
 from training.checkpoint.restore import load_run
-from training.distribution.strategy import build_strategy
+from training.distribution.strategy import build_run_steps, build_strategy
 from training.export.saved_model import write_export
 from training.loop.trainer import Trainer
 from training.monitoring.progress import NoProgress
@@ -150,6 +151,31 @@ def test_an_export_that_a_gpu_made_runs_on_a_cpu(
     run = write_tiny_run(tmp_path, MODELS[name])
     pretend_gpu(monkeypatch)
     assert list_unserved(write_export(load_run(run))) == set()
+
+
+@pytest.mark.parametrize("name", ["sasrec", "deepfm", "youtube_dnn", "comirec"])
+def test_the_branches_of_a_gpu_compute_the_same(name: str, tiny_version: Path) -> None:
+    """They run here: XLA compiles for CPUs too, and batches need not be brought."""
+    config = TrainConfig.model_validate(
+        {
+            "dataset": "t",
+            "name": "t",
+            "model": {**MODELS[name], **({"dropout": None} if name != "deepfm" else {})},
+            "input": {"batch_size": 64},
+            "optimizer": {"epsilon": 1e-3},
+        }
+    )
+    data, losses = TrainingData(tiny_version, read_manifest(tiny_version)), []
+    for pretends in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("training.loop.parts.compile_steps", build_run_steps)
+            if pretends:
+                pretend_gpu(patch)
+            trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+            with trainer.parts.epoch_input.open(Position(0, 0)) as batches:
+                losses.append(trainer.parts.run_steps(batches, tf.constant(6)).losses.numpy())
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert len(set(losses[0])) == len(losses[0]) == 6
 
 
 def test_what_has_no_kernel_or_goes_to_the_host_is_found() -> None:
