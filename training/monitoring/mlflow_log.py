@@ -6,6 +6,7 @@ server. What could not be sent is sent later; a resumed run goes on as the same 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -17,8 +18,6 @@ from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from conf.artefacts.run import MLFLOW_FILE, read_json, write_json
 from conf.deadline import call_within, repeating
@@ -54,42 +53,45 @@ class MlflowLog:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Sends what comes while the block runs, and all that is left at its end."""
-        status = "FAILED"
+        status, later = "FAILED", "training goes on, and sends it later"
         try:
-            with repeating(_EVERY_S, lambda: self._try("RUNNING")):
+            with repeating(_EVERY_S, lambda: self._try("RUNNING", later)):
                 yield
             status = "FINISHED"
         except (TrainingInterruptedError, KeyboardInterrupt):
             status = "KILLED"
             raise
         finally:
-            self._try(status)
+            self._try(status, "it does not have all of this run")
 
-    def _try(self, status: str) -> None:
+    def _try(self, status: str, otherwise: str) -> None:
         try:
             call_within(_CALL_S, lambda: self._send(status))
         except Exception as error:  # Stores and plugins of MLflow raise what they like.
-            self._say(f"MLflow lacks records of this run, {status}: {str(error)[:200]}")
+            self._say(f"MLflow fails ({str(error)[:200]}): {otherwise}")
 
     def _send(self, status: str) -> None:
         from mlflow.entities import Metric, Param
 
         sent, now = self._find_sent(), int(time.time() * 1000)
-        run_id, steps, params = sent["run_id"], sent.get("steps"), []
-        points = list_metrics(self._run, self._config.input.batch_size)
-        new = [one for one in points if one[0] > (steps or {}).get(one[1], 0)]
-        if steps is None:
-            params = [Param(*param) for param in list_params(self._config).items()]
-        if new or params:  # The client makes calls of the size that the API allows.
-            metrics = [Metric(name, value, now, step) for step, name, value in new]
-            self._client.log_batch(run_id, metrics, params)
-            steps = {**(steps or {}), **{name: step for step, name, _ in new}}
-            write_json(self._run / MLFLOW_FILE, {"run_id": run_id, "steps": steps})
-            self._client.update_run(run_id, "RUNNING")
-        if status != "RUNNING":
-            for file in self._run.glob("*.json"):
-                self._client.log_artifact(run_id, str(file))
-            self._client.set_terminated(run_id, status)
+        steps, metrics = dict(sent.get("steps", {})), []
+        for step, name, value in list_metrics(self._run, self._config.input.batch_size):
+            if step > steps.get(name, 0):
+                metrics.append(Metric(name, value, now, step))
+                steps[name] = step
+        unsent = {} if "steps" in sent else {**self._config.resolved(), "mlflow": None}
+        params = [Param(*param) for param in list_params(unsent).items()]
+        if status == "RUNNING" and not metrics and not params:
+            return
+        run_id = sent["run_id"]  # The client makes calls of the size that the API allows.
+        self._client.log_batch(run_id, metrics, params)
+        write_json(self._run / MLFLOW_FILE, {"run_id": run_id, "steps": steps})
+        if status == "RUNNING":
+            self._client.update_run(run_id, status)
+            return
+        for file in self._run.glob("*.json"):
+            self._client.log_artifact(run_id, str(file))
+        self._client.set_terminated(run_id, status)
 
     def _find_sent(self) -> dict[str, Any]:
         """Returns what the server has, at first nothing but the run."""
@@ -125,10 +127,15 @@ def list_metrics(run: Path, batch_size: int) -> Iterator[tuple[int, str, float]]
                 yield step, f"{group}/{_clean(name)}", float(value)
 
 
-def list_params(config: TrainConfig) -> dict[str, str]:
+def list_params(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Returns a config as MLflow's params: keys by dots, values as text, what is unset left out."""
-    [found] = pd.json_normalize({**config.resolved(), "mlflow": None}).to_dict("records")
-    return {_clean(str(name)): str(value) for name, value in found.items() if value is not None}
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= list_params(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[_clean(prefix + name)] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def _clean(name: str) -> str:
