@@ -45,11 +45,11 @@ def describe_way(way: str, *, has_gpu: bool) -> tuple[dict[str, str], dict[str, 
 def train(version: Path, folder: Path, batch_size: int, way: str, *, has_gpu: bool) -> list[float]:
     """Trains in a process of its own; returns the rows per second of each compiled call."""
     variables, devices = describe_way(way, has_gpu=has_gpu)
-    config = folder / "bench.yaml"
+    config, root = folder / "bench.yaml", folder / f"{way} {batch_size}"
     settings = {
         "dataset": str(version),
         "name": "bench",
-        "root": str(folder / f"{way} {batch_size}"),
+        "root": str(root),
         "model": MODEL,
         "input": {"batch_size": batch_size},
         "devices": devices,
@@ -58,7 +58,7 @@ def train(version: Path, folder: Path, batch_size: int, way: str, *, has_gpu: bo
     config.write_text(json.dumps(settings))  # JSON is YAML.
     command = [sys.executable, "-m", "jobs.cli", "train", str(config), "--no-report"]
     subprocess.run(command, check=True, env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
-    [records] = Path(settings["root"]).rglob("metrics.jsonl")
+    [records] = root.rglob("metrics.jsonl")
     speeds = [json.loads(line)["examples_per_s"] for line in records.read_text().splitlines()]
     return speeds[len(speeds) // 2 :]  # The first calls compile.
 
