@@ -208,7 +208,7 @@ class WorkingCopy:
     def _send_all(self, keys: Sequence[str]) -> None:
         with self.reaching():
             run_all(self._send, [key for key in keys if not _is_marker(key)])
-            for key in sorted(filter(_is_marker, keys), key=_depth, reverse=True):
+            for key in sorted(filter(_is_marker, keys), key=lambda key: (-_depth(key), _rank(key))):
                 self._send(key)
 
     def _fetch(self, key: str) -> None:
@@ -257,7 +257,7 @@ def _is_marker(key: str) -> bool:
 
 
 def _rank(key: str) -> int:
-    """When a file of a folder is moved; removed the other way round. A card comes after a model."""
+    """When a file of a folder is sent or moved; removed the other way round. A card comes last."""
     return 0 if not _is_marker(key) else 1 if key.endswith(".pb") else 2
 
 

@@ -45,7 +45,7 @@ class EventCounts:
         short_users: Users with too few samples for leave_one_out.
         test_in_log: Given test events without a time whose user and item are a sample of the log.
         late: Rows under the run's days that are of earlier ones.
-        delivered: All rows of these files.
+        delivered: All rows under these days.
         ties: Events at the time of an earlier one of their user.
     """
 
