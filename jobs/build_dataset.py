@@ -26,7 +26,7 @@ from conf.manifest import Manifest
 from jobs.reporting.build_summary import print_counts, print_figures
 from jobs.support.build_plan import check_build, list_lines, plan
 from jobs.support.build_progress import expect_seconds, show_build
-from jobs.support.lineage import LineageDataset, LineageRun
+from jobs.support.lineage import LineageRun
 from jobs.support.row_output import print_rows
 from jobs.support.terminal import (
     CONFIG_HELP,
@@ -178,8 +178,8 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
     """
     with LineageRun(f"build.{config.name}") as told:
         built = _build(config, request, told)
-        told.inputs = _list_read(config, built.manifest)
-        told.outputs = [_describe_version(built)]
+        columns = {feature.name: feature.dtype for feature in built.manifest.schema.features}
+        told.outputs = {built.version: columns}
         return built
 
 
@@ -223,25 +223,19 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     return Built(place, result.manifest, result.is_new, result.figures)
 
 
-def _list_read(config: BuildConfig, manifest: Manifest | None = None) -> list[LineageDataset]:
-    """The sources that a build reads; with a manifest, how much was read of each."""
-    entries = []
+def _list_read(config: BuildConfig) -> dict[str, Mapping[str, str]]:
+    """The sources that a build reads, and their columns."""
+    read: dict[str, Mapping[str, str]] = {}
     for name, source in config.used_sources.items():
-        facts: dict[str, Any] = {"columns": source.column_types}
-        if manifest is not None:
-            sizes = [file.bytes for file in manifest.source.inputs if file.source == name]
-            found = (sum(sizes), len(sizes)) if sizes else ()
-            facts["statistics"] = (manifest.counts.read.get(name), *found)
+        place = f"catalog:{source.table or name}"
         if source.path is not None:
-            entries.append(LineageDataset.at(_find_root(config.data_dir, source.path), **facts))
+            place = _find_root(config.data_dir, source.path)
         elif source.jdbc is not None:
             url = urlsplit(source.jdbc.url.removeprefix("jdbc:"))
             table = source.jdbc.table or name
             place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{table}"
-            entries.append(LineageDataset.at(place, **facts))
-        else:
-            entries.append(LineageDataset("catalog", source.table or name, **facts))
-    return entries
+        read[place] = source.column_types
+    return read
 
 
 def _find_root(data_dir: str, path: str) -> str:
@@ -249,17 +243,6 @@ def _find_root(data_dir: str, path: str) -> str:
     parts = Path(path).parts
     fixed = itertools.takewhile(lambda part: not set("*?[{") & set(part), parts)
     return str(Path(local_path(data_dir), local_path(str(Path(*fixed)))))
-
-
-def _describe_version(built: Built) -> LineageDataset:
-    splits = built.manifest.splits
-    counts = [(split.rows, split.bytes, len(split.shards)) for split in splits]
-    columns = {feature.name: feature.dtype for feature in built.manifest.schema.features}
-    return LineageDataset.at(
-        built.version,
-        columns=columns,
-        statistics=[sum(found) for found in zip(*counts, strict=True)],
-    )
 
 
 def _peak_memory(session: object) -> dict[str, int]:

@@ -26,7 +26,7 @@ from conf.artefacts.run import RUN_CARD_FILE, read_json
 from conf.errors import ConfigError
 from conf.local_paths import local_path
 from jobs.index import print_index
-from jobs.support.lineage import LineageDataset, LineageRun
+from jobs.support.lineage import LineageRun
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 from jobs.support.trained_run import (
     CheckpointChoice,
@@ -123,20 +123,16 @@ def export(
     from training.export.delta import find_base, write_delta
     from training.export.saved_model import write_export
 
-    command, file = ("export", EXPORT_FILE) if since is None else ("delta", DELTA_FILE)
+    command = "export" if since is None else "delta"
     job = f"{command}.{trained.config.name}"
     with LineageRun(job) as told, timed(trained.run_dir, command):
         dataset = read_json(trained.run_dir / RUN_CARD_FILE)["dataset"]["path"]
-        read = (describe_place(trained.run_dir), dataset)
-        told.inputs = [LineageDataset.at(place) for place in read]
+        told.inputs = {describe_place(trained.run_dir): {}, dataset: {}}
         if since is None:
             target = write_export(trained, options)
         else:
             target = write_delta(trained, find_base(trained, since), options)
-        card = read_json(target / file)
-        model, _, number = describe(target).rpartition("/")
-        statistics = (None, _sum_bytes(card), len(card["files"]))
-        told.outputs = [LineageDataset.at(model, version=number, statistics=statistics)]
+        told.outputs = {describe(target): {}}
     return target
 
 

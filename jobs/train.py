@@ -17,7 +17,7 @@ from conf.errors import ConfigError, ExitCode
 from conf.load import load_config
 from conf.local_paths import local_path
 from conf.training.train import StepRange, TrainConfig, parse_step_range
-from jobs.support.lineage import LineageDataset, LineageRun
+from jobs.support.lineage import LineageRun
 from jobs.support.terminal import (
     CONFIG_HELP,
     DryRun,
@@ -119,14 +119,11 @@ def _refuse_beside(name: str, asked: object, others: Mapping[str, object]) -> No
 
 def _write_page(config: TrainConfig, run: Path) -> Path | None:
     from jobs.reporting.report import try_report
-    from training.monitoring.mlflow_log import send_artefact
+    from training.monitoring.mlflow_log import send_run
 
     page = try_report(run)
-    try:
-        if page is not None:
-            send_artefact(config, run, page)
-    except Exception as error:  # Stores of MLflow raise what they like.
-        logging.getLogger("sluice").warning("MLflow does not have the report: %s", error)
+    if config.mlflow is not None and page is not None:
+        send_run(config, run, logging.getLogger("sluice").warning)
     return page
 
 
@@ -219,13 +216,13 @@ def train(
     progress = build_progress("json" if json_lines else "text")
     lineage = LineageRun(f"train.{config.name}")
     with lineage if _writes_run(config) else nullcontext(lineage) as told, closing(progress):
-        told.inputs = [LineageDataset.at(config.dataset)]
+        told.inputs = {config.dataset: {}}
         if config.fit.refit is None:
             run = fit_run(config, progress, resume=resume, once=once, profile=profile)
         else:
             run = fit_chosen(config, progress, resume=resume, once=once)
-        told.inputs = [LineageDataset.at(read_json(run / RUN_CARD_FILE)["dataset"]["path"])]
-        told.outputs = [LineageDataset.at(describe_place(run))]
+        told.inputs = {read_json(run / RUN_CARD_FILE)["dataset"]["path"]: {}}
+        told.outputs = {describe_place(run): {}}
         return run
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from conf.artefacts.run import INPUT_COUNTS_FILE, update_run_card
-from conf.errors import ConfigError, read_code_version
+from conf.deadline import repeating
+from conf.errors import ConfigError
 from conf.publication.working_copy import describe_place
 from conf.storage.locations import is_remote
 from conf.training.train import StepRange, TrainConfig
@@ -26,7 +28,7 @@ from training.loop.parts import TrainingParts, build
 from training.loop.plan import check
 from training.loop.trainer import Trainer
 from training.loop.validation import build_validate, check_validation
-from training.monitoring.mlflow_log import MlflowLog, build_client
+from training.monitoring.mlflow_log import build_client, send_run
 from training.monitoring.progress import TrainingProgress
 from training.run_directory import (
     RunStart,
@@ -41,6 +43,8 @@ from training.run_directory import (
     publish_run,
     recorded_status,
 )
+
+_MLFLOW_EVERY_S = 5.0
 
 
 def fit_run(
@@ -159,16 +163,13 @@ def _recording(
     run: Path, start: RunStart, workers: Workers, progress: TrainingProgress
 ) -> Iterator[None]:
     """Holds a run, tells MLflow and notes how it ends, on the process that writes it."""
-    tags = {
-        "run": describe_place(run),
-        "dataset": str(start.data.version_dir),
-        "dataset_version": start.data.manifest.dataset_version,
-        "code_version": read_code_version(),
-    }
     with ExitStack() as stack:
         if workers.is_chief:
             if start.config.mlflow is not None:
-                stack.enter_context(MlflowLog(start.config, run, tags, progress).following())
+                # What is wrong is said once.
+                send = partial(send_run, start.config, run, cache(progress.message))
+                stack.callback(send)  # The last time with how the run ended.
+                stack.enter_context(repeating(_MLFLOW_EVERY_S, send))
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
         stack.enter_context(memory_errors())

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from conf.json_text import flatten
 from jobs.support.formatting import (
     MISSING,
     describe_filter,
@@ -114,7 +115,7 @@ def _list_values(title: str, values: Mapping[str, Any]) -> Iterator[TextTable]:
     for key, value in values.items():
         nested = {key: value}
         if isinstance(value, Mapping):
-            yield _facts(plain_words(key), dict(_flatten(value)), is_count=key == _COUNTS)
+            yield _facts(plain_words(key), dict(flatten(value)), is_count=key == _COUNTS)
             nested = {f"{key}, {name}": inner for name, inner in value.items()}
         for name, inner in nested.items():
             if _is_entries(inner):
@@ -175,14 +176,6 @@ def _facts(title: str, values: Mapping[str, Any], is_count: bool = False) -> Tex
         if value not in (None, []) and not _is_entries(value)
     )
     return TextTable(title, ("", ""), rows)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _show(key: str, value: Any) -> str:

@@ -114,9 +114,8 @@ def test_sources_that_nothing_uses_need_no_files(config_file, tmp_path, capsys):
     assert {file["source"] for file in plan["inputs"]} == {"ratings", "users", "items"}
     assert set(plan["estimate"]["rows"]) == {"ratings", "users", "items"}
     read = _list_read(BuildConfig.model_validate(config))
-    assert [dataset.name.rpartition("/")[2] for dataset in read] == [
-        "ratings.dat", "users.dat", "items.dat",
-    ]  # fmt: skip
+    names = [place.rpartition("/")[2] for place in read]
+    assert names == ["ratings.dat", "users.dat", "items.dat"]
 
 
 def test_a_vocabulary_without_its_file_is_said_before_anything_starts(config_file, capsys):

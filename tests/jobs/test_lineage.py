@@ -14,7 +14,7 @@ from conf.etl.build import BuildConfig
 from conf.load import load_config
 from jobs import export
 from jobs.build_dataset import _list_read
-from jobs.support.lineage import LineageDataset, LineageRun, is_switched_on
+from jobs.support.lineage import LineageRun, describe
 from jobs.train import train
 from tests.jobs.runs import write_tiny_run
 from tests.lineage import file_transport, read_events
@@ -39,19 +39,14 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_clients_own_settings_switch_it_on_and_else_no_client_is_loaded(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_without_the_clients_own_settings_no_client_is_loaded(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = "openlineage" in sys.modules
     with LineageRun("build.demo"):
         pass
     assert ("openlineage" in sys.modules) == before
     assert capfd.readouterr() == ("", "")
-    Path("openlineage.yml").write_text("transport: {type: console}")
-    assert is_switched_on()
-    Path("openlineage.yml").unlink()
-    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
-    assert is_switched_on()
 
 
 def test_events_are_valid_and_tell_what_came_from_what(
@@ -62,8 +57,8 @@ def test_events_are_valid_and_tell_what_came_from_what(
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
     with LineageRun("build.demo") as told:
         columns = {"user_id": "int64", "price": "float64"}
-        told.inputs = [LineageDataset.at("logs/clicks", statistics=(9, 90, 2), columns=columns)]
-        told.outputs = [LineageDataset.at("s3://bucket/runs/demo/versions/7", statistics=(8,))]
+        told.inputs = {"logs/clicks": columns}
+        told.outputs = {"s3://bucket/runs/demo/versions/7": {}}
     start, end = read_events(events)
     assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
     assert start["run"]["runId"] == end["run"]["runId"]
@@ -72,12 +67,10 @@ def test_events_are_valid_and_tell_what_came_from_what(
     assert (facet["job"]["name"], facet["run"]["runId"]) == ("daily.build", parent)
     (read,), (made,) = end["inputs"], end["outputs"]
     assert (read["namespace"], read["name"]) == ("file", str(Path.cwd() / "logs" / "clicks"))
-    assert read["inputFacets"]["inputStatistics"]["rowCount"] == 9
     fields = read["facets"]["schema"]["fields"]
     assert [(field["name"], field["type"]) for field in fields] == [*columns.items()]
     assert (made["namespace"], made["name"]) == ("s3://bucket", "runs/demo")
     assert made["facets"]["version"]["datasetVersion"] == "7"
-    assert made["outputFacets"]["outputStatistics"]["rowCount"] == 8
 
 
 @pytest.mark.parametrize(
@@ -92,8 +85,8 @@ def test_events_are_valid_and_tell_what_came_from_what(
     ],
 )
 def test_places_are_named_as_the_standard_names_them(place: str, found: tuple[str, str]) -> None:
-    dataset = LineageDataset.at(place)
-    assert (dataset.namespace, dataset.name) == found
+    pytest.importorskip("openlineage.client")
+    assert tuple(describe(place, {}).values()) == (*found, {})
 
 
 @pytest.mark.parametrize(
@@ -119,20 +112,20 @@ def test_what_cannot_be_sent_is_a_warning(
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     with LineageRun("build.demo"):
         pass
-    assert "sluice-recsys[lineage]" in caplog.text
+    assert "openlineage.client" in caplog.text
     monkeypatch.setattr("jobs.support.lineage._SECONDS", 0.2)
     monkeypatch.setattr(LineageRun, "_send", lambda *_: time.sleep(30))
     with LineageRun("build.slow"):
         pass
-    assert "COMPLETE of build.slow was not sent: no whole answer within 0.2 s" in caplog.text
+    assert "COMPLETE of build.slow was not sent" in caplog.text
+    assert "no whole answer within 0.2 s" in caplog.text
 
 
 def test_a_sources_place_is_the_same_on_each_day() -> None:
     config = load_config(BuildConfig, "etl", "demo", ["data_dir=/logs"])
     source = config.sources["ratings"].model_copy(update={"path": "clicks/{date}/part-*.csv"})
     config = config.model_copy(update={"sources": {**config.sources, "ratings": source}})
-    places = [(read.namespace, read.name) for read in _list_read(config)]
-    assert ("file", "/logs/clicks") in places
+    assert "/logs/clicks" in _list_read(config)
 
 
 def test_training_and_exports_name_the_versions(events: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from training.loop.plan import StepPlan
 from training.loop.validation import StepValidations
 from training.models.embedded_inputs import vector_errors
 from training.monitoring.progress import StepStatus, TrainingProgress
-from training.monitoring.run_logs import EpochLog, StepLog, StepRecord, StepValidationLog
+from training.monitoring.run_logs import EpochLog, RecordLog, StepRecord, StepValidation
 from training.networks.user_code import user_errors
 from training.reader.shards import DamagePolicy, InputCounts, ShardChecks, compare_begun
 from training.reader.training_data import InputOptions, TrainingData
@@ -225,12 +225,12 @@ class RunContext:
 
     run: Path
     checkpoints: CheckpointManager
-    step_log: StepLog | NullWriter
+    step_log: RecordLog[StepRecord] | NullWriter
     epoch_log: EpochLog | NullWriter
     progress: TrainingProgress
     stop: StopRequest
     workers: Workers
-    validation_log: StepValidationLog | NullWriter = field(default_factory=NullWriter)
+    validation_log: RecordLog[StepValidation] | NullWriter = field(default_factory=NullWriter)
 
 
 class EpochRunner:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from conf.artefacts.run import LOGS_DIR, WARM_START_FILE, write_json
+from conf.artefacts.run import LOGS_DIR, STEPS_FILE, VALIDATIONS_FILE, WARM_START_FILE, write_json
 from conf.errors import InputDataError, SluiceError
 from conf.metrics import LOSS_METRIC
 from conf.training.train import EarlyStoppingConfig, StepRange, TrainConfig
@@ -33,10 +33,10 @@ from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import (
     EpochLog,
     EpochRecord,
-    StepLog,
+    RecordLog,
     StepProfiler,
+    StepRecord,
     StepValidation,
-    StepValidationLog,
     TrainingResult,
     read_resumed_history,
     read_step_validations,
@@ -44,7 +44,7 @@ from training.monitoring.run_logs import (
 )
 from training.reader.training_data import TrainingData
 
-T = TypeVar("T")
+Log = TypeVar("Log", EpochLog, RecordLog[StepRecord], RecordLog[StepValidation])
 
 
 class Trainer:
@@ -140,17 +140,19 @@ class Trainer:
                 )
             stack.enter_context(closing(checkpoints))
             logs = run / LOGS_DIR
-            epoch_log = stack.enter_context(closing(_open(is_chief, lambda: EpochLog(logs))))
+            epoch_log = _open(stack, is_chief, lambda: EpochLog(logs))
             state, history = self._begin(run, checkpoints)
             done = state.position.step(parts.steps.steps_per_epoch)
-            step_log = stack.enter_context(closing(_open(is_chief, lambda: StepLog(run, done))))
+            step_file, validation_file = run / STEPS_FILE, run / VALIDATIONS_FILE
+            step_log = _open(stack, is_chief, lambda: RecordLog(step_file, StepRecord, done))
             run_steps = parts.run_steps
             if parts.profile is not None and is_chief:
                 run_steps = StepProfiler(run_steps, parts.profile, parts.progress)
                 stack.enter_context(run_steps.begin(logs, done))
             is_logged = is_chief and fit.validation is not None
-            log = _open(is_logged, lambda: StepValidationLog(run, done))
-            validation_log = stack.enter_context(closing(log))
+            validation_log = _open(
+                stack, is_logged, lambda: RecordLog(validation_file, StepValidation, done)
+            )
             context = RunContext(
                 run, checkpoints, step_log, epoch_log, parts.progress, stop, self._workers,
                 validation_log,
@@ -304,5 +306,5 @@ class Trainer:
         )
 
 
-def _open(is_written: bool, make: Callable[[], T]) -> T | NullWriter:
-    return make() if is_written else NullWriter()
+def _open(stack: ExitStack, is_written: bool, make: Callable[[], Log]) -> Log | NullWriter:
+    return stack.enter_context(closing(make() if is_written else NullWriter()))

@@ -40,7 +40,7 @@ from training.input.batches import (
 from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
 from training.models.retrieval import require_retrieval
-from training.monitoring.run_logs import EpochLog, EpochRecord, StepValidation, StepValidationLog
+from training.monitoring.run_logs import EpochLog, EpochRecord, RecordLog, StepValidation
 from training.reader.training_data import TrainingData
 
 Validate = Callable[[Model], dict[str, float]]
@@ -221,7 +221,7 @@ class StepValidations:
         every_steps: int | None,
         stopping: EarlyStoppingConfig | None,
         records: Sequence[StepValidation],
-        logs: tuple[StepValidationLog | NullWriter, EpochLog | NullWriter],
+        logs: tuple[RecordLog[StepValidation] | NullWriter, EpochLog | NullWriter],
         measure: Callable[[ResumeState], Mapping[str, float]],
     ) -> None:
         self.records = list(records)
@@ -243,6 +243,7 @@ class StepValidations:
         record = StepValidation(step, state.position.epoch + 1, dict(self._measure(state)))
         self.records.append(record)
         self._log.write(record)
+        self._log.sync()  # No later checkpoint is without it.
         scalars = {f"step_validation/{name}": v for name, v in record.validation.items()}
         self._board.write_scalars(step, scalars)
         return self.best is record

@@ -184,25 +184,6 @@ class RecordLog(Generic[Record]):
             self._handle.close()
 
 
-class StepLog(RecordLog[StepRecord]):
-    """Appends to a run's `metrics.jsonl`."""
-
-    def __init__(self, run: Path, finished_steps: int) -> None:
-        super().__init__(run / STEPS_FILE, StepRecord, finished_steps)
-
-
-class StepValidationLog(RecordLog[StepValidation]):
-    """Appends to a run's `validations.jsonl`; no later checkpoint is without a line."""
-
-    def __init__(self, run: Path, finished_steps: int) -> None:
-        super().__init__(run / VALIDATIONS_FILE, StepValidation, finished_steps)
-
-    def write(self, record: StepValidation) -> None:
-        """Appends a line, through to the disk."""
-        super().write(record)
-        self.sync()
-
-
 def read_steps(run: Path) -> list[StepRecord]:
     """Reads `metrics.jsonl`; a last line that was cut off is left out."""
     return _read_records(run / STEPS_FILE, StepRecord)

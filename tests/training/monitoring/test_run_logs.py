@@ -17,7 +17,7 @@ from training.monitoring import run_logs as module
 from training.monitoring.run_logs import (
     EpochLog,
     EpochRecord,
-    StepLog,
+    RecordLog,
     StepProfiler,
     StepRecord,
     read_steps,
@@ -29,7 +29,7 @@ def record(step: int) -> StepRecord:
 
 
 def write(run: Path, steps: range, finished: int = 0) -> None:
-    log = StepLog(run, finished)
+    log = RecordLog(run / "metrics.jsonl", StepRecord, finished)
     for step in steps:
         log.write(record(step))
     log.sync()
