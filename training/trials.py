@@ -180,14 +180,15 @@ Measure = Callable[[Path, str], tuple[float, int]]
 
 
 @dataclass
-class _PacedProgress:
+class _PacedProgress(TrainingProgress):
     """Progress of a trial, which is checked after each epoch, once that has been shown."""
 
     show: TrainingProgress
     check: Callable[[EpochRecord], None]
 
     def __post_init__(self) -> None:
-        self.message, self.step, self.close = self.show.message, self.show.step, self.show.close
+        for name in ("message", "step", "close"):
+            setattr(self, name, getattr(self.show, name))
 
     def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None:
         self.show.epoch(record, best, metric)

@@ -46,7 +46,7 @@ from tests.bench.results.records import (
 from tests.docs_site.preset_pages import read_presets
 from tests.etl.built_versions import publish
 from training.checkpoint.restore import manifest_sha256
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.reader.training_data import read_current_data
 from training.run_directory import (
     choose_start,
@@ -206,7 +206,7 @@ class Command:
         settings = [word for flag, word in pairwise(words) if flag == "--set"]
         config = load_config(TrainConfig, "training", words[0], settings)
         alone: Any = SimpleNamespace(count=1)
-        start = choose_start(config, NoProgress(), alone, once=True)
+        start = choose_start(config, TrainingProgress(), alone, once=True)
         run = start.finished or self._end(config, start.unfinished or create_run(config))
         publish_run(config, run)
 

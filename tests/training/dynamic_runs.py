@@ -16,7 +16,7 @@ from conf.training.optimizer import OptimizerConfig
 from conf.training.train import CheckpointConfig, DevicesConfig, FitConfig, TrainConfig
 from training.distribution.strategy import build_strategy
 from training.loop.trainer import Trainer
-from training.monitoring.progress import NoProgress, StepStatus
+from training.monitoring.progress import StepStatus, TrainingProgress
 from training.reader.training_data import TrainingData
 
 TABLES: dict[str, Any] = {
@@ -77,14 +77,14 @@ def build_ruled_config(*, tiered: bool = False, **model: Any) -> TrainConfig:
 
 
 def build_trainer(
-    config: TrainConfig, version: Path, progress: NoProgress | None = None, replicas: int = 1
+    config: TrainConfig, version: Path, progress: TrainingProgress | None = None, replicas: int = 1
 ) -> Trainer:
     """A trainer on one device, or on logical ones."""
     strategy = tf.distribute.get_strategy()
     if replicas > 1:
         strategy = build_strategy(DevicesConfig(cpu_replicas=replicas))
     data = TrainingData(version, read_manifest(version))
-    return Trainer(config, data, strategy, progress or NoProgress())
+    return Trainer(config, data, strategy, progress or TrainingProgress())
 
 
 def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
@@ -95,7 +95,7 @@ def read_state(trainer: Trainer) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in copy_state(state).items()}
 
 
-class Killing(NoProgress):
+class Killing(TrainingProgress):
     """Kills the process at a step."""
 
     def __init__(self, epoch: int, step: int) -> None:

@@ -26,7 +26,7 @@ from conf.training.train import (
 from training.checkpoint import manager as checkpoints_module
 from training.distribution import strategy as strategies
 from training.loop.trainer import Trainer
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.reader.training_data import TrainingData
 
 KEYS = ("user_id", "movie_id", "history")
@@ -113,14 +113,14 @@ def train(version: Path, run: Path, recorded: Recorded, config: TrainConfig = CO
     strategies.build_run_steps = recorded.wrap(build)
     try:
         data = TrainingData(version, read_manifest(version))
-        trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+        trainer = Trainer(config, data, tf.distribute.get_strategy(), TrainingProgress())
         trainer.fit(run, None)
         return trainer
     finally:
         strategies.build_run_steps = build
 
 
-class ActsAfter(NoProgress):
+class ActsAfter(TrainingProgress):
     """Does something once, when a number of steps of the run is done; None: never."""
 
     def __init__(self, after: int | None, act: Callable[[], None]) -> None:

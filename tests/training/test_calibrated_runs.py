@@ -35,7 +35,7 @@ from training.input.batches import build_eval_dataset
 from training.loading.loaded_model import LoadedModel
 from training.models.calibration import Calibration, fit_isotonic
 from training.models.ranking import RankingModel
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 
 HALVES = {0: 0.5, 1: 0.5}
 
@@ -67,7 +67,7 @@ def configure(version: Path, root: Path, **sections: Any) -> TrainConfig:
 @pytest.fixture(scope="module")
 def run(version: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that learns too long, so that it is too sure."""
-    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), NoProgress())
+    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), TrainingProgress())
 
 
 def predict(
@@ -147,7 +147,7 @@ def test_probabilities_after_balanced_classes_are_those_of_the_log(
     simple = {"network": "lr", "params": {}, "features": ["gender"]}
     config = configure(version, tmp_path, input=balance, fit={"epochs": 8},
                        model={"calibration": None, **simple})  # fmt: skip
-    trained = load_run(fit_run(config, NoProgress()))
+    trained = load_run(fit_run(config, TrainingProgress()))
     raw, probabilities, labels = predict(trained, "train")
     rate = read_manifest(version).label_rate["train"]
     assert sigmoid(raw).mean() == pytest.approx(0.1, rel=0.2)
@@ -159,7 +159,7 @@ def test_probabilities_after_balanced_classes_are_those_of_the_log(
     found = evaluate_split(trained, "test")["tasks"]["label"]
     assert found["log_loss"] < found["uncalibrated"]["log_loss"]
     both = configure(version, tmp_path, input=balance, fit={"epochs": 1}, model=simple)
-    fitted = load_run(fit_run(both, NoProgress()))
+    fitted = load_run(fit_run(both, TrainingProgress()))
     logits, _, labels = predict(fitted, "validation")
     assert fitted.model.calibrations == {"label": fit_isotonic(logits, labels)}
 
@@ -182,7 +182,9 @@ def test_a_calibration_that_does_harm_is_left_out_and_told(version: Path, tmp_pa
 
 def test_a_task_without_a_fit_still_undoes_balanced_classes(version: Path, tmp_path: Path) -> None:
     balance = {"class_balance": {"shares": HALVES}}
-    run = fit_run(configure(version, tmp_path, input=balance, fit={"epochs": 1}), NoProgress())
+    run = fit_run(
+        configure(version, tmp_path, input=balance, fit={"epochs": 1}), TrainingProgress()
+    )
     content = json.loads((run / CALIBRATION_FILE).read_text())
     content.pop("fingerprint")
     content["checkpoints"][0]["tasks"] = {}
@@ -198,7 +200,7 @@ def test_what_cannot_be_calibrated_is_refused_before_training(
     def refuse(version: Path, kind: type[SluiceError], message: str, **sections: Any) -> None:
         sections["fit"] = {"epochs": 1, "early_stopping": None}
         with pytest.raises(kind, match=message):
-            fit_run(configure(version, tmp_path / "runs", **sections), NoProgress())
+            fit_run(configure(version, tmp_path / "runs", **sections), TrainingProgress())
 
     rates = {**read_manifest(version).label_rate, "validation": 1.0}
     other = shutil.copytree(version, tmp_path / "other" / "versions" / version.name)
@@ -214,7 +216,7 @@ def test_what_cannot_be_calibrated_is_refused_before_training(
 def test_a_run_without_its_calibration_or_with_another_is_not_loaded(
     version: Path, tmp_path: Path
 ) -> None:
-    run = fit_run(configure(version, tmp_path, fit={"epochs": 1}), NoProgress())
+    run = fit_run(configure(version, tmp_path, fit={"epochs": 1}), TrainingProgress())
     file = run / CALIBRATION_FILE
     whole = file.read_text()
     content = json.loads(whole)
@@ -240,11 +242,11 @@ def test_a_run_that_was_killed_before_the_fit_is_fitted_by_resume(
     with monkeypatch.context() as patch:
         patch.setattr("training.fit.fit_calibrations", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            fit_run(config, NoProgress())
+            fit_run(config, TrainingProgress())
     [unfinished] = (tmp_path / "calibrated" / "runs").iterdir()
     with pytest.raises(UpstreamNotReadyError, match="no calibration yet"):
         load_run(unfinished)
-    assert fit_run(config, NoProgress(), resume=True) == unfinished
+    assert fit_run(config, TrainingProgress(), resume=True) == unfinished
     trained = load_run(unfinished)
     logits, _, labels = predict(trained, "validation")
     assert trained.model.calibrations == {"label": fit_isotonic(logits, labels)}
@@ -258,7 +260,7 @@ def test_each_binary_task_is_calibrated_and_no_other(version: Path, tmp_path: Pa
     }
     model = {"network": "shared_bottom", "params": {"hidden_units": [4]}, "tasks": tasks}
     config = configure(version, tmp_path, model=model, fit={"epochs": 1, "early_stopping": None})
-    trained = load_run(fit_run(config, NoProgress()))
+    trained = load_run(fit_run(config, TrainingProgress()))
     (a, _, labels), (b, _, _) = (predict(trained, "validation", name) for name in "ab")
     lines = {"a": fit_isotonic(a, labels), "b": fit_isotonic(b, labels)}
     assert trained.model.calibrations == lines

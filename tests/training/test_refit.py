@@ -12,7 +12,7 @@ from conf.load import override_config
 from conf.training.train import TrainConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.fit import fit_run
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import EpochRecord, read_history
 from training.reader.training_data import read_current_data
 from training.refit import (
@@ -65,7 +65,7 @@ PATIENT = {"fit.early_stopping.patience": 9}
 def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a choice among four trials that nothing disturbed."""
     config = build_config(dataset, tmp_path_factory.mktemp("whole"))
-    return fit_chosen(with_space(config, **PATIENT), NoProgress())
+    return fit_chosen(with_space(config, **PATIENT), TrainingProgress())
 
 
 def read_losses(run: Path) -> list[float]:
@@ -75,7 +75,7 @@ def read_losses(run: Path) -> list[float]:
 def test_the_run_is_one_from_scratch_on_all_rows_for_as_many_epochs_as_were_best(
     config: TrainConfig,
 ) -> None:
-    run = fit_chosen(config, NoProgress())
+    run = fit_chosen(config, TrainingProgress())
     card = read_json(run / "run_card.json")
     state = read_json(Path(card["refit"]["directory"]) / "trials.json")
     (trial,) = state["trials"]
@@ -96,7 +96,7 @@ def test_the_run_is_one_from_scratch_on_all_rows_for_as_many_epochs_as_were_best
         "optimizer": {"learning_rate": 0.05, "schedule": {"kind": "cosine", "steps": 3 * steps}},
         "fit": {"epochs": epoch, "early_stopping": None},
     }
-    union = fit_run(TrainConfig.model_validate(plain), NoProgress())
+    union = fit_run(TrainConfig.model_validate(plain), TrainingProgress())
     assert read_losses(run) == read_losses(union)
     assert read_history(run)[0].examples > history[0].examples
     assert card["config"]["input"]["validation"] is None
@@ -131,7 +131,8 @@ def test_trials_and_run_mix_in_one_version(config: TrainConfig, tmp_path: Path) 
     other = write_tiny_dataset(tmp_path, "other", TinyConfig(validation=False))
     mix = [{"dataset": str(other.parent.parent), "weight": 0.2}]
     run = fit_chosen(
-        override_config(config, {"input.mix": mix, "fit.epochs": 1}, "of the test"), NoProgress()
+        override_config(config, {"input.mix": mix, "fit.epochs": 1}, "of the test"),
+        TrainingProgress(),
     )
     (state,) = run.parent.parent.glob("refits/*/trials.json")
     assert read_json(state)["mixed"] == [str(other.absolute())]
@@ -143,7 +144,7 @@ def test_trials_and_run_mix_in_one_version(config: TrainConfig, tmp_path: Path) 
         assert card["mixed"][0]["version"] == other.name
 
 
-class Interrupts(NoProgress):
+class Interrupts(TrainingProgress):
     """Progress that ends the process, as a signal would, after so many epochs of all runs."""
 
     def __init__(self, epochs: int) -> None:
@@ -162,7 +163,7 @@ def test_what_was_interrupted_goes_on_to_the_same_run(
     config = with_space(config, **PATIENT)
     with pytest.raises(TrainingInterruptedError):
         fit_chosen(config, Interrupts(epochs))
-    run = fit_chosen(config, NoProgress(), resume=True)
+    run = fit_chosen(config, TrainingProgress(), resume=True)
     assert read_losses(run) == read_losses(whole)
     cards = [read_json(path / "run_card.json")["refit"] for path in (run, whole)]
     assert cards[0]["trials"] == cards[1]["trials"]
@@ -173,19 +174,19 @@ def test_what_was_interrupted_goes_on_to_the_same_run(
 
 def test_what_has_finished_is_trained_again_but_not_with_once(config: TrainConfig) -> None:
     config = override_config(config, {"fit.epochs": 1}, "of the test")
-    first = fit_chosen(config, NoProgress(), once=True)
-    assert fit_chosen(config, NoProgress(), once=True) == first
+    first = fit_chosen(config, TrainingProgress(), once=True)
+    assert fit_chosen(config, TrainingProgress(), once=True) == first
     (directory,) = (Path(config.root) / "r" / "refits").iterdir()
     # Killed after the run was published and before that was noted.
     state = {**read_json(directory / "trials.json"), "run": None}
     (directory / "trials.json").write_text(json.dumps(state))
     with locked(directory), pytest.raises(UpstreamNotReadyError):
-        fit_chosen(config, NoProgress(), resume=True)
-    other = fit_run(override_config(config, {"fit.refit": None}, "of the test"), NoProgress())
+        fit_chosen(config, TrainingProgress(), resume=True)
+    other = fit_run(override_config(config, {"fit.refit": None}, "of the test"), TrainingProgress())
     series = str(Path(config.root) / "r")
     assert resolve_run(series) == other
-    assert fit_chosen(config, NoProgress(), resume=True) == first == resolve_run(series)
-    assert fit_chosen(config, NoProgress(), resume=True) != first
+    assert fit_chosen(config, TrainingProgress(), resume=True) == first == resolve_run(series)
+    assert fit_chosen(config, TrainingProgress(), resume=True) != first
 
 
 def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> None:
@@ -199,12 +200,12 @@ def test_a_trial_that_cannot_be_trained_is_passed_over(config: TrainConfig) -> N
         ({ranked: "ndcg@10"}, by_label, [True, False]),
     ):
         changed = override_config(config, {**changes, "fit.refit.space": space}, "of the test")
-        card = read_json(fit_chosen(changed, NoProgress()) / "run_card.json")
+        card = read_json(fit_chosen(changed, TrainingProgress()) / "run_card.json")
         assert [trial["value"] is None for trial in card["refit"]["trials"]] == failed
     few = {"input.batch_size": 700, "fit.refit.space": {"model.embedding_dim": [2]}}
     nothing = override_config(config, few, "of the test")
     with pytest.raises(ConfigError, match=r"no trial of fit\.refit has finished"):
-        fit_chosen(nothing, NoProgress())
+        fit_chosen(nothing, TrainingProgress())
 
 
 @pytest.mark.parametrize("best", ["0.3", "0.2", "0.1"])
@@ -264,5 +265,5 @@ def test_what_does_not_go_together_is_refused_before_anything_is_trained(
     changes: dict, message: str, config: TrainConfig
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        fit_chosen(override_config(config, changes, "of the test"), NoProgress())
+        fit_chosen(override_config(config, changes, "of the test"), TrainingProgress())
     assert not (Path(config.root) / "r" / "runs").exists()

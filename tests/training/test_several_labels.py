@@ -24,7 +24,7 @@ from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_batches
 from training.models.calibration import fit_isotonic
 from training.models.ranking import RankingModel
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.networks.network import StepContext
 from training.objectives.objective import TaskLosses, build_objective
 from training.reader.batch_reader import open_batches
@@ -86,7 +86,7 @@ def configure(version: Path, root: Path, **changes) -> TrainConfig:
 @pytest.fixture(scope="module")
 def trained(two: tuple[Path, Manifest], tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
     root = tmp_path_factory.mktemp("runs")
-    return load_run(fit_run(configure(two[0], root), NoProgress()))
+    return load_run(fit_run(configure(two[0], root), TrainingProgress()))
 
 
 def read_whole(trained: TrainedModel, split: str) -> Batch:
@@ -204,7 +204,7 @@ def test_a_retrieval_model_is_validated_on_the_held_out_rows_that_have_the_label
     model = {"kind": "retrieval", "name": "mf", "embedding_dim": 4, "objective": {"kind": "binary"}}
     held_out = {"batch_size": 32, "validation": {"hash_of": "user_id", "share": 0.3}}
     config = configure(two[0], tmp_path, model=model, input=held_out, fit={"epochs": 1})
-    run = fit_run(config, NoProgress())
+    run = fit_run(config, TrainingProgress())
     assert "NaN" not in (run / "history.json").read_text()
     assert load_run(run).model.named_variables
 

@@ -21,7 +21,7 @@ from training.checkpoint.restore import load_run
 from training.checkpoint.stored_runs import find_run
 from training.fit import fit_run
 from training.loop.epochs import StopRequest
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 
 Machine = Callable[[str], None]
 
@@ -47,7 +47,7 @@ def losses(run: Path) -> list[float]:
 def test_a_run_is_used_where_it_was_not_trained(
     store: FakeStore, machine: Machine, tiny_version: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = fit_run(plan(tiny_version), NoProgress())
+    run = fit_run(plan(tiny_version), TrainingProgress())
     uri = f"s3://bucket/runs/t/runs/{run.name}"
     assert describe_place(run) == uri
     assert {"CURRENT", f"runs/{run.name}/run_card.json"} <= store.objects("bucket/runs/t")
@@ -83,7 +83,7 @@ def interrupted(
     with monkeypatch.context() as patched:
         patched.setattr(StopRequest, "requested", property(requested))
         with pytest.raises(TrainingInterruptedError):
-            fit_run(config, NoProgress(), **options)
+            fit_run(config, TrainingProgress(), **options)
 
 
 @pytest.mark.slow
@@ -95,19 +95,19 @@ def test_other_machines_go_on_where_one_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = plan(tiny_version)
-    whole = fit_run(config.model_copy(update={"root": str(tmp_path / "whole")}), NoProgress())
+    whole = fit_run(config.model_copy(update={"root": str(tmp_path / "whole")}), TrainingProgress())
     interrupted(config, 2, monkeypatch)
     assert "CURRENT" not in store.objects("bucket/runs/t")
     machine("second")
     interrupted(config, 2, monkeypatch, resume=True)
     machine("first")  # Its own state is old by now.
-    run = fit_run(config, NoProgress(), resume=True)
+    run = fit_run(config, TrainingProgress(), resume=True)
     assert losses(run) == losses(whole)
     assert len(list(run.parent.iterdir())) == 1
     assert find_run("s3://bucket/runs/t") == run
     machine("third")
-    assert fit_run(config, NoProgress(), once=True).name == run.name
-    assert fit_run(config, NoProgress()).name != run.name
+    assert fit_run(config, TrainingProgress(), once=True).name == run.name
+    assert fit_run(config, TrainingProgress()).name != run.name
 
 
 @pytest.mark.parametrize("whole", [0, 1])
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_was_brought_in_part_is_left_out(
     for key in last[whole:]:
         store.delete(f"runs/t/{key}", "")
     machine("second")
-    run = fit_run(config, NoProgress(), resume=True)
+    run = fit_run(config, TrainingProgress(), resume=True)
     assert len(json.loads((run / "history.json").read_text())) == config.fit.epochs
     for key in store.objects("bucket/runs/t"):
         if "/last/" in key:  # What is there is whole.
@@ -146,7 +146,7 @@ def test_a_run_that_is_trained_elsewhere_is_left_alone(
         hold_lease(place.remote, "first"),
         pytest.raises(UpstreamNotReadyError, match="another process is working"),
     ):
-        fit_run(config, NoProgress(), resume=True)
+        fit_run(config, TrainingProgress(), resume=True)
     assert store.objects("bucket/runs/t") == before
 
 
@@ -161,10 +161,10 @@ def test_a_store_that_fails_meanwhile_loses_nothing(
 
     store.hook = refuse
     with pytest.raises(ConfigError, match="cannot be reached"):
-        fit_run(config, NoProgress())
+        fit_run(config, TrainingProgress())
     assert "CURRENT" not in store.objects("bucket/runs/t")
     store.hook = lambda name: None
-    run = fit_run(config, NoProgress(), once=True)  # Nothing is trained again: it is brought.
+    run = fit_run(config, TrainingProgress(), once=True)  # Nothing is trained again: it is brought.
     machine("second")
     assert losses(find_run("s3://bucket/runs/t")) == losses(run)
 
@@ -172,9 +172,9 @@ def test_a_store_that_fails_meanwhile_loses_nothing(
 def test_a_run_starts_from_one_in_a_store(
     store: FakeStore, machine: Machine, tiny_version: Path
 ) -> None:
-    fit_run(plan(tiny_version, epochs=1), NoProgress())
+    fit_run(plan(tiny_version, epochs=1), TrainingProgress())
     machine("second")
     config = plan(tiny_version, fit={"epochs": 1, "warm_start": "s3://bucket/runs/t"})
-    second = fit_run(config, NoProgress())
+    second = fit_run(config, TrainingProgress())
     rows = read_json(second / "warm_start.json")["rows"]["movie_id"]
     assert rows["transferred"] == rows["rows"] > 0

@@ -15,7 +15,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import trials
 from training.loop.plan import selection_metric
 from training.loop.validation import find_best
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import EpochRecord, read_history
 from training.trials import (
     Study,
@@ -78,7 +78,7 @@ def sweep_config(data: dict, **changes: object) -> SweepConfig:
 
 
 def test_a_grid_runs_every_point_and_keeps_the_best(config: TrainConfig) -> None:
-    result = run_sweep(config, sweep_config(GRID), NoProgress())
+    result = run_sweep(config, sweep_config(GRID), TrainingProgress())
     points = {tuple(trial.values.values()) for trial in result.trials}
     assert points == {(0.001, 2), (0.001, 4), (0.05, 2), (0.05, 4)}
     assert [trial.state for trial in result.trials] == ["complete"] * 4
@@ -109,7 +109,7 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
     sampler = "tpe"  # Its first ten trials are drawn at random.
     wanted = sweep_config(RANDOM, sampler=sampler)
     elsewhere = config.model_copy(update={"root": str(tmp_path / "whole")})
-    whole = run_sweep(elsewhere, wanted, NoProgress())
+    whole = run_sweep(elsewhere, wanted, TrainingProgress())
     fit, runs = trials.fit_run, []
 
     def interrupted(*arguments: object, **options: object) -> Path:
@@ -120,19 +120,21 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
 
     monkeypatch.setattr(trials, "fit_run", interrupted)
     with pytest.raises(TrainingInterruptedError):
-        run_sweep(config, wanted, NoProgress())
-    result = run_sweep(config, wanted, NoProgress(), resume=True)
+        run_sweep(config, wanted, TrainingProgress())
+    result = run_sweep(config, wanted, TrainingProgress(), resume=True)
     assert len(runs) == 4  # the interrupted trial twice
     assert [t.values for t in result.trials] == [t.values for t in whole.trials]
     assert [t.value for t in result.trials] == [t.value for t in whole.trials]
     assert len({json.dumps(t.values) for t in result.trials}) == 3
     more = run_sweep(
-        config, sweep_config(RANDOM, sampler=sampler, trials=4), NoProgress(), resume=True
+        config, sweep_config(RANDOM, sampler=sampler, trials=4), TrainingProgress(), resume=True
     )
     assert len(runs) == 5
     assert more.directory == result.directory
     assert more.trials[:3] == result.trials
-    run_sweep(config, sweep_config(RANDOM, sampler=sampler, trials=4), NoProgress(), resume=True)
+    run_sweep(
+        config, sweep_config(RANDOM, sampler=sampler, trials=4), TrainingProgress(), resume=True
+    )
     assert len(runs) == 5  # nothing is left
 
 
@@ -140,14 +142,14 @@ def test_an_interrupted_sweep_resumes_to_the_trials_of_one_that_was_not(
 def test_a_trial_killed_in_the_middle_goes_on_in_its_run(
     config: TrainConfig, error: BaseException
 ) -> None:
-    class Killed(NoProgress):
+    class Killed(TrainingProgress):
         def epoch(self, record: object, best: bool, metric: str | None) -> None:
             raise error
 
     wanted = sweep_config(RANDOM, trials=1)
     with pytest.raises(type(error)):
         run_sweep(config, wanted, Killed())
-    result = run_sweep(config, wanted, NoProgress(), resume=True)
+    result = run_sweep(config, wanted, TrainingProgress(), resume=True)
     (trial,) = result.trials
     assert trial.state == "complete"
     assert len(list((result.directory / "trials" / "0000" / "runs").iterdir())) == 1
@@ -168,7 +170,7 @@ def test_a_trial_that_cannot_be_trained_or_compared_fails_alone(config: TrainCon
     ):
         changed = override_config(config, changes, "of the test")
         wanted = sweep_config({"sampler": "grid", "space": space})
-        result = run_sweep(changed, wanted, NoProgress())
+        result = run_sweep(changed, wanted, TrainingProgress())
         assert [trial.state for trial in result.trials] == ["fail", "complete"]
         assert why in result.trials[0].detail
         assert result.best.number == 1
@@ -187,7 +189,7 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
     for kind, metric in (("sampled_softmax", "ndcg@10"), ("binary", "loss")):
         model = {"name": "mf", "embedding_dim": 2, "objective": {"kind": kind}}
         config = TrainConfig.model_validate({**base, "name": kind, "model": model})
-        result = run_sweep(config, wanted, NoProgress())
+        result = run_sweep(config, wanted, TrainingProgress())
         (record,) = read_history(result.best.run)
         assert result.metric == metric
         assert result.best.value == record.validation[metric]
@@ -197,11 +199,11 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
 
 def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
     with pytest.raises(ConfigError, match="the metric of the sweep is not evaluated"):
-        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), NoProgress())
+        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), TrainingProgress())
     steps = {"fit.validation": {"every_steps": 1}, "fit.early_stopping": {"by": "steps"}}
     by_steps = override_config(config, steps, "of the test")
     with pytest.raises(ConfigError, match="has no loss"):
-        run_sweep(by_steps, sweep_config(RANDOM, metric="loss"), NoProgress())
+        run_sweep(by_steps, sweep_config(RANDOM, metric="loss"), TrainingProgress())
     by_loss = override_config(by_steps, {"fit.early_stopping.metric": "loss"}, "of the test")
     with pytest.raises(ConfigError, match="have no loss"):
         selection_metric(by_loss)
@@ -213,7 +215,7 @@ def test_trials_far_behind_are_pruned(config: TrainConfig) -> None:
     wanted = sweep_config(
         {"sampler": "grid", "space": {"optimizer.learning_rate": rates}, "prune_after_epochs": 1}
     )
-    result = run_sweep(config, wanted, NoProgress())
+    result = run_sweep(config, wanted, TrainingProgress())
     assert [trial.state for trial in result.trials] == ["complete"] * 5 + ["pruned"]
     assert "ended after epoch 1" in result.trials[-1].detail
 

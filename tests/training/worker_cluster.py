@@ -12,7 +12,7 @@ import numpy as np
 from conf.training.train import TrainConfig
 from tests.training.processes import find_addresses, start_forked
 from tests.training.worker_run import Worker, fit_and_keep, run_worker
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_steps
 
 WORKERS = 2
@@ -124,7 +124,7 @@ def run_alone(
     """Trains in this process, without a strategy; returns the weights."""
     where.mkdir()
     config = build_config(version, where / "0", changes or {})
-    fit_and_keep(config, NoProgress(), where / "0.npz")
+    fit_and_keep(config, TrainingProgress(), where / "0.npz")
     return read_weights(where / "0.npz")
 
 

@@ -23,10 +23,10 @@ from tests.training.processes import ClusterTask
 from training.embedding.worker_rows import RowExchange
 from training.fit import fit_run
 from training.loop.trainer import Trainer
-from training.monitoring.progress import NoProgress, TrainingProgress
+from training.monitoring.progress import TrainingProgress
 
 
-class SignalAt(NoProgress):
+class SignalAt(TrainingProgress):
     """Sends this process a signal after a step of the run; 0: never."""
 
     def __init__(self, step: int, number: int) -> None:

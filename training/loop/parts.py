@@ -29,7 +29,7 @@ from training.models.ranking import undo_balance
 from training.models.registry import build_model
 from training.models.retrieval import tell_later_items
 from training.models.sequence import require_held_out
-from training.monitoring.progress import NoProgress, TrainingProgress
+from training.monitoring.progress import TrainingProgress
 from training.objectives.objective import (
     Objective,
     build_objective,
@@ -64,7 +64,7 @@ def build(
 ) -> TrainingParts:
     """Builds what a run is made of, by default on the config's devices; nothing is written."""
     config, data = plan.config, plan.data
-    strategy, progress = strategy or build_strategy(config.devices), progress or NoProgress()
+    strategy, progress = strategy or build_strategy(config.devices), progress or TrainingProgress()
     check_devices(config, strategy)
     require_held_out(config.model, config.input.validation, data.manifest)
     steps = StepPlan.of(config.fit, _count_steps(plan, progress))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -40,8 +40,8 @@ class StepStatus:
     metric: tuple[str, float] | None = None
 
 
-class TrainingProgress(Protocol):
-    """Receives what happens during training."""
+class TrainingProgress:
+    """Receives what happens during training, and shows none of it."""
 
     def message(self, text: str, **fields: Any) -> None:
         """Something that the user should know; the fields are for machines."""
@@ -56,18 +56,6 @@ class TrainingProgress(Protocol):
         """Training has ended, well or not."""
 
 
-class NoProgress:
-    """Progress that is not shown."""
-
-    def message(self, text: str, **fields: Any) -> None: ...
-
-    def step(self, status: StepStatus) -> None: ...
-
-    def epoch(self, record: EpochRecord, best: bool, metric: str | None) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def build_progress(
     log_format: LogFormat, every_seconds: float = 10.0, stream: TextIO | None = None
 ) -> TrainingProgress:
@@ -80,7 +68,7 @@ def build_progress(
     return LineProgress(stream, every_seconds)
 
 
-class LineProgress(NoProgress):
+class LineProgress(TrainingProgress):
     """Plain lines, for log files and pipes; those about steps every so many seconds."""
 
     def __init__(self, stream: TextIO, every_seconds: float) -> None:
@@ -119,7 +107,7 @@ class JsonProgress(LineProgress):
         print(render_event(event, fields), file=self._stream, flush=True)
 
 
-class TerminalProgress:
+class TerminalProgress(TrainingProgress):
     """A line about the current epoch, a bar where there is room, the finished ones above it."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -33,7 +33,7 @@ from training.fit import fit_run
 from training.input.batches import build_eval_dataset
 from training.loop.parts import build
 from training.loop.plan import read_plan
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_history
 
 SOURCE = """
@@ -151,7 +151,7 @@ def test_metrics_of_tasks_are_those_of_all_rows_in_epochs_and_evaluation(
         "own_accuracy": own("accuracy", params={"threshold": 0.4}),
     }
     fit = {"epochs": 3, "early_stopping": {"metric": "own_brier", "patience": 5}}
-    run = fit_run(plan(tiny_version, tmp_path, metrics, fit=fit, model=LR), NoProgress())
+    run = fit_run(plan(tiny_version, tmp_path, metrics, fit=fit, model=LR), TrainingProgress())
     found = [record.validation["own_brier"] for record in read_history(run)]
     assert is_minimised("own_brier")
     assert read_json(run / "run_card.json")["training"]["best_epoch"] == int(np.argmin(found)) + 1
@@ -192,7 +192,7 @@ def test_metrics_of_ranks_are_shown_where_ranking_metrics_are(
 ) -> None:
     stopping = {"metric": "own_missed@5", "patience": 5}
     fit = {"epochs": 3, "early_stopping": stopping, "validation": {"every_steps": 3}}
-    run = fit_run(plan(several, tmp_path, OF_RANKS, fit=fit), NoProgress())
+    run = fit_run(plan(several, tmp_path, OF_RANKS, fit=fit), TrainingProgress())
     history = read_history(run)
     assert all(equal_built_in(dict(record.validation)) for record in history)
     lines = (run / "validations.jsonl").read_text().splitlines()
@@ -278,7 +278,7 @@ def test_a_metric_that_fails_on_the_split_loses_no_step(
     where = "resuming in epoch 1 after step " + ("2" if validation else "12")
     assert where in messages.texts
     whole = read_history(
-        fit_run(config.model_copy(update={"root": str(tmp_path / "b")}), NoProgress())
+        fit_run(config.model_copy(update={"root": str(tmp_path / "b")}), TrainingProgress())
     )
     assert [r.loss for r in resumed] == [r.loss for r in whole]
     assert [r.validation for r in resumed] == [r.validation for r in whole]
@@ -298,7 +298,9 @@ def test_the_metrics_of_the_guide_choose_the_epoch(
     (tmp_path / "own_measures.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_measures", raising=False)
-    run = fit_run(plan(tiny_version, tmp_path / "runs", {}, **yaml.safe_load(text)), NoProgress())
+    run = fit_run(
+        plan(tiny_version, tmp_path / "runs", {}, **yaml.safe_load(text)), TrainingProgress()
+    )
     found = [record.validation[metric] for record in read_history(run)]
     training = read_json(run / "run_card.json")["training"]
     assert training["best_epoch"] == int(np.argmax(found)) + 1

@@ -24,7 +24,7 @@ from training.export.delta import apply_delta, find_base, write_delta
 from training.export.saved_model import write_export
 from training.export.stored_models import bring_export, describe, find_place
 from training.fit import fit_run
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.serving.served_version import ServedVersion
 
 pytestmark = pytest.mark.exhaustive
@@ -77,7 +77,7 @@ def days(tmp_path_factory) -> Days:
                           seed=number)  # fmt: skip
         version = write_tiny_dataset(root, f"day{number}", tiny)
         config = configure(version, root / "runs", found.runs[-1] if number else None)
-        found.runs.append(fit_run(config, NoProgress()))
+        found.runs.append(fit_run(config, TrainingProgress()))
         full = ExportOptions(root / "full", "m", tables=True)
         found.full.append(write_export(load_run(found.runs[-1]), full))
         if number == 0:

@@ -30,7 +30,7 @@ from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.index.index_build import add_items, build_index
 from training.index.item_columns import read_vectors
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.serving.model_store import ModelStore
 
 
@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             "optimizer": {"learning_rate": 0.05},
             "fit": {"epochs": 1, "early_stopping": None, "warm_start": warm},
         })  # fmt: skip
-        runs.append(fit_run(config, NoProgress()))
+        runs.append(fit_run(config, TrainingProgress()))
     write_export(load_run(runs[0]), ExportOptions(root / "models", "m"))
     last = load_run(runs[1])
     delta = write_delta(last, find_base(last, "start"), ExportOptions(root / "deltas", "m"))

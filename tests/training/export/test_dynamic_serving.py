@@ -32,7 +32,7 @@ from training.export.saved_model import write_export
 from training.fit import fit_run
 from training.models.carried_tables import MatchedKeys, set_keys
 from training.models.registry import build_model
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 
 UNKNOWN = 999_999
 
@@ -55,7 +55,7 @@ def configure(version: Path, root: Path, model=DSSM, **fit):
 @pytest.fixture(scope="module")
 def run(version: Path, tmp_path_factory) -> Path:
     """A run with validation after each epoch."""
-    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), NoProgress())
+    return fit_run(configure(version, tmp_path_factory.mktemp("runs")), TrainingProgress())
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from training.export.stored_models import (
     resolve_export,
 )
 from training.fit import fit_run
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.serving.model_store import ModelStore
 from training.serving.served_version import Loading, ServedVersion
 
@@ -78,7 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_version: Path) -> World
                 "fit": {"epochs": 1},
             }
         )
-        fit_run(config, NoProgress())
+        fit_run(config, TrainingProgress())
         store.log.clear()
         assert main(["export", "--run", RUN, "--to", MODELS, "--index"]) == 0
     return World(store, work / "s3/bucket/models/t/1", [*store.log])

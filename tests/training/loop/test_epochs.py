@@ -39,7 +39,7 @@ from training.loop.epochs import EpochInput, EpochRunner, RunContext, StepInputs
 from training.loop.plan import StepPlan
 from training.loop.trainer import Trainer
 from training.loop.validation import StepValidations
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.objectives.item_objectives import SampledSoftmax
 from training.reader import shuffle_buffer
 from training.reader.training_data import TrainingData
@@ -91,7 +91,7 @@ NEVER = StepValidations(None, None, [], LOGS, lambda state: {})
 
 def run_from(epochs: EpochInput, start: Position, run_steps, saved, validations: Any = NEVER):
     workers = Workers(tf.distribute.get_strategy())
-    context = RunContext(Path(), saved, *LOGS, NoProgress(), StopRequest(), workers)
+    context = RunContext(Path(), saved, *LOGS, TrainingProgress(), StopRequest(), workers)
     state = ResumeState(start, EpochSums(), 0)
     return EpochRunner(epochs, run_steps, context).run(state, None, validations)
 
@@ -265,7 +265,9 @@ def build_trainer(data: TrainingData, monkeypatch, *, replicas: int = 1, **fit) 
         return tf.where(hit, tf.constant(np.inf), losses)
 
     monkeypatch.setattr(SampledSoftmax, "__call__", tripping)
-    return Trainer(config, data, build_strategy(DevicesConfig(cpu_replicas=replicas)), NoProgress())
+    return Trainer(
+        config, data, build_strategy(DevicesConfig(cpu_replicas=replicas)), TrainingProgress()
+    )
 
 
 @pytest.fixture
@@ -311,7 +313,7 @@ def test_state_that_bursts_where_no_loss_shows_it_is_not_saved(
     checkpoint = CheckpointConfig(every_steps=every_steps, asynchronous=asynchronous)
     fit = FitConfig(epochs=1, steps_per_loop=4, early_stopping=None, checkpoint=checkpoint)
     config = CONFIG.model_copy(update={"fit": fit})
-    trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+    trainer = Trainer(config, data, tf.distribute.get_strategy(), TrainingProgress())
     run_steps, calls = trainer.parts.run_steps, itertools.count(1)
 
     def bursting(iterator, steps: tf.Tensor):

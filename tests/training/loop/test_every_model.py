@@ -12,7 +12,7 @@ from tests.training.every_model import RANKING_MODELS, RETRIEVAL_MODELS, list_re
 from tests.training.killed_run import ActsAfter, KilledError, break_off
 from training.checkpoint.restore import load_run
 from training.fit import fit_run
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_steps
 from training.networks.registry import NETWORKS
 
@@ -53,7 +53,7 @@ def test_a_run_that_was_broken_off_has_the_losses_of_one_that_was_not(
     )
     with pytest.raises(KilledError):
         fit_run(broken, ActsAfter(BROKEN_AFTER, break_off))
-    runs = [fit_run(quiet, NoProgress()), fit_run(broken, NoProgress(), resume=True)]
+    runs = [fit_run(quiet, TrainingProgress()), fit_run(broken, TrainingProgress(), resume=True)]
     losses = [[(r.step, r.epoch, r.loss) for r in read_steps(run)] for run in runs]
     assert losses[0] == losses[1]
     assert losses[0][-1][:2] == (24, 2)

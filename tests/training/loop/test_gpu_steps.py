@@ -21,7 +21,7 @@ from training.checkpoint.restore import load_run
 from training.distribution.strategy import build_run_steps, build_strategy
 from training.export.saved_model import write_export
 from training.loop.trainer import Trainer
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.reader.training_data import TrainingData
 
 MODELS = {**RETRIEVAL_MODELS, **RANKING_MODELS}
@@ -71,7 +71,7 @@ def read_ops(version: Path, settings: dict[str, Any], replicas: int = 1) -> Step
     data = TrainingData(version, read_manifest(version))
     with pytest.MonkeyPatch.context() as patch:
         pretend_gpu(patch)
-        trainer = Trainer(config, data, strategy, NoProgress())
+        trainer = Trainer(config, data, strategy, TrainingProgress())
         with trainer.parts.epoch_input.open(Position(0, 0)) as batches:
             step = trainer.parts.run_steps.get_concrete_function(batches, tf.constant(2))
         return read_step(step.graph, has_host=replicas == 1)
@@ -171,7 +171,7 @@ def test_the_branches_of_a_gpu_compute_the_same(name: str, tiny_version: Path) -
             patch.setattr("training.loop.parts.compile_steps", build_run_steps)
             if pretends:
                 pretend_gpu(patch)
-            trainer = Trainer(config, data, tf.distribute.get_strategy(), NoProgress())
+            trainer = Trainer(config, data, tf.distribute.get_strategy(), TrainingProgress())
             with trainer.parts.epoch_input.open(Position(0, 0)) as batches:
                 losses.append(trainer.parts.run_steps(batches, tf.constant(6)).losses.numpy())
     np.testing.assert_allclose(*losses, rtol=1e-4)

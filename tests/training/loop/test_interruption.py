@@ -13,7 +13,7 @@ from training import fit as fit_module
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.fit import fit_run
 from training.loop.epochs import StopNowError, StopRequest, stop_on_signals
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_steps
 
 KINDS = {
@@ -62,7 +62,7 @@ def test_signals_save_the_state_and_end_validation_at_once(
     config = CONFIG.model_copy(update={"dataset": str(tiny_version), "root": str(tmp_path)})
     monkeypatch.setattr(fit_module, "build_validate", lambda config, data: validate)
     with pytest.raises(TrainingInterruptedError):
-        fit_run(config, NoProgress())
+        fit_run(config, TrainingProgress())
     monkeypatch.undo()
     (run,) = (tmp_path / "t" / "runs").iterdir()
     assert list_checkpoints(run / "checkpoints" / "last")[-1].position == Position(0, 12)
@@ -74,12 +74,12 @@ def test_signals_save_the_state_and_end_validation_at_once(
     spent = card["timing"]["train_seconds"]
     assert (card["status"], spent > 0) == ("interrupted", True)
     assert not (tmp_path / "t" / "CURRENT").exists()
-    assert fit_run(config, NoProgress(), resume=True) == run
+    assert fit_run(config, TrainingProgress(), resume=True) == run
     card = read_json(run / "run_card.json")
     assert (card["status"], card["error"]) == ("trained", None)
     assert card["timing"]["train_seconds"] > spent
     assert resolve_run(str(tmp_path / "t")) == run
-    fit_run(config.model_copy(update={"root": str(tmp_path / "whole")}), NoProgress())
+    fit_run(config.model_copy(update={"root": str(tmp_path / "whole")}), TrainingProgress())
     (whole,) = (tmp_path / "whole" / "t" / "runs").iterdir()
     found, expected = ([(s.step, s.loss) for s in read_steps(one)] for one in (run, whole))
     assert found == expected

@@ -16,7 +16,7 @@ from training.checkpoint.saved_tensors import collect_state
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_history
 from training.objectives.item_catalog import read_item_events
 from training.objectives.user_items import TrainRows
@@ -29,7 +29,7 @@ DSSM = DSSMConfig(
 )
 
 
-class Messages(NoProgress):
+class Messages(TrainingProgress):
     """Keeps what is told."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ from training.models.carried_tables import (
     read_table_files,
     set_keys,
 )
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 
 SPARSE, DENSE = "optimizers/sparse/accumulators", "optimizers/dense/_momentums"
 STEPS = "optimizers/sparse/iterations"
@@ -156,7 +156,9 @@ def configure(
 
 @pytest.fixture(scope="module")
 def towers_run(tiny_version: Path, tmp_path_factory) -> Path:
-    return fit_run(configure(tiny_version, tmp_path_factory.mktemp("old"), TOWERS), NoProgress())
+    return fit_run(
+        configure(tiny_version, tmp_path_factory.mktemp("old"), TOWERS), TrainingProgress()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +181,7 @@ def test_rows_and_moments_follow_their_tokens(
 ) -> None:
     old_run = towers_run
     if model is not TOWERS:
-        old_run = fit_run(configure(tiny_version, tmp_path / "old", model), NoProgress())
+        old_run = fit_run(configure(tiny_version, tmp_path / "old", model), TrainingProgress())
     warm = {"path": str(old_run), "moments": moments}
     trainer = warm_start_build(configure(grown, tmp_path, model, warm, seed=9))
     fresh = warm_start_build(configure(grown, tmp_path, model, seed=9))
@@ -219,7 +221,7 @@ def test_rows_and_moments_follow_their_tokens(
 def test_moving_statistics_come_over(tiny_version: Path, grown: Path, tmp_path: Path) -> None:
     params = {"hidden_units": [4], "batch_normalization": True}
     ranking = RankingConfig(embedding_dim=4, network="wide_deep", params=params)
-    old = fit_run(configure(tiny_version, tmp_path / "old", ranking), NoProgress())
+    old = fit_run(configure(tiny_version, tmp_path / "old", ranking), TrainingProgress())
     trainer = warm_start_build(configure(grown, tmp_path, ranking, {"path": str(old)}))
     report = trainer.warm_start()
     earlier = load_run(old, "best").model.networks[0].weights
@@ -241,7 +243,7 @@ RULED = DSSMConfig.model_validate(
 @pytest.fixture(scope="module")
 def ruled_run(tiny_version: Path, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ruled")
-    return fit_run(configure(tiny_version, root, RULED), NoProgress())
+    return fit_run(configure(tiny_version, root, RULED), TrainingProgress())
 
 
 def test_a_key_can_be_asked_for(ruled_run: Path) -> None:
@@ -406,7 +408,7 @@ def refuse(config: TrainConfig, kind: type[SluiceError], match: str) -> None:
     for name, value in read_state(trainer).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     with pytest.raises(kind, match=match):
-        fit_run(config, NoProgress())
+        fit_run(config, TrainingProgress())
     assert not (Path(config.root) / "t").exists()
 
 

@@ -26,7 +26,7 @@ from training.fit import fit_run
 from training.input.batches import Batch, build_eval_dataset
 from training.models.ranking import RankingModel, find_base_scores, plan_tasks
 from training.models.registry import build_model
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.networks.registry import NETWORKS
 
 SMALL = {"hidden_units": [4]}
@@ -265,10 +265,10 @@ def test_labels_of_a_binary_task_are_0_or_1(
     monkeypatch.setattr(tiny_dataset, "_row", row)
     version = write_tiny_dataset(tmp_path / "datasets", config=TinyConfig(users=12))
     with pytest.raises(InputDataError, match=r"(?s)label 'label'.*2\.0.*0 or 1") as caught:
-        fit_run(plan(version, tmp_path / "runs", network="lr"), NoProgress())
+        fit_run(plan(version, tmp_path / "runs", network="lr"), TrainingProgress())
     assert caught.value.exit_code == ExitCode.INPUT_REFUSED
     rating = {"label": {"objective": "squared_error"}}
-    run = fit_run(plan(version, tmp_path / "runs", network="mf", tasks=rating), NoProgress())
+    run = fit_run(plan(version, tmp_path / "runs", network="mf", tasks=rating), TrainingProgress())
     found = evaluate_split(load_run(run), "test")["tasks"]["label"]
     assert 0 < found["rmse"] < 3
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import resource
 from pathlib import Path
@@ -14,6 +15,7 @@ from conf.errors import InternalError
 from conf.training.train import StepRange
 from training.distribution.strategy import StepsResult
 from training.monitoring import run_logs as module
+from training.monitoring.progress import LineProgress, TrainingProgress
 from training.monitoring.run_logs import (
     EpochLog,
     EpochRecord,
@@ -94,14 +96,6 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-class Told:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str, **fields: object) -> None:
-        self.texts.append(text)
-
-
 class Steps:
     """Counts calls; loss of a step is its number, and not finite in one step."""
 
@@ -135,7 +129,7 @@ def test_losses_are_those_of_one_call_and_the_range_is_exact(
     with pytest.MonkeyPatch.context() as patch:
         for name in ("start", "stop"):
             patch.setattr(module.tf.profiler.experimental, name, lambda *_: seen.append(steps.done))
-        profiled = StepProfiler(steps, StepRange(start, start + length), Told())
+        profiled = StepProfiler(steps, StepRange(start, start + length), TrainingProgress())
         with profiled.begin(Path("logs"), first):
             losses = [profiled(None, tf.constant(7)).losses.numpy() for _ in range(10)]
     assert np.concatenate(losses).tolist() == list(range(first, first + 70))
@@ -144,11 +138,11 @@ def test_losses_are_those_of_one_call_and_the_range_is_exact(
 
 
 def test_a_loss_that_is_not_finite_ends_the_call(marks: list[str]) -> None:
-    steps, told = Steps(0, broken=3), Told()
-    profiled = StepProfiler(steps, StepRange(2, 5), told)
+    steps, told = Steps(0, broken=3), io.StringIO()
+    profiled = StepProfiler(steps, StepRange(2, 5), LineProgress(told, 1.0))
     with profiled.begin(Path("logs"), 0):
         losses = profiled(None, tf.constant(9)).losses.numpy()
     assert losses[:3].tolist() == [0, 1, 2]
     assert len(losses) == 4
     assert marks == ["start", "stop"]
-    assert "profiled steps 3 to 4" in told.texts[0]
+    assert "profiled steps 3 to 4" in told.getvalue()

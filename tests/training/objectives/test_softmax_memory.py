@@ -14,7 +14,7 @@ from conf.training.train import TrainConfig
 from training.fit import fit_run
 from training.loop.parts import build
 from training.loop.plan import read_plan
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.objectives.softmax_memory import BLOCK_ITEMS, count_softmax_bytes, require_memory
 
 
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     monkeypatch.setattr("training.loop.parts.build_model", lambda *_: pytest.fail("too late"))
     for run in (
         lambda config: build(read_plan(config)),
-        lambda config: fit_run(config, NoProgress()),
+        lambda config: fit_run(config, TrainingProgress()),
     ):
         with pytest.raises(ConfigError, match=f"(?s)does not fit.*{needed:,} bytes"):
             run(config)

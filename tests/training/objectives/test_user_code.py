@@ -27,7 +27,7 @@ from training.input.batches import Batch, build_eval_dataset
 from training.loop.parts import build
 from training.loop.plan import read_plan
 from training.models.registry import build_model
-from training.monitoring.progress import NoProgress
+from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_history
 from training.networks import user_code
 from training.networks.network import StepContext
@@ -358,7 +358,9 @@ def test_user_code_is_tried_in_the_way_that_it_trains(
     settings: dict[str, Any], tiny_version: Path, tmp_path: Path
 ) -> None:
     plain = plan(tiny_version, tmp_path, tower("projected"))
-    run = fit_run(TrainConfig.model_validate({**plain.model_dump(), **settings}), NoProgress())
+    run = fit_run(
+        TrainConfig.model_validate({**plain.model_dump(), **settings}), TrainingProgress()
+    )
     assert np.isfinite(read_history(run)[0].loss)
 
 
@@ -366,7 +368,7 @@ def test_a_fault_that_a_later_step_shows_is_told_with_its_line(
     tiny_version: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(OwnCodeError, match=rf"(?s){PLACE}: RuntimeError: not these.*--resume"):
-        fit_run(plan(tiny_version, tmp_path, ranking(own("later"))), NoProgress())
+        fit_run(plan(tiny_version, tmp_path, ranking(own("later"))), TrainingProgress())
 
 
 def test_a_refit_goes_on_where_a_corrected_loss_had_failed(
@@ -377,10 +379,10 @@ def test_a_refit_goes_on_where_a_corrected_loss_had_failed(
     config = plan(tiny_version, tmp_path, ranking(own("later"))).model_dump()
     config = TrainConfig.model_validate({**config, "input": rows, "fit": fit})
     with pytest.raises(OwnCodeError, match="not these"):
-        fit_chosen(config, NoProgress())
+        fit_chosen(config, TrainingProgress())
     mine = sys.modules["mine"]
     monkeypatch.setattr(mine, "later", mine.cross_entropy)
-    run = fit_chosen(config, NoProgress(), resume=True)
+    run = fit_chosen(config, TrainingProgress(), resume=True)
     [trial] = json.loads((run / "run_card.json").read_text())["refit"]["trials"]
     assert trial["value"] is not None
 
@@ -389,7 +391,7 @@ def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = {"name": "mf", "embedding_dim": 4, "objective": {"kind": "bpr", "loss": own("bpr")}}
-    run = fit_run(plan(tiny_version, tmp_path, model), NoProgress())
+    run = fit_run(plan(tiny_version, tmp_path, model), TrainingProgress())
     longer = plan(tiny_version, tmp_path, model, epochs=2)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "mine")
@@ -397,7 +399,7 @@ def test_a_run_keeps_the_name_of_its_loss_and_needs_the_module_to_train_on(
     assert trained.config.model.objective.loss.function == "mine:bpr"
     assert evaluate_split(trained, "test")["rows"] == 60
     with pytest.raises(OwnCodeError, match=r"(?s)cannot be imported.*PYTHONPATH"):
-        fit_run(longer, NoProgress(), resume=True)
+        fit_run(longer, TrainingProgress(), resume=True)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +417,7 @@ def test_the_examples_of_the_guide_train(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, module, raising=False)
     history = read_history(
-        fit_run(plan(tiny_version, tmp_path / "runs", model, epochs=3), NoProgress())
+        fit_run(plan(tiny_version, tmp_path / "runs", model, epochs=3), TrainingProgress())
     )
     assert history[-1].loss < history[0].loss
 
