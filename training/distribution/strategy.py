@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.training.train import PARAMETER_SERVER_FIX, DevicesConfig, TrainConfig
-from training.input.batches import ARRIVALS, Batch
+from training.input.batches import ARRIVALS, SWAPS, Batch
 
 VARIABLE = "TF_CONFIG"
 WORKER = "worker"
@@ -355,11 +355,16 @@ def build_prefetching_steps(train_step: StepFunction, device: str) -> RunSteps:
 
 
 def _fetch_batch(iterator: Any, device: str) -> Batch:
-    """Returns the next batch; text stays where it is, as no GPU holds it, and so do counts."""
+    """Returns the next batch; what the host reads stays there: text, counts, swaps of rows."""
 
-    def bring(part: tf.Tensor) -> tf.Tensor:
+    def bring(part: Any, name: str = "") -> Any:
+        if isinstance(part, Mapping):
+            return {key: bring(inner, key) for key, inner in part.items()}
+        return part if name == SWAPS else tf.nest.map_structure(copy, part, expand_composites=True)
+
+    def copy(part: tf.Tensor) -> tf.Tensor:
         return part if part.dtype == tf.string or part.shape.rank == 0 else tf.identity(part)
 
     batch = next(iterator)
     with tf.device(device):
-        return tf.nest.map_structure(bring, batch, expand_composites=True)
+        return bring(batch)

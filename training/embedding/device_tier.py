@@ -2,7 +2,7 @@
 
     input   rows of the batch -> places on the device; which rows come to them, and which leave
     step    rows that leave are written to host memory, rows that come are read from there,
-            and only then the lookups
+            and only then the lookups; meanwhile those are read that come with the next step
 
 Steps run in the order in which the input has planned them. So a row that leaves with one step and
 comes back with a later one has been written by then, however far the input is ahead.
@@ -11,7 +11,9 @@ comes back with a later one has been written by then, however far the input is a
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -193,6 +195,9 @@ class DeviceTier:
         self._matrices: list[HostRows] = []
         # The input plans while a step exchanges rows; replicas exchange them one after the other.
         self._turn, self._exchange_turn, self._session = threading.Lock(), threading.Lock(), 0
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix=f"rows of {table}")
+        self._planned = deque[np.ndarray]()  # Swaps of the steps to come.
+        self._ahead: tuple[np.ndarray, Future[list[np.ndarray]]] | None = None
 
     @property
     def bytes(self) -> int:
@@ -206,6 +211,9 @@ class DeviceTier:
         """Leaves all places empty: host memory alone has the rows."""
         with self._turn:
             self._session += 1
+            self._planned.clear()
+            self.wait()
+            self._ahead = None
             self.held[FIRST_ROW:] = NO_ROW
 
     def begin_batches(self, *, is_new_epoch: bool) -> PlaceBatch:
@@ -217,6 +225,7 @@ class DeviceTier:
         with self._turn:
             self._session += 1
             session = self._session
+            self._planned.clear()
             if not np.array_equal(self._places.rows, self.held):
                 self._places.set_to(self.held)
             if is_new_epoch:
@@ -228,8 +237,9 @@ class DeviceTier:
                 if session != self._session or not is_trained:
                     return PlacedBatch(np.minimum(rows, FIRST_ROW - 1), NO_KEYS)
                 placed = self._places.place(rows, found.new_rows)
-            if isinstance(placed, PlacedBatch):
-                return placed
+                if isinstance(placed, PlacedBatch):
+                    self._planned.append(placed.swaps)
+                    return placed
             raise ConfigError(
                 f"model.embeddings.{self.table}.device_rows is too small for one batch",
                 received=f"{self.device_rows:,}, and a batch of {len(rows):,} keys has "
@@ -250,17 +260,48 @@ class DeviceTier:
         batch, and `distinct` in it.
         """
         with self._exchange_turn:
-            if replica == 0:
-                gone = swaps[:, LEAVES] != NO_ROW
-                for matrix, rows in zip(self._matrices, leaving, strict=True):
-                    matrix.reserve(count)
-                    matrix.values[swaps[gone, LEAVES]] = rows[gone]
-                self.held[swaps[:, PLACE]] = swaps[:, COMES]
-                self.swaps += 1
-                self.hits += int(distinct) - len(swaps)
-                self.reads += int(swaps[:, IS_READ].sum())
-            come = np.where(swaps[:, IS_READ] != 0, swaps[:, COMES], FIRST_ROW - 1)
-            return [matrix.values.take(come, axis=0) for matrix in self._matrices]
+            come = _list_read(swaps)
+            if replica != 0:
+                return self._read(come)
+            coming = self._finish_read(come)
+            gone = swaps[:, LEAVES] != NO_ROW
+            for matrix, rows in zip(self._matrices, leaving, strict=True):
+                matrix.reserve(count)
+                matrix.values[swaps[gone, LEAVES]] = rows[gone]
+            self.held[swaps[:, PLACE]] = swaps[:, COMES]
+            self.swaps += 1
+            self.hits += int(distinct) - len(swaps)
+            self.reads += int(swaps[:, IS_READ].sum())
+            self._begin_read()
+            return coming
+
+    def wait(self) -> None:
+        """Waits until no thread reads host memory, which may move where it grows."""
+        if self._ahead is not None:
+            self._ahead[1].exception()
+
+    def _read(self, come: np.ndarray) -> list[np.ndarray]:
+        return [matrix.values.take(come, axis=0) for matrix in self._matrices]
+
+    def _begin_read(self) -> None:
+        """Reads the rows of the next step: they are not on the device, so nothing writes them."""
+        if self._planned:
+            self._planned.popleft()
+        if self._planned:
+            come = _list_read(self._planned[0])
+            self._ahead = come, self._reader.submit(self._read, come)
+
+    def _finish_read(self, come: np.ndarray) -> list[np.ndarray]:
+        self.wait()
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and np.array_equal(ahead[0], come):
+            return ahead[1].result()
+        return self._read(come)
 
     def describe(self) -> dict[str, int]:
         return {"device_hits": self.hits, "swapped": self.reads}
+
+
+def _list_read(swaps: np.ndarray) -> np.ndarray:
+    """The rows that come; for those that are new any row."""
+    return np.where(swaps[:, IS_READ] != 0, swaps[:, COMES], FIRST_ROW - 1)

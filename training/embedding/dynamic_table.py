@@ -250,6 +250,7 @@ class TieredRows(GrowingRows):
         """Writes the rows on the device to host memory, where steps have run since."""
         if self._written == self._tier.swaps:
             return
+        self._tier.wait()
         self._host.reserve(self.keys.row_count)
         places = np.flatnonzero(self._tier.held != NO_ROW)
         rows = tf.gather(self._copies[0], places)

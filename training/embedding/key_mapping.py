@@ -34,12 +34,12 @@ from training.embedding.key_rules import RuledIndex
 from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable
 from training.embedding.worker_rows import RowExchange
-from training.input.batches import ARRIVALS, carry, close_iterators_at_exit
+from training.input.batches import ARRIVALS, SWAPS, carry, close_iterators_at_exit
 
 _ROWS, _BATCHES, _DISTINCT = "rows", "batches", "distinct"
-_NEW_ROWS, _SWAPS, _OWN, _DRAWN = "new rows", "swaps", "own rows", "drawn"
+_NEW_ROWS, _OWN, _DRAWN = "new rows", "own rows", "drawn"
 _SHAPES: dict[str, list[int | None]] = {
-    _ROWS: [], _BATCHES: [], _DISTINCT: [], _NEW_ROWS: [None], _SWAPS: [None, 4], _OWN: [None]
+    _ROWS: [], _BATCHES: [], _DISTINCT: [], _NEW_ROWS: [None], SWAPS: [None, 4], _OWN: [None]
 }  # fmt: skip
 """What a mapper returns beside the rows, int64, ahead of the draws of each table."""
 _KEPT = "keys of {}"
@@ -219,12 +219,12 @@ def _swap_rows(
 ) -> None:
     """Writes rows that leave the device to host memory, and brings those in that come."""
     context = tf.distribute.get_replica_context()
-    places, matrices = found[_SWAPS][:, PLACE], space.matrices
+    places, matrices = found[SWAPS][:, PLACE], space.matrices
     leaving = [
         tf.raw_ops.ResourceGather(resource=m.variable.handle, indices=places, dtype=m.dtype)
         for m in matrices
     ]
-    told = [context.replica_id_in_sync_group, found[_ROWS], found[_DISTINCT], found[_SWAPS]]
+    told = [context.replica_id_in_sync_group, found[_ROWS], found[_DISTINCT], found[SWAPS]]
     coming = tf.numpy_function(exchange, [*told, *leaving], [m.dtype for m in matrices])
     for matrix, rows in zip(matrices, coming, strict=True):
         tf.raw_ops.ResourceScatterUpdate(

@@ -14,6 +14,7 @@ key, so each length has keys of its own; the key is an input of TensorFlow's col
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -173,8 +174,19 @@ class RowExchange:
             "group_size": self.owners.count,
             "group_key": _GROUP_KEY,
             "instance_key": first + tf.cast(length, tf.int32),
-            "ordering_token": [],
+            "ordering_token": _ordering_token(),
         }
+
+
+@functools.cache
+def _ordering_token() -> list[tf.Tensor]:
+    """What collectives of one graph name to run in its order, as NCCL needs it on all workers."""
+    if not tf.config.list_physical_devices("GPU"):
+        return []
+    with tf.init_scope():
+        token = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="order of exchanges")
+        tf.raw_ops.AssignVariableOp(resource=token, value=0.0)
+    return [token]
 
 
 class ServedRows:

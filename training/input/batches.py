@@ -35,6 +35,7 @@ Batch = dict[str, Any]
 Features = Mapping[str, Any]
 """Features of rows by name: tensors, ragged or sparse ones."""
 ARRIVALS = "arrivals"
+SWAPS = "swaps"
 """Key of a batch whose value holds the rows of dynamic tables that are new in it."""
 FINITE_ADVICE = (
     "leave these features out of the model, or build the dataset again with finite numbers in "

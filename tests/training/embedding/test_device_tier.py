@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from conf.training.tables import DynamicTableConfig
 from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
-from training.embedding.device_tier import DevicePlaces, PlacedBatch
+from training.embedding.device_tier import DevicePlaces, DeviceTier, HostRows, PlacedBatch
 from training.embedding.distinct_rows import BatchRows
 from training.embedding.dynamic_table import DynamicTable
+from training.embedding.key_index import MappedBatch
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
 from training.embedding.key_space import KeySpace
 from training.embedding.lazy_optimizer import LazyAdam, LazyOptimizer, TableRule
@@ -61,6 +62,40 @@ def test_the_least_recent_rows_make_room(batches: list[list[int]], data) -> None
         if data.draw(st.integers(0, 4)) == 0:  # As after steps that are not run.
             places.set_to(before)
             expected = OrderedDict.fromkeys(before[2:][before[2:] > 0][::-1].tolist())
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(2, 20), max_size=PLACES), max_size=20), st.data())
+def test_rows_of_the_next_step_are_read_while_one_runs(batches: list[list[int]], data) -> None:
+    """Each step adds 1 to its rows; host memory grows, and is read between steps."""
+    tier, host = DeviceTier("items", PLACES), HostRows(2, 2, 0.0)
+    tier.add(host)
+    place = tier.begin_batches(is_new_epoch=True)
+    device, expected = np.zeros((2 + PLACES, 2)), dict[int, float]()
+    planned: list[tuple[list[int], PlacedBatch]] = []
+    left, known = list(batches), set[int]()
+    while left or planned:
+        for _ in range(data.draw(st.integers(0, 3))):  # The input is ahead, or is not.
+            if left:
+                rows = np.array(left[0], np.int64)
+                new = np.array(sorted({*left[0]} - known), np.int64)
+                known.update(left[0])
+                planned.append((left.pop(0), place(MappedBatch(rows, 21, new, new), True)))
+        if not planned:
+            continue
+        rows, placed = planned.pop(0)
+        at = placed.swaps[:, 0]
+        (coming,) = tier.exchange(0, 21, placed.distinct, placed.swaps, device[at])
+        assert (tier._ahead is not None) == bool(planned)
+        device[at] = coming
+        device[placed.new_places] = 0.0
+        for row in set(rows):
+            assert (device[placed.places[rows.index(row)]] == expected.get(row, 0.0)).all()
+            device[placed.places[rows.index(row)]] += 1.0
+            expected[row] = expected.get(row, 0.0) + 1.0
+        if data.draw(st.integers(0, 5)) == 0:
+            tier.wait()
+            host.reserve(22 + len(host.values))
 
 
 KEYS, BATCH, DIM, DEVICE_ROWS = 12, 4, 3, 5

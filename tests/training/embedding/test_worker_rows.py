@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.training.gpu_kernels import pretend_gpu
+from training.embedding import worker_rows
 from training.embedding.key_index import FIRST_ROW, MappedBatch
 from training.embedding.worker_rows import (
     _KEYS,
@@ -115,3 +119,22 @@ def test_collectives_of_tables_and_lengths_have_keys_of_their_own() -> None:
                     exchange.sum_at_owner(tf.zeros([exchange.places, DIM]), table)
     assert len(set(keys)) == len(keys) == 18
     assert len({group for _, group in keys}) == 1
+
+
+def test_collectives_of_gpus_run_in_the_order_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    @tf.function(autograph=False)
+    def step(own: tf.Tensor, rows: tf.Tensor) -> list[tf.Tensor]:
+        exchanges = [RowExchange(RowOwners(0, 2), number) for number in range(2)]
+        for exchange in exchanges:
+            exchange.begin(own)
+        found = [block for exchange in exchanges for block in exchange.gather([rows])]
+        return [*found, *(one.sum_at_owner(rows, 0) for one in exchanges)]
+
+    pretend_gpu(monkeypatch)
+    worker_rows._ordering_token.cache_clear()
+    shapes = (tf.TensorSpec([16], tf.int64), tf.TensorSpec([None, DIM]))
+    graph = step.get_concrete_function(*shapes).graph
+    worker_rows._ordering_token.cache_clear()
+    ops = [op for op in graph.get_operations() if op.type.startswith("Collective")]
+    assert len(ops) == 4
+    assert all(before in after.control_inputs for before, after in pairwise(ops))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from training.distribution.strategy import (
     build_prefetching_steps,
     build_run_steps,
 )
+from training.input.batches import Batch
 from training.loop.optimizers import Optimizers
 from training.loop.step import StepOptions, TrainStep
 
@@ -62,6 +63,24 @@ def test_takes_lists_sparse_tensors_and_text() -> None:
 
     losses = build_prefetching_steps(total, CPU)(iter(rows.batch(1)), tf.constant(3)).losses
     assert losses.numpy().tolist() == [1 + 2 + 5 + 1, 7 + 2, 3]
+
+
+def test_what_the_host_reads_stays_there() -> None:
+    swaps = {"0": {"swaps": tf.zeros([3, 1, 4], tf.int64), "new rows": tf.zeros([3, 1], tf.int64)}}
+    parts = {"x": tf.zeros([3, 1]), "text": ["a", "b", "c"], "count": [1, 2, 3], "arrivals": swaps}
+    devices: dict[str, str] = {}
+
+    @tf.function(autograph=False)
+    def fetch(batches: Iterator[Batch]) -> None:
+        batch = strategies._fetch_batch(batches, "GPU:0")
+        found = {**batch, **batch["arrivals"]["0"]}
+        found.pop("arrivals")
+        devices.update({name: part.device for name, part in found.items()})
+
+    fetch.get_concrete_function(iter(tf.data.Dataset.from_tensor_slices(parts)))
+    brought = {name for name, device in devices.items() if "GPU" in device}
+    assert brought == {"x", "new rows"}
+    assert devices.keys() - brought == {"text", "count", "swaps"}
 
 
 def in_python(function: Callable[[float], float], x: tf.Tensor) -> tf.Tensor:
