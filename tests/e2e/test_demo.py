@@ -99,12 +99,8 @@ def test_lineage_leads_from_the_logs_to_the_model(demo, run):
     ends = [e for e in read_events(demo / LINEAGE) if e["eventType"] == "COMPLETE"]
     build, train, export = ends
     assert [end["job"]["name"] for end in ends] == ["build.demo", "train.demo", "export.demo"]
-    logs = {read["name"]: read for read in build["inputs"]}
-    ratings = logs[str(demo / "demo-logs" / "ratings.dat")]
-    counts = read_manifest(resolve_version(demo / "datasets" / "demo")).counts
-    assert ratings["inputFacets"]["inputStatistics"]["rowCount"] == counts.read["ratings"]
+    assert str(demo / "demo-logs" / "ratings.dat") in {read["name"] for read in build["inputs"]}
     (made,) = build["outputs"]
-    assert made["outputFacets"]["outputStatistics"]["rowCount"] >= sum(counts.kept.values())
     assert "movie_id" in {field["name"] for field in made["facets"]["schema"]["fields"]}
     for before, after in ((build, train), (train, export)):
         assert before["outputs"][0]["name"] in {read["name"] for read in after["inputs"]}
