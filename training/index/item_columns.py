@@ -163,12 +163,14 @@ def _list_values(column: pa.ChunkedArray) -> _Values | None:
         return None
     is_value = texts.is_valid()
     encoded = texts.filter(is_value).dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    codes, distinct = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
+    if pa.types.is_floating(values.type):  # As numbers of a filter: not `1e+10`, nor `-0`.
+        distinct = pa.array([_find_text(float(one)) for one in distinct.to_pylist()], pa.string())
     positions = positions[is_value.to_numpy(zero_copy_only=False)]
-    counts = np.bincount(codes, minlength=len(encoded.dictionary))
+    counts = np.bincount(codes, minlength=len(distinct))
     starts = np.concatenate(([0], np.cumsum(counts)))
     positions = positions[np.argsort(codes, kind="stable")].astype(np.int32)
-    return _Values(is_text, are_numbers, encoded.dictionary, starts, positions)
+    return _Values(is_text, are_numbers, distinct, starts, positions)
 
 
 def _clean(value: Any) -> Any:

@@ -97,6 +97,7 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         "price": pa.array([Decimal("10.00"), Decimal("9.50"), None], pa.decimal128(10, 2)),
         "code": pa.array([Decimal(10**20 + 1), Decimal(10**20), None], pa.decimal128(38, 0)),
         "hash": pa.array([2**63 + 1, 2**63, None], pa.uint64()),
+        "sales": [1e10, 0.5, -0.0], "size": pa.array([0.1, 3e10, None], pa.float32()),
     })  # fmt: skip
     columns = ItemColumns(align_columns(table, pa.array(["1", "3", "5", "7"])))
     for wanted, expected in (
@@ -108,6 +109,10 @@ def test_columns_filter_by_values_of_any_kind() -> None:
         *(({"price": price}, [1]) for price in (10, 10.0, "10.00")), ({"price": 9.5}, [0]),
         *(({"code": code}, [0]) for code in (10**20, str(10**20))),
         *(({"hash": hash_}, [0]) for hash_ in (2**63, str(2**63))),
+        # Fractions beside them, so that they stay floats.
+        *(({"sales": sales}, [1]) for sales in (10_000_000_000, 1e10, "1e10")),
+        *(({"sales": nothing}, [3]) for nothing in (0, 0.0, -0.0, "0")), ({"sales": 0.5}, [0]),
+        ({"size": 0.1}, [1]), ({"size": 3e10}, [0]),
         ({"year": 2**80}, []), ({"title": "\ud800"}, []), ({"score": float("nan")}, []),
     ):  # fmt: skip
         values = {n: one if isinstance(one, list) else [one] for n, one in wanted.items()}
@@ -121,7 +126,7 @@ def test_columns_filter_by_values_of_any_kind() -> None:
     first, unknown, last = columns.get(np.array([1, 2, 3]))
     assert first == {"title": "A|B", "year": 1990, "score": 0.5, "at": 1e10, "tags": ["x", "y"],
                      "new": True, "price": "10.00", "code": str(10**20 + 1),
-                     "hash": 2**63 + 1}  # fmt: skip
+                     "hash": 2**63 + 1, "sales": 1e10, "size": float(np.float32(0.1))}  # fmt: skip
     assert (unknown, last["year"]) == ({}, None)
 
 
