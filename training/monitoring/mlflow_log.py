@@ -78,7 +78,8 @@ def _find_sent(client: Any, run: Path, card: Mapping[str, Any]) -> dict[str, Any
 
 def _list_metrics(run: Path, batch_size: int) -> Iterator[tuple[int, str, float]]:
     found = [(line.step, "train", vars(line)) for line in read_steps(run)]
-    found += [(one.step, "validation", dict(one.validation)) for one in read_step_validations(run)]
+    between = [(one.step, dict(one.validation)) for one in read_step_validations(run)]
+    found += [(step, "step_validation", values) for step, values in between]
     examples = 0
     for epoch in read_history(run):
         step = (examples := examples + epoch.examples) // batch_size

@@ -25,6 +25,7 @@ from conf.training.train import FitConfig, MlflowConfig, TrainConfig
 from training.fit import fit_run
 from training.monitoring.mlflow_log import build_client, list_params, send_run
 from training.monitoring.progress import build_progress
+from training.monitoring.run_logs import EpochRecord, write_history
 from training.run_directory import config_sha256
 
 PROGRAM = "SLUICE_MLFLOW"
@@ -191,5 +192,12 @@ def test_lines_that_a_resume_cut_off_are_sent_once(store: str, tmp_path: Path) -
     for text in ("", *texts):
         (tmp_path / "metrics.jsonl").write_text(f"{text}\n")
         send_run(config, tmp_path, pytest.fail)
+    (tmp_path / "validations.jsonl").write_text(
+        '{"step": 5, "epoch": 1, "validation": {"auc": 0.9}}'
+    )
+    write_history(tmp_path, [EpochRecord(1, 0.5, 1.0, 5 * 64, 40.0, 0.0, {"auc": 0.7})])
+    send_run(config, tmp_path, pytest.fail)
+    assert list_points(config, tmp_path, "validation/auc") == [(5, 0.7)]
+    assert list_points(config, tmp_path, "step_validation/auc") == [(5, 0.9)]
     points = list_points(config, tmp_path, "train/loss")
     assert points == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4), (5, 0.5)]
