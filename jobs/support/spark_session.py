@@ -312,8 +312,6 @@ def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Filters on partition columns of TFRecord directories spare whole files.
-        "spark.sql.python.filterPushdown.enabled": "true",
         **_forwarded_environment(),
         **_event_log_settings(config.event_log),
         **config.conf,

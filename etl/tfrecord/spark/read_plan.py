@@ -1,18 +1,16 @@
-"""Plans a read: its schema, the partitions that conditions leave, and what is decoded.
+"""Plans a read: its schema, the partitions that are asked for, and what is decoded.
 
 The schema comes from the manifest where there is one, else from a sample of the records.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import datasource as f
 from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
 
@@ -32,18 +30,6 @@ from etl.tfrecord.types.from_example import (
     read_names,
 )
 from etl.tfrecord.types.to_example import read_description
-
-_COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
-    f.EqualTo: lambda value, wanted: value == wanted,
-    f.GreaterThan: lambda value, wanted: value > wanted,
-    f.GreaterThanOrEqual: lambda value, wanted: value >= wanted,
-    f.LessThan: lambda value, wanted: value < wanted,
-    f.LessThanOrEqual: lambda value, wanted: value <= wanted,
-    f.In: lambda value, wanted: value in wanted,
-    f.StringStartsWith: lambda value, wanted: value.startswith(wanted),
-    f.StringEndsWith: lambda value, wanted: value.endswith(wanted),
-    f.StringContains: lambda value, wanted: wanted in value,
-}
 
 
 def select_files(
@@ -83,56 +69,6 @@ def select_files(
             for k, values in allowed.items()
         )
     ]
-
-
-def prune_files(
-    files: Sequence[DataFile], types: Mapping[str, pa.DataType], filters: Sequence[f.Filter]
-) -> list[DataFile]:
-    """Leaves the files that Spark's filters on partition columns may accept.
-
-    Args:
-        files: With their partition values, in the order of `types`.
-        types: Type by partition column.
-        filters: All of them must hold; one that cannot be judged here drops no file.
-    """
-    kept = []
-    for file in files:
-        row = {
-            name: parse_partition_value(name, text, types[name]).as_py()
-            for name, text in zip(types, file.partition, strict=True)
-        }
-        if all(_judge(condition, row) is not False for condition in filters):
-            kept.append(file)
-    return kept
-
-
-def _judge(condition: f.Filter, row: Mapping[str, Any]) -> bool | None:
-    """Whether a filter accepts a row; None where it cannot be told from the partition values.
-
-    SQL's unknown counts as False, under `Not` too: no row of the file is accepted.
-    """
-    is_negated = isinstance(condition, f.Not)
-    inner: Any = condition.child if isinstance(condition, f.Not) else condition
-    attribute: Any = getattr(inner, "attribute", ())
-    if len(attribute) != 1 or attribute[0] not in row:
-        return None
-    value = row[attribute[0]]
-    if isinstance(inner, f.IsNull | f.IsNotNull):
-        return ((value is None) == isinstance(inner, f.IsNull)) != is_negated
-    if value is None:
-        return None if isinstance(inner, f.EqualNullSafe) else False
-    compare = _COMPARISONS.get(type(inner))
-    wanted = inner.value
-    samples = wanted if isinstance(inner, f.In) else [wanted]
-    if compare is None or not all(_is_comparable(value, sample) for sample in samples):
-        return None
-    return compare(value, wanted) != is_negated
-
-
-def _is_comparable(value: Any, limit: Any) -> bool:
-    """Whether Python compares two values as SQL does."""
-    exact: Sequence[type] = (int, str, datetime.date)
-    return any(type(value) is kind and type(limit) is kind for kind in exact)
 
 
 # Where a type's name in SQL differs from that in a schema's JSON form.

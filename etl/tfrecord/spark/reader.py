@@ -6,17 +6,15 @@ compiled is imported here: Spark's planner processes do without.
 
 from __future__ import annotations
 
-import functools
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 from pyspark.sql import types as spark_types
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_splits
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code, freeze_planner
@@ -25,7 +23,6 @@ from etl.tfrecord.spark.read_plan import (
     build_schema,
     partition_types,
     plan_read,
-    prune_files,
     select_files,
 )
 from etl.tfrecord.types.from_example import find_name
@@ -33,10 +30,6 @@ from etl.tfrecord.types.row_errors import refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-# Spark's planner runs this module where filters may be pushed down, and only there.
-_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def infer_schema(options: ReadOptions) -> spark_types.StructType:
@@ -67,7 +60,11 @@ class ReadPartition(InputPartition):
 
 
 class TFRecordReader(DataSourceReader):
-    """Reads files into the columns of a schema."""
+    """Reads files into the columns of a schema.
+
+    It takes no filters (`pushFilters`): Spark plans a Python source once for all queries of a
+    frame, so that what one filter leaves would be all that the others see.
+    """
 
     def __init__(self, options: ReadOptions, schema: spark_types.StructType) -> None:
         """Lists the files and checks the schema.
@@ -83,23 +80,13 @@ class TFRecordReader(DataSourceReader):
         self._options = options
         listing = list_input_files(options)
         self._plan = plan_read(options, listing, schema)
-        types = partition_types(listing)
-        self._files = select_files(listing.files, types, options.where)
-        if _is_pushdown_planned():
-            # Spark refuses a reader that has this method where push-down is switched off.
-            self.pushFilters = functools.partial(self._prune, types)  # type: ignore[method-assign]
+        self._files = select_files(listing.files, partition_types(listing), options.where)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what tasks do not need."""
         state = dict(self.__dict__)
         state.pop("_files", None)
-        state.pop("pushFilters", None)
         return state
-
-    def _prune(self, types: Mapping[str, pa.DataType], filters: list[Filter]) -> Iterable[Filter]:
-        """Drops files by Spark's filters; Spark goes on to check every row by all of them."""
-        self._files = prune_files(self._files, types, filters)
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plans the tasks.
@@ -135,11 +122,6 @@ class TFRecordReader(DataSourceReader):
         freeze_loaded_code()
 
 
-def _is_pushdown_planned() -> bool:
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHDOWN_MODULE in sys.modules or getattr(main, "name", None) == _PUSHDOWN_MODULE
-
-
 def read_tfrecords(
     spark: SparkSession,
     path: str | Path | Sequence[str | Path],
@@ -151,8 +133,8 @@ def read_tfrecords(
 ) -> DataFrame:
     """Reads TFRecord files, decoding only some columns and opening only some partitions.
 
-    Spark tells a Python data source neither which columns a query needs nor, unless
-    `spark.sql.python.filterPushdown.enabled` is set, which rows; here both are said up front.
+    Spark tells a Python data source neither which columns a query needs nor, query by query, which
+    rows; here both are said up front.
 
     Args:
         spark: Session with the format registered.

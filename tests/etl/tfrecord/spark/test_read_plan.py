@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import tensorflow as tf
-from pyspark.sql import datasource as f
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -24,7 +23,6 @@ from etl.tfrecord.spark.read_plan import (
     build_schema,
     parse_simple_type,
     plan_read,
-    prune_files,
     select_files,
 )
 from etl.tfrecord.spark.schema_sample import infer_sample
@@ -36,7 +34,6 @@ ROWS = [
     (None, None, "c"),
 ]  # fmt: skip
 FILES = [DataFile(str(k), 1, row) for k, row in enumerate(ROWS)]
-FIRST = datetime.date(2026, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -62,37 +59,6 @@ def test_value_of_another_type_is_refused() -> None:
         parse_partition_value("p", "x", pa.int32())
     with pytest.raises(InputDataError):
         parse_partition_value("p", "300", pa.int8())
-
-
-def kept(*filters: f.Filter) -> list[int]:
-    return [int(file.path) for file in prune_files(FILES, TYPES, filters)]
-
-
-@pytest.mark.parametrize(
-    ("condition", "rows"),
-    [
-        (f.EqualTo(("date",), FIRST), [0, 1]),
-        (f.Not(f.EqualTo(("date",), FIRST)), [2]),
-        (f.In(("hour",), (1, 5)), [1]),
-        (f.GreaterThan(("hour",), 0), [1]),
-        (f.LessThanOrEqual(("hour",), 0), [0, 2]),
-        (f.IsNull(("name",)), [2]),
-        (f.IsNotNull(("hour",)), [0, 1, 2]),
-        (f.Not(f.IsNull(("hour",))), [0, 1, 2]),
-        (f.StringStartsWith(("name",), "b"), [1]),
-        (f.EqualNullSafe(("hour",), 1), [0, 1, 2, 3]),  # not judged
-        (f.EqualTo(("x",), 1), [0, 1, 2, 3]),
-        (f.EqualTo(("hour", "x"), 1), [0, 1, 2, 3]),
-        (f.EqualTo(("hour",), 0.0), [0, 1, 2]),  # null equals nothing, the others are not judged
-    ],
-)
-def test_filters_drop_files_as_sql_would(condition: f.Filter, rows: list[int]) -> None:
-    assert kept(condition) == rows
-
-
-def test_all_filters_must_hold() -> None:
-    assert kept(f.EqualTo(("date",), FIRST), f.EqualTo(("hour",), 1)) == [1]
-    assert kept() == [0, 1, 2, 3]
 
 
 def test_selection_by_values_as_text() -> None:
