@@ -1,7 +1,8 @@
 """The fit of columns of numbers in Spark: moments and quantiles.
 
-It does not depend on how the data is partitioned. Sums run over integers: values as
-multiples of 2**-40 of the largest, so mean and deviation are good to about 1e-12 of it.
+It does not depend on how the data is partitioned. Sums run over integers: values, or
+of large numbers close by each other distances from the least, as multiples of 2**-40 of the largest
+of them, so mean and deviation are good to about 1e-12 of it.
 Quantiles are exact up to `SAMPLE_VALUES` values; beyond, they are those of a sample chosen by a
 hash of the row's key, whose ranks are off by less than 0.2 % of all values in 99 fits of 100
 (Dvoretzky-Kiefer-Wolfowitz).
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from conf.etl.encodings import FeatureConfig
 
 SAMPLE_VALUES = 1_000_000
-_STEPS = 2**40
+_STEP_BITS = 40
+_CLOSE = 2.0**-20
 _HASH_STEPS = 2**30
 _SAMPLE_SEED = 20
 _KEY = "__key"
@@ -161,37 +163,47 @@ def fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedMomen
                 f"feature {name!r} cannot be fitted: the train split has no finite value of it",
                 fix="check the column, or encode it by `identity`",
             )
-    units = [_unit(max(abs(ends[f"low{i}"]), abs(ends[f"high{i}"]))) for i in range(len(names))]
+    origins = [_origin(ends[f"low{i}"], ends[f"high{i}"]) for i in range(len(names))]
+    units = [
+        _unit(max(abs(ends[f"low{i}"] - origin), abs(ends[f"high{i}"] - origin)))
+        for i, origin in enumerate(origins)
+    ]
     sums = []
     for i, name in enumerate(names):
-        steps = F.rint(F.col(quote_name(name)) / F.lit(units[i])).cast("decimal(13,0)")
+        distance = F.col(quote_name(name)) - F.lit(origins[i])
+        steps = F.rint(distance / F.lit(units[i])).cast("decimal(13,0)")
         sums += [F.sum(steps).alias(f"sum{i}"), F.sum(steps * steps).alias(f"squares{i}")]
     totals: Any = frame.agg(*sums).collect()[0]
     return {
         name: _moments(
             (ends[f"n{i}"], ends[f"low{i}"], ends[f"high{i}"]),
             (totals[f"sum{i}"], totals[f"squares{i}"]),
-            units[i],
+            (origins[i], units[i]),
         )
         for i, name in enumerate(names)
     }
 
 
+def _origin(low: float, high: float) -> float:
+    """Where distances count from: the least of large numbers close by each other, else 0."""
+    return low if high - low < _CLOSE * max(abs(low), abs(high)) else 0.0
+
+
 def _unit(largest: float) -> float:
-    """The power of two of which values are taken to be multiples."""
+    """The power of two of which distances are taken to be multiples."""
     if largest == 0:
         return 1.0
-    return max(math.ldexp(1.0, math.frexp(largest)[1]) / _STEPS, 2.0**-1022)
+    return max(math.ldexp(1.0, math.frexp(largest)[1] - _STEP_BITS), 2.0**-1022)
 
 
 def _moments(
-    ends: tuple[int, float, float], sums: tuple[Decimal, Decimal], unit: float
+    ends: tuple[int, float, float], sums: tuple[Decimal, Decimal], scale: tuple[float, float]
 ) -> FittedMoments:
-    count, low, high = ends
+    (count, low, high), (origin, unit) = ends, scale
     total, squares = int(sums[0]), int(sums[1])
     mean = total / count
     variance = (count * squares - total * total) / (count * count)
-    return FittedMoments(count, low, high, mean * unit, math.sqrt(variance) * unit)
+    return FittedMoments(count, low, high, origin + mean * unit, math.sqrt(variance) * unit)
 
 
 def fit_quantiles(

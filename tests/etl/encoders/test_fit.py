@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import statistics
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +74,24 @@ def test_moments_and_quantiles_are_those_of_numpy(frame, values):
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
     np.testing.assert_allclose(fitted["price"].quantiles, np.quantile(prepared, [0.25, 0.5]))
     np.testing.assert_allclose(fitted["prices"].quantiles, [np.median(values["price"])])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1_767_225_600_000_000 + n for n in (-1999, -3, 0, 7, 512, 1800)],  # microseconds
+        [-(2**52) - 1, -(2**52), -(2**52) + 5],
+        [-1.7e308, 0.0, 1.7e308],  # no double is their range
+        [2**53] * 3,
+    ],
+)
+def test_large_numbers_keep_their_differences(spark, values):
+    frame = spark.createDataFrame(
+        [(float(value), n) for n, value in enumerate(values)], "x double, row int"
+    )
+    moments = fit_numbers(frame, {"x": NumberRequest("x", False)}, ("row",))["x"].moments
+    assert moments.deviation == pytest.approx(statistics.pstdev(map(Fraction, values)), rel=1e-9)
+    assert moments.mean == pytest.approx(float(statistics.mean(map(Fraction, values))), abs=0.5)
 
 
 def test_a_sample_is_the_same_however_rows_lie(frame, monkeypatch):
