@@ -14,6 +14,7 @@ import numpy as np
 from conf.artefacts.dataset import ToleratesShard
 from conf.artefacts.run import CHECKPOINT_FILE
 from conf.errors import ConfigError, InputDataError, SluiceError
+from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
     STATE_PREFIX,
@@ -173,6 +174,7 @@ class _EarlierRun:
     directory: Path
     layout: CheckpointLayout
     version: EncodedVersion
+    optimizer: OptimizerConfig
     reader: Any
     shapes: Mapping[str, list[int]]
 
@@ -236,8 +238,9 @@ def transfer_weights(
     files = read_table_files(target.model, warm.tables)
     report = WarmStartReport(None, {})
     if warm.path is not None:
-        _check_moments(config, warm)
         source = _open_source(warm.path, config.input.tolerates)
+        if warm.moments == "transfer":
+            _check_moments(config.optimizer, source.optimizer)
         report = _transfer_run(source, target, warm, match)
     for name, places in set_table_files(target.model, files).items():
         target.optimizers.hold_rows(name, target.model.tables[name], places)
@@ -294,11 +297,16 @@ def _transfer_run(
     )
 
 
-def _check_moments(config: TrainConfig, warm: WarmStartConfig) -> None:
+def _check_moments(optimizer: OptimizerConfig, earlier: OptimizerConfig) -> None:
     """Moments are of use with their step count alone, and a schedule counts the same steps."""
-    optimizer = config.optimizer
-    changes = optimizer.schedule.kind != "constant" or optimizer.warmup_steps is not None
-    if warm.moments == "transfer" and changes:
+    kinds = [(one.sparse.kind, one.dense.kind) for one in (earlier, optimizer)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            "moments of the earlier run's optimizers are not those of these",
+            received=f"{kinds[0]}, now {kinds[1]}",
+            fix="set fit.warm_start.moments=reset",
+        )
+    if optimizer.schedule.kind != "constant" or optimizer.warmup_steps is not None:
         raise ConfigError(
             "a schedule of the learning rate would begin at the earlier run's end",
             received=f"optimizer.schedule = {optimizer.schedule.kind}, "
@@ -314,7 +322,8 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     reference = RunReference.read(find_run_of(directory))
     version = read_encoded_version(reference.version_dir, reference.read_manifest(tolerates))
     reader = CheckpointTensors(directory / STATE_PREFIX)
-    return _EarlierRun(directory, layout, version, reader, reader.get_variable_to_shape_map())
+    shapes, optimizer = reader.get_variable_to_shape_map(), reference.config.optimizer
+    return _EarlierRun(directory, layout, version, optimizer, reader, shapes)
 
 
 def _match_tables(

@@ -460,11 +460,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_set(
     shutil.copytree(newest.path, tmp_path / "alone")
     (newest.path / "state.index").write_bytes(b"")
     cosine = {"optimizer": OptimizerConfig(schedule="cosine")}
+    rmsprop = {"optimizer": OptimizerConfig.model_validate({"dense": {"kind": "rmsprop"}})}
+    moments = {"path": str(towers_run), "moments": "transfer"}
     for kind, match, warm, changes in (
         (UpstreamNotReadyError, "finished training run", {"path": str(tmp_path / "nowhere")}, {}),
         (InputDataError, "damaged", {"path": str(copy)}, {}),
         (InputDataError, "inside its run", {"path": str(tmp_path / "alone")}, {}),
-        (ConfigError, "schedule", {"path": str(towers_run), "moments": "transfer"}, cosine),
+        (ConfigError, "schedule", moments, cosine),
+        (ConfigError, "not those of these", moments, rmsprop),
     ):
         config = configure(grown, tmp_path / "root", TOWERS, warm).model_copy(update=changes)
         refuse(config, kind, match)
