@@ -34,8 +34,7 @@ from etl.versions.run_fingerprint import (
     read_parent,
     take_same_version,
 )
-from etl.versions.stored import find_dataset
-from etl.versions.working import hold_dataset
+from etl.versions.stored import find_dataset, hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,7 +32,7 @@ from conf.storage.table_files import (
     plain_schema,
     read_csv_names,
 )
-from etl.tfrecord.commit.local_view import list_complete
+from etl.tfrecord.commit.directory_view import list_complete
 from etl.tfrecord.files.data_files import refuse_missing
 from etl.tfrecord.files.partitions import (
     infer_partition_types,

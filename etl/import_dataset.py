@@ -50,8 +50,7 @@ from etl.versions.publish import (
     stage_version,
     sweep_leftovers,
 )
-from etl.versions.stored import find_dataset
-from etl.versions.working import hold_dataset, read_published
+from etl.versions.stored import find_dataset, hold_dataset, read_published
 
 logger = logging.getLogger("sluice.import")
 

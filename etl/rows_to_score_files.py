@@ -19,8 +19,7 @@ from conf.storage.atomic_output import PRIVATE
 from conf.storage.table_files import open_parquet
 from etl.sources.bad_rows import SourceCounts
 from etl.versions.publish import read_current
-from etl.versions.stored import find_dataset
-from etl.versions.working import hold_dataset
+from etl.versions.stored import find_dataset, hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

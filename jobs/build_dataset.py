@@ -186,8 +186,7 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from conf.publication.working_copy import describe_place
     from etl.build import build_dataset
-    from etl.versions.stored import find_current, find_dataset
-    from etl.versions.working import require_free
+    from etl.versions.stored import find_current, find_dataset, require_free
     from jobs.support.spark_session import (
         build_session,
         check_executors,

@@ -13,28 +13,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from conf.errors import SluiceError, UpstreamNotReadyError
 from conf.storage.atomic_output import sync_directory, sync_tree
 from conf.storage.locks import hold_file_lock
-from conf.storage.processes import describe_self, has_surely_ended
+from conf.storage.processes import Leftover, describe_self, logger, sweep_dead
 
 LOCK_FILE = ".lock"
 STAGING_PREFIX = ".staging-"
 OWNER_PREFIX = ".owner-"
 TRASH_PREFIX = ".trash-"
-FOREIGN_STALE_S = 24 * 3600.0
-"""Age from which the leftovers of a process that cannot be asked are taken for a dead one's."""
-_OLD_NAMES = (".staging", ".removing")
-"""What killed processes of earlier releases left, under the lock that is held here too."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-
-logger = logging.getLogger("sluice.publication")
 
 
 @contextlib.contextmanager
@@ -42,18 +34,8 @@ def hold_entries(folder: Path, refusal: SluiceError) -> Iterator[bool]:
     """Holds the lock of a folder, so that one process at a time stages and sweeps there.
 
     Where the file system has no locks, or they do not reach other machines, the later one of two
-    is refused when it publishes (`place_entry`, `conf.publication.pointer`).
-
-    Args:
-        folder: It is made where it is not there.
-        refusal: Error for the case that another process holds it.
-
-    Yields:
-        Whether the file system has locks.
-
-    Raises:
-        SluiceError: `refusal`.
-        OSError: The folder cannot be made.
+    is refused when it publishes (`place_entry`, `conf.publication.pointer`). Yields whether there
+    are locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -70,12 +52,7 @@ def hold_entries(folder: Path, refusal: SluiceError) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def stage_entry(folder: Path, name: str) -> Iterator[Path]:
-    """Gives a directory to fill, which is removed unless it was given its name in the block.
-
-    Args:
-        folder: Folder of the entries; made where it is not there.
-        name: Name of the entry, or another one that no other entry has.
-    """
+    """Gives a directory to fill, which is removed unless it was given its name in the block."""
     staging, owner = folder / f"{STAGING_PREFIX}{name}", folder / f"{OWNER_PREFIX}{name}"
     folder.mkdir(parents=True, exist_ok=True)
     owner.touch(exist_ok=False)  # It is never that of another process.
@@ -91,12 +68,7 @@ def stage_entry(folder: Path, name: str) -> Iterator[Path]:
 
 
 def place_entry(staging: Path, target: Path) -> None:
-    """Gives a whole entry its name, once all of it survives a power cut.
-
-    Raises:
-        UpstreamNotReadyError: Another process has placed an entry of this name.
-        OSError: It cannot be renamed, or does not reach the disk.
-    """
+    """Gives a whole entry its name, once all of it survives a power cut."""
     sync_tree(staging)
     name_entry(staging, target)
 
@@ -117,13 +89,10 @@ def name_entry(staging: Path, target: Path) -> None:
 
 
 def set_aside(entry: Path) -> Path:
-    """Takes the name from an entry, or from a staging directory, that is to be removed.
+    """Takes the name from an entry, or from a staging directory, and returns where it lies now.
 
     A half-removed entry never looks like one, and a task that still writes to a dead process's
     directory finds it gone, and cannot add to what is being removed.
-
-    Returns:
-        Where it lies now.
     """
     if entry.name.startswith(TRASH_PREFIX):
         return entry
@@ -140,52 +109,56 @@ def remove_entry(entry: Path) -> None:
 
 
 def sweep_entries(folder: Path, *, is_alone: bool = False) -> list[str]:
-    """Removes what dead processes left in a folder; call it under its lock only.
+    """Removes what dead processes left in a folder, under its lock; returns the directories' names.
 
-    What cannot be removed now is left to the next call.
-
-    Args:
-        folder: Folder of the entries; need not exist.
-        is_alone: Whether nobody else can be at work here, on other machines neither. Else what
-            belongs to a process that cannot be asked from here stays for `FOREIGN_STALE_S`.
-
-    Returns:
-        Names of the removed directories.
+    Where one is alone, on other machines too, whatever is left is a dead process's.
     """
     if not folder.is_dir():
         return []
-    swept = []
-    for entry in sorted(entry for entry in folder.iterdir() if _is_left(entry, is_alone)):
-        try:
-            remove_entry(entry)
-            swept.append(entry.name)
-        except OSError as error:
-            logger.warning("%s is left to the next writer: %s", entry, error.strerror)
-    for owner in folder.glob(f"{OWNER_PREFIX}*"):
-        staging = folder / f"{STAGING_PREFIX}{owner.name.removeprefix(OWNER_PREFIX)}"
-        if not staging.exists() and (is_alone or _is_dead(owner, owner)):
-            owner.unlink(missing_ok=True)
-    return swept
+    found = [_describe(entry, is_alone) for entry in sorted(folder.iterdir())]
+    swept = sweep_dead(filter(None, found), lambda name: _remove(folder / name))
+    return [name for name in swept if not name.startswith(OWNER_PREFIX)]
 
 
-def _is_left(entry: Path, is_alone: bool) -> bool:
-    if entry.name.startswith(TRASH_PREFIX) or entry.name in _OLD_NAMES:
-        return True
-    if not entry.name.startswith(STAGING_PREFIX):
-        return False
-    owner = entry.with_name(OWNER_PREFIX + entry.name.removeprefix(STAGING_PREFIX))
-    return is_alone or _is_dead(entry, owner if owner.exists() else entry / ".owner")
+def _describe(entry: Path, is_alone: bool) -> Leftover | None:
+    """Describes what is no entry; an owner beside its staging directory goes with that."""
+    kind = next((p for p in (TRASH_PREFIX, STAGING_PREFIX, OWNER_PREFIX) if _is(entry, p)), None)
+    if kind is None:
+        return None
+    if kind == TRASH_PREFIX:
+        return Leftover(entry.name, None, 0.0)
+    name = entry.name.removeprefix(kind)
+    if kind == OWNER_PREFIX and entry.with_name(f"{STAGING_PREFIX}{name}").exists():
+        return None
+    owner = _read_owner(entry.with_name(f"{OWNER_PREFIX}{name}"))
+    is_ours = owner is None or owner == describe_self()
+    return Leftover(entry.name, owner, 0.0 if is_alone or is_ours else _find_last_move(entry))
 
 
-def _is_dead(left: Path, owner: Path) -> bool:
+def _is(entry: Path, prefix: str) -> bool:
+    return entry.name.startswith(prefix)
+
+
+def _read_owner(owner: Path) -> object:
     try:
-        record = json.loads(owner.read_text(encoding="utf-8"))
+        return json.loads(owner.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return True  # It died before it wrote whose it is.
-    if record is None or has_surely_ended(record) or record == describe_self():
-        return True
+        return None  # It died before it wrote whose it is.
+
+
+def _find_last_move(entry: Path) -> float:
     newest = 0.0
-    for path in (left, *left.rglob("*")):
+    for path in (entry, *entry.rglob("*")):
         with contextlib.suppress(FileNotFoundError):  # It is at work.
             newest = max(newest, path.lstat().st_mtime)
-    return time.time() - newest > FOREIGN_STALE_S
+    return newest
+
+
+def _remove(entry: Path) -> None:
+    if _is(entry, OWNER_PREFIX):
+        entry.unlink(missing_ok=True)
+        return
+    remove_entry(entry)
+    if _is(entry, STAGING_PREFIX):
+        name = entry.name.removeprefix(STAGING_PREFIX)
+        entry.with_name(f"{OWNER_PREFIX}{name}").unlink(missing_ok=True)

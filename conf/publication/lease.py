@@ -17,7 +17,7 @@ from typing import Any
 
 from conf.errors import UpstreamNotReadyError
 from conf.storage.object_store import Storage, reaching
-from conf.storage.processes import describe_self, has_surely_ended
+from conf.storage.processes import describe_self, is_abandoned
 from conf.storage.store_interface import Version
 
 LEASE_KEY = ".lease"
@@ -47,7 +47,6 @@ class _Note:
 
     @classmethod
     def loads(cls, data: bytes) -> _Note | None:
-        """Parses a note, None where it is something else."""
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError):
@@ -55,26 +54,16 @@ class _Note:
 
 
 class Lease:
-    """A lease that is held.
+    """A lease that is held: a note that has been put."""
 
-    Attributes:
-        was_ours: Whether the same working copy held it last: nobody else has worked here since.
-    """
-
-    def __init__(self, directory: Storage, note: _Note, version: Version, was_ours: bool) -> None:
-        """Wraps a note that has been put."""
-        self.was_ours = was_ours
+    def __init__(self, directory: Storage, note: _Note, version: Version) -> None:
         self._directory, self._note, self._version = directory, note, version
         self._renewed = time.monotonic()
         self._lock = threading.Lock()
         self._is_lost = False
 
     def check(self) -> None:
-        """Makes sure that it is still held.
-
-        Raises:
-            UpstreamNotReadyError: Another process has taken it over.
-        """
+        """Makes sure that it is still held."""
         if time.monotonic() - self._renewed > LAPSE_S / 2:
             self.renew()
         if self._is_lost:
@@ -109,16 +98,7 @@ class Lease:
 
 @contextlib.contextmanager
 def hold_lease(directory: Storage, holder: str) -> Iterator[Lease]:
-    """Holds a lease while the block runs, and renews it in the background.
-
-    Args:
-        directory: What it is on.
-        holder: Id of the working copy.
-
-    Raises:
-        UpstreamNotReadyError: Another process holds it.
-        ConfigError: The store cannot be reached or refuses.
-    """
+    """Holds a lease while the block runs, and renews it in the background."""
     lease = _take(directory, holder)
     ended = threading.Event()
     thread = threading.Thread(target=_keep, args=(lease, ended), name="lease", daemon=True)
@@ -149,7 +129,7 @@ def _take(directory: Storage, holder: str) -> Lease:
         if found != note.dumps() or taken is None:
             raise _refuse(directory)
         directory.remove_uploads(LEASE_KEY)
-    return Lease(directory, note, taken, before is not None and before.holder == holder)
+    return Lease(directory, note, taken)
 
 
 def _read_free(directory: Storage) -> tuple[_Note | None, Version | None]:
@@ -162,18 +142,12 @@ def _read_free(directory: Storage) -> tuple[_Note | None, Version | None]:
 
 def _is_over(directory: Storage, note: _Note) -> bool:
     """Whether the process that holds a lease has ended, as far as can be known."""
-    if has_surely_ended(note.owner):
-        return True
     item = directory.find(LEASE_KEY)
-    return item is None or time.time() - item.mtime_ns / 1e9 > LAPSE_S
+    return item is None or is_abandoned(note.owner, item.mtime_ns / 1e9, LAPSE_S)
 
 
 def read_holder(directory: Storage) -> str | None:
-    """Returns the id of the working copy that held the lease last, None where none has.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
-    """
+    """Returns the id of the working copy that held the lease last, None where none has."""
     with reaching(directory):
         data = directory.read(LEASE_KEY)
     note = None if data is None else _Note.loads(data)

@@ -72,39 +72,35 @@ class HeldNumbers:
     def next_entry(self, keep: int | None = None) -> Iterator[tuple[Path, Path]]:
         """Yields an empty directory, and the path `…/<n>` that it gets when the block ends well.
 
-        Numbers grow by one, over withdrawn and unfinished ones too.
-
-        Args:
-            keep: Entries that are kept, the newest ones, and of withdrawn ones as many; None: all.
-
-        Raises:
-            UpstreamNotReadyError: Another process has taken them over.
-            ConfigError: The store cannot be reached or refuses.
+        Numbers grow by one, over withdrawn and unfinished ones too. The newest `keep` entries stay,
+        and of withdrawn ones as many; None: all.
         """
-        folder = self._here.local if self._here is not None else Path(str(self.place))
+        copy = self._copy
+        folder = Path(str(self.place)) if copy is None else copy.local
         for here in (folder, folder / WITHDRAWN_DIR):
             sweep_entries(here, is_alone=self.is_alone)
-        places = [*self._places, folder, folder / WITHDRAWN_DIR]
-        taken = [number for place in places for number in list_numbered(place)]
-        target = folder / str(max(taken, default=0) + 1)
+        target = folder / str(self._find_next(folder))
         with stage_entry(folder, f"{target.name}-{uuid.uuid4().hex[:8]}") as staging:
             yield staging, target
-            if self._here is not None:
+            if copy is not None:
                 self.check()
-                WorkingCopy(self._here.remote.child(target.name), staging).push()
+                WorkingCopy(copy.remote.child(target.name), staging).push()
             place_entry(staging, target)
-        for place in self._places:
+        for place in (self.place, self.place / WITHDRAWN_DIR):
             self._remove_old(place, keep)
-        if self._here is not None:
+        if copy is not None:
             _remove_old_here(folder, _KEPT_HERE)
+
+    def _find_next(self, folder: Path) -> int:
+        bases: tuple[ReadablePath, ...] = (self.place, folder)
+        places = [place for base in bases for place in (base, base / WITHDRAWN_DIR)]
+        return max((number for place in places for number in list_numbered(place)), default=0) + 1
 
     def withdraw(self, above: int) -> list[int]:
         """Moves the entries whose number is above one aside, into `.withdrawn/`.
 
-        The newest one goes last: until then it is the newest, and after it `above` is.
-
-        Returns:
-            The numbers of those that were complete, ascending.
+        The newest one goes last: until then it is the newest, and after it `above` is. Returns the
+        numbers of those that were complete.
         """
         complete = list_complete(self.place, self.marker)
         moved = [number for number in list_numbered(self.place) if number > above]
@@ -114,21 +110,13 @@ class HeldNumbers:
         return [number for number in moved if number in complete]
 
     def check(self) -> None:
-        """Makes sure that they are still held.
-
-        Raises:
-            UpstreamNotReadyError: Another process has taken them over.
-        """
+        """Makes sure that they are still held."""
         if self.lease is not None:
             self.lease.check()
 
     @property
-    def _here(self) -> WorkingCopy | None:
+    def _copy(self) -> WorkingCopy | None:
         return None if isinstance(self.place, Path) else WorkingCopy.at(str(self.place))
-
-    @property
-    def _places(self) -> tuple[ReadablePath, ReadablePath]:
-        return self.place, self.place / WITHDRAWN_DIR
 
     def _withdraw_one(self, name: str) -> None:
         if isinstance(self.place, Path):
@@ -142,7 +130,7 @@ class HeldNumbers:
         move_folder(remote.child(name), remote.child(WITHDRAWN_DIR).child(name))
 
     def _remove_old(self, place: ReadablePath, keep: int | None) -> None:
-        """Removes old entries, and in a store what processes that died have left of some."""
+        """Removes old entries, and from a store the parts that crashed writers left of others."""
         if isinstance(place, Path):
             _remove_old_here(place, keep)
             return
@@ -160,18 +148,14 @@ def _remove_old_here(folder: Path, keep: int | None) -> None:
 
 @contextmanager
 def hold_numbers(place: ReadablePath, marker: str) -> Iterator[HeldNumbers]:
-    """Holds the numbered entries of a parent for this process while the block runs.
-
-    Args:
-        place: The parent, here or in a store; made as needed.
-        marker: File that an entry is complete with.
-
-    Raises:
-        UpstreamNotReadyError: Another process holds them.
-        ConfigError: The store cannot be reached or refuses, or there is no such bucket.
-    """
+    """Holds the numbered entries of a parent, which is made as needed, while the block runs."""
     if isinstance(place, Path):
-        with hold_entries(place, _refuse_writer(place)) as is_locked:
+        refusal = UpstreamNotReadyError(
+            f"{place} is being written by another process right now",
+            received=f"a lock on {place / LOCK_FILE}",
+            fix="wait for it to end, then run again",
+        )
+        with hold_entries(place, refusal) as is_locked:
             yield HeldNumbers(place, marker, is_alone=is_locked)
         return
     require_bucket(place)
@@ -179,11 +163,3 @@ def hold_numbers(place: ReadablePath, marker: str) -> Iterator[HeldNumbers]:
     copy.begin()
     with hold_lease(copy.remote, copy.read_id()) as lease:
         yield HeldNumbers(place, marker, lease)
-
-
-def _refuse_writer(place: Path) -> UpstreamNotReadyError:
-    return UpstreamNotReadyError(
-        f"{place} is being written by another process right now",
-        received=f"a lock on {place / LOCK_FILE}",
-        fix="wait for it to end, then run again",
-    )

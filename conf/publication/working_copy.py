@@ -18,11 +18,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from conf.errors import ConfigError
 from conf.local_paths import local_path
@@ -46,13 +46,44 @@ _COPY_BYTES = 8 << 20
 # What the stores copy themselves: S3 refuses more.
 _STORE_COPY_BYTES = 5 << 30
 
+State = tuple[int, int]
+"""Size of a file, and its time in ns."""
+
 
 @dataclass(frozen=True)
-class _Pair:
-    """The states of a file here and there that are the same content: size, and time in ns."""
+class _Note:
+    """What a copy notes.
 
-    here: tuple[int, int]
-    there: tuple[int, int]
+    Attributes:
+        id: No other copy has it.
+        files: States of a file here and there that are the same content, by path.
+        sending: State here of each file that was being brought when the process was killed.
+    """
+
+    id: str
+    files: dict[str, tuple[State, State]]
+    sending: dict[str, State]
+
+    @classmethod
+    def read(cls, directory: Path) -> _Note:
+        """Reads the note of a copy; a new one where there is no copy yet."""
+        found = _read_json(directory / COPY_FILE)
+        files = {key: ((a, b), (c, d)) for key, (a, b, c, d) in found.get("files", {}).items()}
+        sending = {key: (size, time) for key, (size, time) in found.get("sending", {}).items()}
+        return cls(str(found.get("id") or uuid.uuid4().hex), files, sending)
+
+    def write(self, directory: Path, uri: str) -> None:
+        files = {key: [*here, *there] for key, (here, there) in sorted(self.files.items())}
+        content = {"uri": uri, "id": self.id, "files": files, "sending": self.sending}
+        write_text_atomic(directory / COPY_FILE, json.dumps(content))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -71,11 +102,7 @@ class WorkingCopy:
 
     @classmethod
     def at(cls, uri: str) -> WorkingCopy:
-        """Returns the copy of the directory that a URI names.
-
-        Raises:
-            ConfigError: Such a store cannot be written, or the URI is not one.
-        """
+        """Returns the copy of the directory that a URI names."""
         return cls(parse_storage(uri), working_directory(uri))
 
     def child(self, name: str) -> WorkingCopy:
@@ -87,65 +114,58 @@ class WorkingCopy:
         with self._noting():
             pass
 
+    def read_id(self) -> str:
+        """An id that no other copy has; a new one where there is no copy yet."""
+        return _Note.read(self.local).id
+
     def pull(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
         """Brings here what has changed there since the last time, and removes what went there.
 
         What changed here alone stays as it is.
-
-        Args:
-            wanted: Whether a file is copied, by its path from here.
         """
-        with self._noting() as pairs:
-            there = {key: item for key, item in self._list().items() if wanted(key)}
-            for key, state in self._read_states("sending").items():
-                if key in there and state[0] == there[key].bytes:
-                    pairs[key] = _Pair((state[0], state[1]), _state_there(there[key]))
-            new = [key for key, item in there.items() if not _is_at(pairs.get(key), item)]
+        with self._noting() as note:
+            there = {key: _state_there(v) for key, v in self._list().items() if wanted(key)}
+            for key, here in note.sending.items():
+                if key in there and here[0] == there[key][0]:
+                    note.files[key] = here, there[key]
+            new = [
+                k for k, state in there.items() if k not in note.files or note.files[k][1] != state
+            ]
             self._fetch_all(new)
             for key in new:
-                pairs[key] = _Pair(_state_here(self.local / key), _state_there(there[key]))
-            for key in [key for key in pairs if wanted(key) and key not in there]:
+                note.files[key] = _state_here(self.local / key), there[key]
+            for key in [key for key in note.files if wanted(key) and key not in there]:
                 (self.local / key).unlink(missing_ok=True)
-                del pairs[key]
+                del note.files[key]
 
     def push(self, below: str = "") -> None:
-        """Brings there what is new or changed here, and removes there what was removed here.
-
-        Args:
-            below: Path of the folder that is copied, from here; all by default.
-        """
-        with self._noting() as pairs:
+        """Brings there what has changed here below a folder, and removes what was removed."""
+        with self._noting() as note:
             here = {key: _state_here(self.local / key) for key in self._walk(below)}
-            changed = [k for k, s in here.items() if k not in pairs or pairs[k].here != s]
-            gone = [k for k in pairs if PurePosixPath(k).is_relative_to(below) and k not in here]
+            files = note.files
+            changed = [k for k, state in here.items() if k not in files or files[k][0] != state]
+            gone = [k for k in files if PurePosixPath(k).is_relative_to(below) and k not in here]
             # Killed from here on, it knows what it was that it brought.
-            self._write_pairs(pairs, {key: here[key] for key in changed})
+            sending = {key: here[key] for key in changed}
+            replace(note, sending=sending).write(self.local, self.remote.uri)
             self._send_all(changed)
             with self.reaching():
                 self.remote.delete_all(filter(_is_marker, gone))
                 self.remote.delete_all(key for key in gone if not _is_marker(key))
-            for key in gone:
-                del pairs[key]
             there = self._list() if changed else {}
+            for key in gone:
+                del files[key]
             for key in changed:
                 if key in there:
-                    pairs[key] = _Pair(here[key], _state_there(there[key]))
+                    files[key] = here[key], _state_there(there[key])
 
     def fetch_missing(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
-        """Brings here what is missing or of another size; for files that never change.
-
-        Args:
-            wanted: Whether a file is copied, by its path from here.
-        """
+        """Brings here what is missing or of another size; for files that never change."""
         there = {key: item.bytes for key, item in self._list().items() if wanted(key)}
         self._fetch_all([k for k, size in there.items() if _state_here(self.local / k)[0] != size])
 
     def send_missing(self) -> list[str]:
-        """Brings there what is missing or of another size; for files that never change.
-
-        Returns:
-            The files that were brought, by their paths from here.
-        """
+        """Brings there what is missing or of another size, and returns its paths."""
         there = {key: item.bytes for key, item in self._list().items()}
         sizes = {key: _state_here(self.local / key)[0] for key in self._walk("")}
         missing = [key for key, size in sizes.items() if there.get(key) != size]
@@ -153,7 +173,7 @@ class WorkingCopy:
         return missing
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[dict[str, _Pair]]:
+    def _noting(self) -> Iterator[_Note]:
         """Gives what is known of the files, and writes it down when the block ends well."""
         try:
             self.local.mkdir(parents=True, exist_ok=True)
@@ -164,31 +184,10 @@ class WorkingCopy:
                 fix=f"set {WORK_DIR_VARIABLE} to a directory that you may write to",
             ) from error
         with hold_file_lock(self.local / LOCK_FILE):
-            states = self._read_states("files").items()
-            pairs = {key: _Pair((a, b), (c, d)) for key, (a, b, c, d) in states}
-            yield pairs
-            self._write_pairs(pairs, {})
-
-    def _write_pairs(
-        self, pairs: Mapping[str, _Pair], sending: Mapping[str, tuple[int, int]]
-    ) -> None:
-        files = {key: [*pair.here, *pair.there] for key, pair in sorted(pairs.items())}
-        content = {"uri": self.remote.uri, "id": self.read_id(), "files": files, "sending": sending}
-        write_text_atomic(self.local / COPY_FILE, json.dumps(content))
-
-    def read_id(self) -> str:
-        """An id that no other copy has; a new one where there is no copy yet."""
-        return str(self._read_file().get("id") or uuid.uuid4().hex)
-
-    def _read_states(self, part: str) -> dict[str, list[int]]:
-        return cast("dict[str, list[int]]", self._read_file().get(part, {}))
-
-    def _read_file(self) -> dict[str, Any]:
-        try:
-            content = json.loads((self.local / COPY_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+            note = _Note.read(self.local)
+            yield note
+            note.sending.clear()
+            note.write(self.local, self.remote.uri)
 
     def _list(self) -> dict[str, StoredObject]:
         with self.reaching():
@@ -196,19 +195,20 @@ class WorkingCopy:
         return {key: item for key, item in objects.items() if _is_kept(PurePosixPath(key))}
 
     def _walk(self, below: str) -> list[str]:
-        files = (Path(folder) / name for folder, _, names in os.walk(self.local / below)
-                 for name in names)  # fmt: skip
+        folders = os.walk(self.local / below)
+        files = (Path(folder, name) for folder, _, names in folders for name in names)
         keys = (file.relative_to(self.local) for file in files)
         return [key.as_posix() for key in keys if _is_kept(PurePosixPath(key))]
 
     def _fetch_all(self, keys: Sequence[str]) -> None:
-        run_all(self._fetch, [key for key in keys if not _is_marker(key)])
-        run_all(self._fetch, [key for key in keys if _is_marker(key)])
+        for _, group in groupby(sorted(keys, key=_is_marker), _is_marker):
+            run_all(self._fetch, group)
 
     def _send_all(self, keys: Sequence[str]) -> None:
+        markers = filter(_is_marker, keys)
         with self.reaching():
             run_all(self._send, [key for key in keys if not _is_marker(key)])
-            for key in sorted(filter(_is_marker, keys), key=lambda key: (-_depth(key), _rank(key))):
+            for key in sorted(markers, key=lambda key: (-key.count("/"), _rank(key))):
                 self._send(key)
 
     def _fetch(self, key: str) -> None:
@@ -257,19 +257,11 @@ def _is_marker(key: str) -> bool:
 
 
 def _rank(key: str) -> int:
-    """When a file of a folder is sent or moved; removed the other way round. A card comes last."""
+    """Order in which files of a folder are sent; removed in reverse. A card comes last."""
     return 0 if not _is_marker(key) else 1 if key.endswith(".pb") else 2
 
 
-def _depth(key: str) -> int:
-    return key.count("/")
-
-
-def _is_at(pair: _Pair | None, item: StoredObject) -> bool:
-    return pair is not None and pair.there == _state_there(item)
-
-
-def _state_here(file: Path) -> tuple[int, int]:
+def _state_here(file: Path) -> State:
     """Size and time of a file; a file that is gone is of no state."""
     try:
         status = file.stat()
@@ -278,7 +270,7 @@ def _state_here(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _state_there(item: StoredObject) -> tuple[int, int]:
+def _state_there(item: StoredObject) -> State:
     return item.bytes, item.mtime_ns
 
 
@@ -286,9 +278,6 @@ def working_directory(uri: str) -> Path:
     """Returns the local directory that stands for a directory of an object store.
 
     It is below `SLUICE_WORK_DIR`, else below `sluice/work` in the user's cache.
-
-    Raises:
-        ConfigError: Such a store cannot be written, or the URI is not one.
     """
     remote = parse_storage(uri)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -306,11 +295,8 @@ def find_working_path(path: str | os.PathLike[str]) -> Path:
 
 def find_working_copy(directory: Path) -> WorkingCopy | None:
     """Returns the working copy that a local directory is, None where it is none."""
-    try:
-        content = json.loads((directory / COPY_FILE).read_text(encoding="utf-8"))
-        return WorkingCopy(parse_storage(content["uri"]), directory)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    uri = _read_json(directory / COPY_FILE).get("uri")
+    return None if uri is None else WorkingCopy(parse_storage(uri), directory)
 
 
 def describe_place(directory: Path) -> str:
@@ -322,25 +308,13 @@ def describe_place(directory: Path) -> str:
 
 
 def remove_folder(folder: Storage) -> None:
-    """Removes the objects in a folder of a store, first those that it is complete with.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
-    """
+    """Removes a folder of a store, its markers first."""
     with reaching(folder):
         folder.delete_tree(lambda key: -_rank(key))
 
 
 def move_folder(folder: Storage, target: Storage) -> None:
-    """Moves what lies in a folder of a store; killed, it is gone on with by the next call.
-
-    Args:
-        folder: It is complete until all of it is at the target.
-        target: A folder of the same bucket; files that are there are replaced.
-
-    Raises:
-        ConfigError: The store cannot be reached or refuses.
-    """
+    """Moves a folder inside a store; after a crash the next call continues."""
     with reaching(folder):
         if folder.move_tree(target):
             return

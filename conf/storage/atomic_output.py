@@ -27,12 +27,6 @@ def staged_directory(target: Path) -> Iterator[Path]:
     The target is never missing or incomplete: where the kernel can swap two names in one step, a
     kill at any moment leaves either the old content or the new. What a killed process left
     behind is swept by the next one.
-
-    Args:
-        target: Directory to create or replace.
-
-    Raises:
-        UpstreamNotReadyError: Another process is writing the same target.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = target.with_name(f".{target.name}.lock")
@@ -126,12 +120,7 @@ def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
 def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Gives a path to write, which takes the file's name when the block ends well.
 
-    Args:
-        path: The file; its directory must exist.
-        durable: Whether the file survives a power cut; False for a file that is made again if lost.
-
-    Raises:
-        OSError: The disk is full, or there is no permission; names the file. The old file stays.
+    A file that is made again if it is lost need not be durable: survive a power cut.
     """
     output = AtomicFile(path)
     try:
@@ -153,19 +142,11 @@ class AtomicFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Chooses the hidden path; touches no file."""
         self._path = path
         self.unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
 
     def publish(self, *, durable: bool = True) -> None:
-        """Gives the file its name, in place of an earlier one.
-
-        Args:
-            durable: Whether content and name survive a power cut from here on.
-
-        Raises:
-            OSError: The content does not reach the disk.
-        """
+        """Gives the file its name, in place of an earlier one."""
         if durable:
             with self.unfinished.open("rb") as handle:
                 os.fsync(handle.fileno())

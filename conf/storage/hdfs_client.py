@@ -51,11 +51,7 @@ _DATA_NODE = re.compile(r'ip_addr: \\?"([^"\\]+)\\?",.*?xfer_port: (\d+)', re.DO
 
 
 def _ask(call: Callable[..., T], *arguments: Any, limit_s: float | None = None) -> T:
-    """Asks HDFS, and waits while it is in safe mode, as it is for a while after its start.
-
-    Raises:
-        OSError: It refuses, or does not answer.
-    """
+    """Asks HDFS, and waits while it is in safe mode, as it is for a while after its start."""
     end = time.monotonic() + _SAFE_MODE_S
     while True:
         try:
@@ -104,11 +100,7 @@ def _explain(text: str) -> str:
 
 
 def find_default_node() -> str:
-    """Returns the NameNode or name service that Hadoop's configuration makes the default.
-
-    Raises:
-        ConfigError: It names none.
-    """
+    """Returns the NameNode or name service that Hadoop's configuration makes the default."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
     if folder is None:
@@ -139,15 +131,7 @@ def _without_default(reason: str) -> ConfigError:
 
 
 def connect_hdfs(authority: str) -> HdfsClient:
-    """Reaches a NameNode, once and for a short time: a wrong address is said at once.
-
-    Args:
-        authority: Host and port, or a name service of the configuration in `HADOOP_CONF_DIR`.
-
-    Raises:
-        ModuleNotFoundError: The library is not installed.
-        OSError: The NameNode does not answer, or refuses.
-    """
+    """Reaches a NameNode, once and for a short time: a wrong address is said at once."""
     import hdfs_native
 
     uri = f"hdfs://{authority}"
@@ -166,11 +150,9 @@ class HdfsClient:
     """A NameNode's files."""
 
     def __init__(self, client: Any) -> None:
-        """Wraps a client of `hdfs_native`."""
         self._client = client
 
     def head(self, path: str) -> StoredObject | None:
-        """Looks for a file."""
         status = self._find(path)
         if status is None or status.isdir:
             return None
@@ -191,7 +173,6 @@ class HdfsClient:
                 yield path, _describe(status)
 
     def list_folders(self, folder: str) -> Iterator[str]:
-        """Gives the path of each folder in a folder."""
         for status in self._list(folder):
             path = status.path.strip("/")
             if status.isdir and not _UNFINISHED.fullmatch(path.rpartition("/")[2]):
@@ -216,7 +197,6 @@ class HdfsClient:
         return data, _version(status, data)
 
     def open_input(self, path: str) -> BinaryIO:
-        """Opens a file for reading and seeking."""
         file = _ask(self._client.read, f"/{path}")
 
         def fetch(start: int, length: int) -> bytes:
@@ -225,7 +205,6 @@ class HdfsClient:
         return open_ranges(len(file), fetch)
 
     def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
-        """Creates or replaces a file in one step."""
         if over is not None and over != "any":
             self._replace(path, data, over)
             return
@@ -234,11 +213,9 @@ class HdfsClient:
         upload.close()
 
     def open_output(self, path: str) -> Upload:
-        """Opens an upload."""
         return _HdfsUpload(self._client, path, replaces=True)
 
     def move(self, source: str, target: str) -> None:
-        """Renames a file, in place of what has the name."""
         _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
         try:
             _rename(self._client, source, target, replaces=True)
@@ -255,7 +232,6 @@ class HdfsClient:
             folder = folder.rpartition("/")[0]
 
     def move_folder(self, source: str, target: str) -> bool:
-        """Renames a folder, in place of what has the name."""
         _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
         with contextlib.suppress(FileNotFoundError):  # It was moved before.
             try:
@@ -323,11 +299,7 @@ class HdfsClient:
             return False
 
     def _replace(self, path: str, data: bytes, over: Version) -> None:
-        """Replaces a file that is of a version.
-
-        Raises:
-            FileExistsError: It is of another one.
-        """
+        """Replaces a file that is of a version."""
         nonce = uuid.uuid4().hex
         aside = _name(path, "next", nonce)
         after = _name_after(path, f"{over.get('mtime_ms')}/{over.get('bytes')}")

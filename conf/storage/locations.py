@@ -49,14 +49,7 @@ class ByteSource:
         limit: int | None = None,
         is_salvaging: bool = False,
     ) -> None:
-        """Starts at the file's position.
-
-        Args:
-            file: Open file.
-            compression: Its compression.
-            limit: Bytes to read from the file at most.
-            is_salvaging: Whether to get at every byte before the damage of a compressed stream.
-        """
+        """Starts at the file's position; salvaging, it gets at each byte before the damage."""
         self.failure: str | None = None
         self._file, self._left = file, limit
         self._wbits = _WBITS.get(compression or "", 0)
@@ -162,17 +155,7 @@ _BY_OPTIONS = ", settings as options fs.endpoint_override, fs.region, fs.scheme"
 
 
 def split_storage_options(options: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
-    """Takes the settings of object stores out of data source options.
-
-    Args:
-        options: `fs.<setting>` each, or a JSON object in `storage`; names in any case.
-
-    Returns:
-        The other options, and the settings.
-
-    Raises:
-        ConfigError: An unknown setting, or one that holds a secret, whose value is not shown.
-    """
+    """Takes the settings of object stores out of data source options."""
     rest: dict[str, str] = {}
     settings: dict[str, str] = {}
     for name, value in options.items():
@@ -199,15 +182,7 @@ def _parse_storage(text: str) -> dict[str, str]:
 
 
 def check_settings(settings: Mapping[str, str]) -> Settings:
-    """Checks settings of an object store.
-
-    Args:
-        settings: `endpoint_override` (host and port, or a URL), `region`, `scheme`, `account` of
-            Azure, and `anonymous`: `true` asks without credentials.
-
-    Raises:
-        ConfigError: An unknown setting, or one that holds a secret, whose value is not shown.
-    """
+    """Checks settings of an object store, such as `region`; secrets are refused."""
     resolved: dict[str, str] = {}
     for name, value in settings.items():
         if _SECRETS.search(name) or "@" in value:
@@ -242,16 +217,9 @@ def is_remote(path: str) -> bool:
 
 
 def parse_storage(path: str, settings: Settings = ()) -> Storage:
-    """Reads the URI of a directory or an object of an object store.
+    """Reads the URI of a directory or an object, such as `s3a://bucket/data/train`.
 
-    Args:
-        path: For example `s3a://bucket/data/train` or `az://container/data`; taken as it is,
-            nothing is unescaped. `hdfs:///data` lies where Hadoop's configuration says.
-        settings: What `check_settings` returned.
-
-    Raises:
-        ConfigError: Credentials or parameters in the URI (it is not shown then), no bucket, or no
-            NameNode, here and in Hadoop's configuration.
+    Nothing is unescaped; `hdfs:///data` lies where Hadoop's configuration says.
     """
     scheme, _, rest = path.partition(":")
     is_hdfs, is_whole, rest = find_scheme(path) == "hdfs", rest[:2] == "//", rest.removeprefix("//")
@@ -274,14 +242,7 @@ def parse_storage(path: str, settings: Settings = ()) -> Storage:
 
 
 def resolve_local_path(path: str) -> str:
-    """Turns a plain path or a `file:` URI into an absolute local path.
-
-    Args:
-        path: As the user gave it.
-
-    Raises:
-        ConfigError: Another scheme, or a `file:` URI that names a host.
-    """
+    """Turns a plain path or a `file:` URI into an absolute local path."""
     scheme = _SCHEME.match(path)
     local = path
     if scheme is not None and scheme[1].lower() == "file":
@@ -302,18 +263,7 @@ def _without_credentials(path: str) -> str:
 
 
 def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
-    """Reads the path of a data set.
-
-    Args:
-        path: As the user gave it.
-        settings: Of object stores.
-
-    Returns:
-        Absolute local path and None, or URI and its place in an object store.
-
-    Raises:
-        ConfigError: Another scheme, or a URI with more than a place in it.
-    """
+    """Reads a path: an absolute local one and None, or a URI and its place in an object store."""
     if not is_remote(path):
         return resolve_local_path(path), None
     storage = parse_storage(path, settings)
@@ -331,11 +281,6 @@ class FileOpener:
     settings: Settings = ()
 
     def __call__(self, path: str | Path) -> BinaryIO:
-        """Opens a file for reading and seeking.
-
-        Raises:
-            OSError: It cannot be read.
-        """
         if isinstance(path, str) and is_remote(path):
             return parse_storage(path, self.settings).open_input()
         return Path(path).open("rb", buffering=0)
@@ -358,12 +303,10 @@ class StoredPath:
     storage: Storage
 
     def __str__(self) -> str:
-        """Its URI."""
         return self.storage.uri
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
         return self.storage.name
 
     @property
@@ -372,7 +315,6 @@ class StoredPath:
         return StoredPath(self.storage.parent or self.storage)
 
     def __truediv__(self, key: str, /) -> StoredPath:
-        """A place below this one."""
         return StoredPath(self.storage.child(key))
 
     def absolute(self) -> StoredPath:
@@ -384,32 +326,26 @@ class StoredPath:
         return StoredPath(replace(self.storage, root=posixpath.normpath(self.storage.root)))
 
     def is_relative_to(self, other: StoredPath, /) -> bool:
-        """Whether the other one is this one, or around it."""
         mine, others = (f"{path.storage.uri}/" for path in (self, other))
         return mine.startswith(others)
 
     def is_file(self) -> bool:
-        """Whether there is an object."""
         return self._find() is not None
 
     def read_bytes(self) -> bytes:
-        """The content of the object."""
         item = self._find()
         if item is not None and item.bytes <= _KEPT_BYTES:
             return _read_small(self.storage, item)
         return _read(self.storage)
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
-        """The content of the object, decoded."""
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def list_bytes(self) -> dict[str, int]:
-        """Size of each object below, by its path from here."""
         with reaching(self.storage):
             return {key: item.bytes for key, item in self.storage.list_objects().items()}
 
     def list_folders(self) -> set[str]:
-        """The folders in this one by name."""
         with reaching(self.storage):
             return self.storage.list_folders()
 
@@ -439,13 +375,6 @@ def _read(storage: Storage) -> bytes:
 
 
 def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
-    """Returns the place that a path or URI names; what lies there is only read.
-
-    Args:
-        path: A plain path, or a URI of `file:`, `s3:`, `s3a:`, `gs:`, `az:` or `hdfs:`.
-
-    Raises:
-        ConfigError: Another scheme, or a URI with more than a place in it.
-    """
+    """Returns the place that a path or URI names; what lies there is only read."""
     text = os.fspath(path)
     return StoredPath(parse_storage(text)) if is_remote(text) else local_path(text)

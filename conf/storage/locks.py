@@ -18,16 +18,7 @@ from conf.errors import SluiceError
 
 @contextmanager
 def hold_file_lock(file: Path, refusal: SluiceError | None = None) -> Iterator[None]:
-    """Holds a lock while the block runs.
-
-    Args:
-        file: Lock file, made where it is not there; its directory must exist.
-        refusal: Error for the case that another holder has it; None waits for that one to end.
-
-    Raises:
-        SluiceError: `refusal`.
-        OSError: The file system has no locks, or the file cannot be made.
-    """
+    """Holds a lock while the block runs; without a refusal it waits for another holder to end."""
     # Imported late: Spark's executors import `conf` and need not have the library.
     from filelock import FileLock, Timeout
 
@@ -54,12 +45,7 @@ class _HeldError(SluiceError):
 
 @contextmanager
 def hold_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Makes a folder for the time of the block, and removes those that a killed process left.
-
-    Args:
-        prefix: Begins its name; folders beside it whose names begin with it are of its kind.
-        parent: Where it is made; None: `TMPDIR`.
-    """
+    """Makes a folder for the time of the block; removes those of its prefix that the dead left."""
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     _sweep(parent, prefix)
     # It is named once it is locked, so that no other process takes it for a dead one's.

@@ -47,7 +47,6 @@ class Storage:
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
         return self.root.rpartition("/")[2]
 
     @property
@@ -57,7 +56,6 @@ class Storage:
         return Storage(self.scheme, around, self.settings) if slash else None
 
     def child(self, name: str) -> Storage:
-        """A directory below this one."""
         return Storage(self.scheme, f"{self.root}/{name}", self.settings)
 
     @property
@@ -93,7 +91,6 @@ class Storage:
         return self._client.head(path) if path else None
 
     def has_bucket(self) -> bool:
-        """Whether the bucket is there."""
         return self._client.has_bucket()
 
     def read(self, key: str) -> bytes | None:
@@ -112,16 +109,7 @@ class Storage:
         self._client.put(self._locate(key), data, "any")
 
     def replace(self, key: str, data: bytes, version: Version | None) -> bool:
-        """Creates or replaces an object in one step, unless another one came meanwhile.
-
-        Args:
-            key: The object.
-            data: Its content.
-            version: What `read_version` returned.
-
-        Returns:
-            Whether it was still of that version; else nothing has changed.
-        """
+        """Replaces an object that is of a version, None where there is to be none; else False."""
         try:
             self._client.put(self._locate(key), data, version)
         except FileExistsError:
@@ -132,12 +120,18 @@ class Storage:
             return False
         return True
 
+    def update(self, key: str, build: Callable[[bytes | None], bytes]) -> None:
+        """Replaces an object by what is made of its content, anew while others are faster."""
+        is_replaced = False
+        while not is_replaced:
+            data, version = self.read_version(key)
+            is_replaced = self.replace(key, build(data), version)
+
     def open_output(self, key: str) -> Upload:
         """Opens an upload; the object appears when it is closed."""
         return self._client.open_output(self._locate(key))
 
     def open_input(self, key: str = "") -> BinaryIO:
-        """Opens an object for reading and seeking."""
         return self._client.open_input(self._locate(key))
 
     def move_all(self, names: Mapping[str, str]) -> None:
@@ -160,15 +154,10 @@ class Storage:
         run_all(self.delete, keys)
 
     def delete(self, key: str) -> None:
-        """Deletes an object, if it is there."""
         self._client.delete(self._locate(key), self._path)
 
     def delete_tree(self, rank: Callable[[str], int] = lambda key: 0) -> None:
-        """Deletes all objects below.
-
-        Args:
-            rank: Of an object by its key: those of a lower rank are gone before others go.
-        """
+        """Deletes all objects below, those of a lower rank before the others."""
         keys = sorted(self.list_objects(), key=rank)
         *first, last = [list(group) for _, group in groupby(keys, rank)] or [[]]
         for group in first:
@@ -177,11 +166,7 @@ class Storage:
             self.delete_all(last)
 
     def remove_uploads(self, held: str) -> None:
-        """Removes uploads below that never ended, where nobody else is at work.
-
-        Args:
-            held: Name of the object that shows that someone may be at work in a folder below.
-        """
+        """Removes uploads below that never ended; folders that hold a key may be at work."""
         self._client.remove_uploads(self._path, held)
 
 

@@ -1,17 +1,23 @@
-"""Which process something belongs to, and whether it is dead.
+"""Which process something belongs to, whether it is dead, and the sweep of what the dead left.
 
 What a dead process left must not be taken for a live one's, nor the other way round.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+STALE_S = 24 * 3600.0
+"""Age from which the leftovers of a process that nobody can ask are taken for a dead one's."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+logger = logging.getLogger("sluice.publication")
 
 
 @dataclass(frozen=True)
@@ -30,22 +36,6 @@ class Owner:
     pid: int
     start_ticks: int
 
-    def dumps(self) -> str:
-        """Returns it as JSON text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def loads(cls, text: str) -> Owner:
-        """Parses what `dumps` returned.
-
-        Raises:
-            ValueError: It is something else.
-        """
-        try:
-            return cls(**json.loads(text))
-        except TypeError as error:
-            raise ValueError("no owner record") from error
-
 
 def find_this_process() -> Owner | None:
     """Describes this process; None where the host does not tell."""
@@ -62,19 +52,55 @@ def describe_self() -> dict[str, Any] | None:
 
 
 def has_surely_ended(record: object) -> bool:
-    """Whether what `describe_self` returned belongs to a process that has certainly ended."""
+    """Whether an owner, or what `describe_self` returned, has certainly ended."""
     try:
+        if isinstance(record, Owner):
+            return is_dead(record)
         return isinstance(record, dict) and is_dead(Owner(**record))
     except (OSError, TypeError):
         return False
 
 
-def find_jvm() -> Owner | None:
-    """Finds the driver's JVM among this process's ancestors.
+def is_abandoned(owner: object, moved_s: float, after_s: float = STALE_S) -> bool:
+    """Whether an owner has ended on this host, or nothing of it has moved for long."""
+    return has_surely_ended(owner) or time.time() - moved_s > after_s
 
-    Returns:
-        None where there is none, or the host does not tell: then only age can show that the job
-        is dead. A Python process is not taken for it, as the driver's come and go.
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a process has aside, or left there when it died.
+
+    Attributes:
+        name: What to call it.
+        owner: The process, or what `describe_self` returned there; None: not known.
+        moved_s: When something of it was last seen to move, in seconds of the epoch.
+    """
+
+    name: str
+    owner: object
+    moved_s: float
+
+
+def sweep_dead(found: Iterable[Leftover], remove: Callable[[str], object]) -> list[str]:
+    """Removes what dead processes left: they have ended, or did nothing for `STALE_S`.
+
+    What cannot be removed now is left to the next call.
+    """
+    swept = []
+    for left in found:
+        if is_abandoned(left.owner, left.moved_s):
+            try:
+                remove(left.name)
+                swept.append(left.name)
+            except OSError as error:
+                logger.warning("%s is left to the next writer: %s", left.name, error)
+    return swept
+
+
+def find_jvm() -> Owner | None:
+    """Finds the driver's JVM among this process's ancestors; None: only age can show a dead job.
+
+    A Python process is not taken for it, as the driver's come and go.
     """
     try:
         pid = os.getpid()
@@ -98,11 +124,7 @@ def is_dead(owner: Owner) -> bool:
 
 
 def describe_process(pid: int) -> Owner:
-    """Describes a live process of this host.
-
-    Raises:
-        OSError: There is none, or the host has no `/proc`.
-    """
+    """Describes a live process of this host."""
     return Owner(
         _BOOT_ID.read_text().strip(),
         str(Path("/proc/self/ns/pid").readlink()),

@@ -91,13 +91,11 @@ class ObstoreClient:
     """A bucket of S3 or Google, or a container of Azure."""
 
     def __init__(self, store: Any) -> None:
-        """Wraps a store of `obstore`."""
         import obstore
 
         self.store, self._api = store, obstore
 
     def head(self, path: str) -> StoredObject | None:
-        """Looks for an object."""
         try:
             with _translating():
                 return _describe(self._api.head(self.store, path))
@@ -108,7 +106,6 @@ class ObstoreClient:
             raise
 
     def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
-        """Gives the path of each object below a folder."""
         with _translating():
             for page in self._api.list(self.store, folder or None):
                 for item in page:
@@ -124,12 +121,10 @@ class ObstoreClient:
         return True
 
     def list_folders(self, folder: str) -> Iterator[str]:
-        """Gives the path of each folder in a folder."""
         with _translating():
             yield from self._api.list_with_delimiter(self.store, folder or None)["common_prefixes"]
 
     def get(self, path: str) -> tuple[bytes, Version]:
-        """Reads an object as it is at one moment."""
         with _translating():
             answer = self._api.get(self.store, path)
             named = {"e_tag": answer.meta["e_tag"], "version": answer.meta["version"]}
@@ -137,8 +132,6 @@ class ObstoreClient:
         return data, {name: value for name, value in named.items() if value is not None}
 
     def open_input(self, path: str) -> BinaryIO:
-        """Opens an object for reading and seeking."""
-
         def fetch(start: int, length: int) -> Any:
             with _translating():
                 return self._api.get_range(self.store, path, start=start, length=length)
@@ -148,13 +141,11 @@ class ObstoreClient:
         return open_ranges(size, fetch)
 
     def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
-        """Creates or replaces an object in one step."""
         mode: Any = "create" if over is None else "overwrite" if over == "any" else dict(over)
         with _translating():
             self._api.put(self.store, path, data, mode=mode, use_multipart=False)
 
     def open_output(self, path: str) -> Upload:
-        """Opens an upload."""
         with _translating():
             return _TranslatingUpload(
                 self._api.open_writer(
@@ -168,7 +159,6 @@ class ObstoreClient:
             self._api.copy(self.store, source, target)
 
     def delete(self, path: str, within: str) -> None:
-        """Deletes an object, if it is there."""
         with _translating(), contextlib.suppress(FileNotFoundError):
             self._api.delete(self.store, path)
 
@@ -206,16 +196,9 @@ _ENDPOINT_VARIABLES = {
 
 
 def add_environment(scheme: str, settings: Settings) -> Settings:
-    """Adds what the environment says of a store, unless the settings name an endpoint.
+    """Adds the endpoint that the environment names, unless the settings name one.
 
-    Args:
-        scheme: Of the store.
-        settings: As the user gave them.
-
-    Returns:
-        The settings, with the endpoint of `AWS_ENDPOINT_URL_S3` or `AWS_ENDPOINT_URL`, of
-        `AZURE_STORAGE_ENDPOINT`, or of `STORAGE_EMULATOR_HOST`, which is reached without
-        credentials.
+    That of `STORAGE_EMULATOR_HOST` is reached without credentials.
     """
     given = dict(settings)
     if "endpoint_override" in given:
@@ -312,16 +295,7 @@ CONNECTORS: dict[str, Callable[[str, Settings], StoreClient]] = {
 
 
 def connect(scheme: str, authority: str, settings: Settings) -> StoreClient:
-    """Builds the client of a bucket or host.
-
-    Args:
-        scheme: `s3`, `gs`, `az` or `hdfs`.
-        authority: Bucket or container, or host and port.
-        settings: As `add_environment` returned them.
-
-    Raises:
-        ConfigError: The settings do not fit, or what reaches the store is not installed.
-    """
+    """Builds the client of a bucket or host."""
     try:
         return CONNECTORS[scheme](authority, settings)
     except ModuleNotFoundError as error:

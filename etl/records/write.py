@@ -26,7 +26,6 @@ from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_co
 from etl.records.sharding import HASH_COLUMN, ShardPlan
 from etl.records.spark_source import RECORD_HOOKS
 from etl.records.train_counts import CountsRequest
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, read_output_manifest
 from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.schema import to_arrow_schema
@@ -134,10 +133,8 @@ def write_natively(
     """
     options = _build_options(records_format, target, ranges, counts)
     plan = plan_write(to_arrow_schema(records.schema), options, hooks=RECORD_HOOKS)
-    run_write(records, plan)
-    committed = read_output_manifest(target)
-    (target / COMMIT_FILE).unlink(missing_ok=True)
-    return [] if committed is None else [vars(shard) for shard in committed.shards]
+    written = run_write(records, plan)
+    return [] if written is None else [vars(shard) for shard in written.shards]
 
 
 def _build_options(

@@ -16,7 +16,6 @@ from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import CURRENT_FILE, ReadablePath
-from conf.publication.claim import hold_claim
 from conf.publication.entries import (
     hold_entries,
     remove_entry,
@@ -24,19 +23,14 @@ from conf.publication.entries import (
     stage_entry,
     sweep_entries,
 )
-from conf.publication.pointer import CLAIM_FILE, publish_entry, read_pointer
+from conf.publication.pointer import CLAIM_FILE, hold_claim, publish_entry, read_pointer
 from conf.storage.atomic_output import UNFINISHED_SUFFIX, write_text_atomic
-from etl.tfrecord.commit.commit_plan import TEMPORARY_PREFIX
+from etl.tfrecord.commit.directory_view import TEMPORARY_PREFIX
 
 
 @contextmanager
 def hold_lock(paths: DatasetPaths) -> Iterator[None]:
-    """Holds the dataset's lock, so that only one build at a time stages and sweeps.
-
-    Raises:
-        UpstreamNotReadyError: Another build holds it.
-        ConfigError: A file stands where the dataset's folder would be.
-    """
+    """Holds the dataset's lock, so that only one build at a time stages and sweeps."""
     try:
         paths.base.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -55,11 +49,7 @@ def hold_lock(paths: DatasetPaths) -> Iterator[None]:
 
 
 def sweep_leftovers(paths: DatasetPaths) -> list[str]:
-    """Removes what dead builds left; call it under the lock only.
-
-    Returns:
-        Names of the removed directories.
-    """
+    """Removes what dead builds left; call it under the lock only."""
     unfinished = [
         file
         for pattern in (f".*{UNFINISHED_SUFFIX}", f"{CLAIM_FILE}.*")
@@ -90,17 +80,6 @@ def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> P
 
     The order is the promise: files, manifest, directory name, pointer. Killed between any two
     of them, readers keep the last version.
-
-    Args:
-        paths: The dataset.
-        staging: The version's files, complete.
-        manifest: Its manifest; `parent` is the version that was current when the build began.
-
-    Returns:
-        The version's directory.
-
-    Raises:
-        UpstreamNotReadyError: `parent` is no longer current; nothing was published.
     """
     _remove_unfinished(staging)
     write_text_atomic(staging / MANIFEST_FILE, manifest.dumps())
@@ -118,20 +97,12 @@ def _remove_unfinished(staging: Path) -> None:
 
 
 def read_current(paths: DatasetPaths) -> str | None:
-    """Id that `CURRENT` holds, or None where there is none.
-
-    Raises:
-        InputDataError: It is empty.
-    """
+    """Id that `CURRENT` holds, or None where there is none."""
     return check_current(read_pointer(paths.base), paths.base)
 
 
 def check_current(current: str | None, dataset: ReadablePath) -> str | None:
-    """Refuses an empty `CURRENT`: taken for none, it would let the next build begin anew.
-
-    Raises:
-        InputDataError: It is empty.
-    """
+    """Refuses an empty `CURRENT`: taken for none, it would let the next build begin anew."""
     if current == "":
         raise InputDataError(
             f"{CURRENT_FILE} of the dataset is empty",
@@ -143,11 +114,7 @@ def check_current(current: str | None, dataset: ReadablePath) -> str | None:
 
 
 def remove_version(paths: DatasetPaths, version_id: str) -> None:
-    """Removes a version that is not current; call it under the lock.
-
-    Raises:
-        UpstreamNotReadyError: It has become current meanwhile.
-    """
+    """Removes a version that is not current; call it under the lock."""
     with hold_claim(paths.base / CLAIM_FILE) as claim:
         if read_current(paths) == version_id:
             raise UpstreamNotReadyError("the version has become current", received=version_id)

@@ -18,8 +18,7 @@ from conf.schema import fingerprint
 from etl.sources.bad_rows import find_last_day
 from etl.sources.snapshot import RunInputs
 from etl.versions.publish import read_current
-from etl.versions.stored import make_current
-from etl.versions.working import read_published
+from etl.versions.stored import make_current, read_published
 
 logger = logging.getLogger("sluice.build")
 

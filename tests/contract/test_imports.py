@@ -347,7 +347,7 @@ batch = pa.record_batch({"a": [1, 2]})
 plan = plan_write(batch.schema, parse_write_options({"path": out}, True), hooks=hooks)
 task = WriteTask(Path(out), "part-0", plan.options, plan.source, plan.hooks)
 (shard,) = task.write_all(iter([batch]))
-assert shard.shard.info.rows == 2
+assert shard.info.rows == 2
 unwanted = ("etl.encoders", "etl.quality", "datasketches", "pydantic")
 print([name for name in sys.modules if name.startswith(unwanted)])
 """

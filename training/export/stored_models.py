@@ -90,9 +90,7 @@ def replace_file(place: ReadablePath, name: str, build: Callable[[], str]) -> No
     """Writes a file of a store anew; what two processes write at a time is built again."""
     copy = WorkingCopy.at(str(place))
     with copy.reaching():
-        _, version = copy.remote.read_version(name)
-        while not copy.remote.replace(name, build().encode(), version):
-            _, version = copy.remote.read_version(name)
+        copy.remote.update(name, lambda _: build().encode())
 
 
 class FollowedModels:

@@ -1,7 +1,6 @@
-"""A write job: its save mode, what it found at its start, and what its commit makes of a directory.
+"""A write job, and what its commit makes of a directory: planned here, for both carriers.
 
-Where the directory lies does not matter here: `local_commit` and `object_commit` carry out what
-`plan_commit` says.
+`local_commit` carries it out by renames, `object_commit` by copies and one conditional put.
 """
 
 from __future__ import annotations
@@ -9,56 +8,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Literal, Protocol
+from typing import Literal
 
 from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
+from conf.storage.processes import Owner
+from etl.tfrecord.commit.directory_view import DirectoryView
+from etl.tfrecord.commit.file_replacement import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
     OutputShard,
-    TaskShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import changed_partitions, index_path, list_folders
+from etl.tfrecord.files.data_files import WrittenShard, index_path, list_folders
 from etl.tfrecord.files.partitions import Partition, read_partition
 
 SaveMode = Literal["append", "overwrite", "errorifexists", "ignore"]
-SUCCESS_FILE = "_SUCCESS"
-TEMPORARY_PREFIX = "_temporary-"
-"""Begins the names of folders in which jobs keep their attempts."""
-STALE_HOURS = 24
-"""Age from which a job that nobody can ask about is dead."""
-
-
-class DirectoryView(Protocol):
-    """What an output directory holds at one moment."""
-
-    @property
-    def holds_output(self) -> bool:
-        """Whether it holds the output of a job, also of one that wrote no row."""
-        ...
-
-    @property
-    def committed(self) -> OutputManifest | None:
-        """Its manifest; reading it may be refused where it is damaged."""
-        ...
-
-    @property
-    def data_keys(self) -> Sequence[str]:
-        """Every shard by its path, whether or not a reader sees it."""
-        ...
-
-    @property
-    def job_ids(self) -> tuple[str, ...]:
-        """Jobs that the manifest names."""
-        ...
-
-    def digest_partitions(self) -> Mapping[str, str]:
-        """Digest of the shards that readers see by partition directory, "" for the root."""
-        ...
+JOB_FILE = ".job.json"
+"""Holds the record of a job, beside its attempts."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +40,43 @@ class Baseline:
         job_ids: Jobs that its manifest named.
     """
 
-    digests: Mapping[str, str]
-    job_ids: tuple[str, ...]
+    digests: Mapping[str, str] = field(default_factory=dict)
+    job_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What a job notes beside its attempts.
+
+    Attributes:
+        baseline: What the directory held when it began.
+        owner: The process without which it cannot commit; None: not known.
+        replaces: What its manifest makes obsolete; whoever cleans up after a crash deletes it.
+        is_over: Whether it has been ended; it publishes nothing then.
+    """
+
+    baseline: Baseline = field(default_factory=Baseline)
+    owner: Owner | None = None
+    replaces: tuple[str, ...] = ()
+    is_over: bool = False
 
     def dumps(self) -> str:
-        """Returns it as JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: str) -> Baseline:
-        """Parses what `dumps` returned."""
-        data = json.loads(text)
-        return cls(data["digests"], tuple(data["job_ids"]))
+    def loads(cls, text: str | bytes) -> JobRecord | None:
+        """Parses what `dumps` returned; None where it is something else."""
+        try:
+            data = json.loads(text)
+            held, owner = data["baseline"], data["owner"]
+            return cls(
+                Baseline(held["digests"], tuple(held["job_ids"])),
+                None if owner is None else Owner(**owner),
+                tuple(data["replaces"]),
+                data["is_over"],
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class TaskResult:
 
     partition: int
     attempt: str
-    shards: tuple[TaskShard, ...] = ()
+    shards: tuple[WrittenShard, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,27 +117,14 @@ class JobPlan:
 
 
 def take_baseline(where: object, view: DirectoryView, mode: SaveMode) -> Baseline:
-    """Notes what the output directory holds at the start of a job.
-
-    Args:
-        where: The directory, for messages.
-        view: What it holds.
-        mode: Save mode of the job.
-
-    Raises:
-        ConfigError: The mode is `errorifexists`, and there is output.
-    """
+    """Notes what the output directory holds at the start of a job."""
     refuse_output(where, view, mode)
     digests = view.digest_partitions() if mode == "overwrite" else {}
     return Baseline(digests, view.job_ids)
 
 
 def refuse_output(where: object, view: DirectoryView, mode: SaveMode) -> None:
-    """Refuses output that `errorifexists` protects.
-
-    Raises:
-        ConfigError: There is such output.
-    """
+    """Refuses output that `errorifexists` protects."""
     if mode == "errorifexists" and view.holds_output:
         raise ConfigError(
             "the output directory holds data already",
@@ -151,32 +133,31 @@ def refuse_output(where: object, view: DirectoryView, mode: SaveMode) -> None:
         )
 
 
+@dataclass(frozen=True)
+class CommitPlan:
+    """What a commit makes of a directory.
+
+    Attributes:
+        manifest: The manifest that follows.
+        moves: Place of each new file below the job's temporary directory, by its path.
+        old: Shards that make way.
+    """
+
+    manifest: OutputManifest
+    moves: Mapping[str, str]
+    old: Sequence[str]
+
+
 def plan_commit(
     where: object,
     plan: JobPlan,
     baseline: Baseline,
     view: DirectoryView,
-    shards: Sequence[OutputShard],
-) -> tuple[OutputManifest, list[str]]:
-    """Plans what a commit makes of a directory.
-
-    Args:
-        where: The directory, for messages.
-        plan: What the job is to publish.
-        baseline: What `take_baseline` returned at its start.
-        view: What the directory holds now.
-        shards: What the job has written.
-
-    Returns:
-        The manifest that follows, and the shards that make way, by their paths.
-
-    Raises:
-        UpstreamNotReadyError: Another job has published since the start of this one what this one
-            would replace.
-        ConfigError: The shards would not fit those that stay.
-        InternalError: Two shards have one path.
-        InputDataError: The manifest of shards that stay is damaged.
-    """
+    results: Sequence[TaskResult],
+) -> CommitPlan:
+    """Plans a commit from what the directory held when the job began, and what it holds now."""
+    results = sorted(results, key=lambda result: result.partition)
+    shards = _list_shards(plan.job_id, results)
     written = {_folder(shard.path) for shard in shards}
     is_written = partial(_is_part, {read_partition(folder) for folder in written})
     present = view.data_keys if plan.mode == "overwrite" else []
@@ -191,7 +172,8 @@ def plan_commit(
         merged = merge_description(view.committed, plan.description, where)
     kept = [s for s in merged.shards if plan.mode == "append" or not is_written(_folder(s.path))]
     _refuse_twice([shard.path for shard in (*kept, *shards)])
-    return replace(merged, shards=(*kept, *shards)), old
+    manifest = replace(merged, shards=(*kept, *shards))
+    return CommitPlan(manifest, _list_moves(results), old)
 
 
 def _is_part(partitions: Collection[Partition], folder: str) -> bool:
@@ -220,21 +202,13 @@ def check_baseline(
     view: DirectoryView,
     replaced: set[str] | None,
 ) -> None:
-    """Refuses to replace what another job has published since the start of this one.
+    """Refuses to replace what another job has published since this one began.
 
-    Args:
-        where: The directory, for messages.
-        mode: Save mode of the job.
-        baseline: What `take_baseline` returned at its start.
-        view: What the directory holds now.
-        replaced: Partition directories that the job replaces, or None for all.
-
-    Raises:
-        UpstreamNotReadyError: There is such output; names the jobs that published it.
+    `replaced` are the partition directories that go; None: all.
     """
     changed: list[str] = []
     if mode == "overwrite":
-        changed = changed_partitions(baseline.digests, view.digest_partitions(), replaced)
+        changed = _list_changed(baseline.digests, view.digest_partitions(), replaced)
     elif mode != "append" and view.holds_output:
         changed = [""]
     if changed:
@@ -247,6 +221,13 @@ def check_baseline(
             + (f"job {', '.join(since)}" if since else "a job that left no manifest"),
             fix="look at what the other job wrote, and run this one again if its data is to win",
         )
+
+
+def _list_changed(
+    before: Mapping[str, str], now: Mapping[str, str], scope: set[str] | None
+) -> list[str]:
+    folders = before.keys() | now.keys() if scope is None else scope
+    return sorted(folder for folder in folders if before.get(folder) != now.get(folder))
 
 
 def _folder(path: str) -> str:
@@ -264,36 +245,26 @@ def list_side_files(shards: Sequence[str]) -> list[str]:
     return [*marks, *(str(folder / index_path(str(name))) for folder, name in places)]
 
 
-def plan_moves(results: Sequence[TaskResult]) -> dict[str, str]:
-    """Where each file of the attempts goes: final path, and path in the temporary directory.
-
-    Raises:
-        InternalError: Two shards have one path.
-    """
-    _refuse_twice([item.shard.info.path for result in results for item in result.shards])
+def _list_moves(results: Sequence[TaskResult]) -> dict[str, str]:
     moves: dict[str, str] = {}
     for result in results:
         for item in result.shards:
-            path = item.shard.info.path
+            path = item.info.path
             moves[path] = f"{result.attempt}/{path}"
-            if item.shard.has_index:
+            if item.has_index:
                 moves[index_path(path)] = f"{result.attempt}/{index_path(path)}"
     return moves
 
 
-def list_shards(job_id: str, results: Sequence[TaskResult]) -> list[OutputShard]:
-    """Describes the shards of a job for the manifest, by partition."""
+def _list_shards(job_id: str, results: Sequence[TaskResult]) -> list[OutputShard]:
     return [
         OutputShard(
-            path=item.shard.info.path,
-            rows=item.shard.info.rows,
-            bytes=item.shard.info.bytes,
-            crc32c=item.shard.info.crc32c,
+            **vars(item.info),
             job_id=job_id,
             partition=result.partition,
             partition_values=item.partition_values,
-            split_offsets=item.shard.split_offsets,
-            statistics=item.shard.statistics,
+            split_offsets=item.split_offsets,
+            statistics=item.statistics,
         )
         for result in results
         for item in result.shards
@@ -303,26 +274,17 @@ def list_shards(job_id: str, results: Sequence[TaskResult]) -> list[OutputShard]
 def check_attempts(
     temporary: object, results: Sequence[TaskResult], find_bytes: Callable[[str], int | None]
 ) -> None:
-    """Refuses to publish anything unless every attempt is there in full.
-
-    Args:
-        temporary: Where the attempts lie, for messages.
-        results: What the tasks said.
-        find_bytes: Returns the size of a file by its path from there; None: it is missing.
-
-    Raises:
-        InternalError: An attempt is missing or has another size.
-    """
+    """Refuses to publish anything unless every attempt is there in full."""
     for result in results:
         for item in result.shards:
-            path = f"{result.attempt}/{item.shard.info.path}"
+            path = f"{result.attempt}/{item.info.path}"
             size = find_bytes(path)
-            if size != item.shard.info.bytes:
+            if size != item.info.bytes:
                 raise InternalError(
                     f"the output of partition {result.partition} is not where its task left it",
                     received=f"{temporary}/{path}: "
                     + ("no file" if size is None else f"{size} bytes"),
-                    allowed=f"{item.shard.info.bytes} bytes",
+                    allowed=f"{item.info.bytes} bytes",
                     fix="driver and executors must share the file system, or reach the same "
                     "store; earlier data there is untouched",
                 )

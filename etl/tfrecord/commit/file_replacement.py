@@ -2,9 +2,8 @@
 
 The old files wait in `<directory>/_publishing-<job>` until the new ones are in place; renaming
 it to `_replaced-<job>` decides for the new ones. The next writer finishes or takes back what
-was interrupted, by the plan that lies in the same place. The caller holds the directory's lock.
-Readers ask `is_publishing` (`local_view.py`). For object stores, which rename
-nothing, `object_view.py` decides what is there.
+was interrupted, by the plan that lies in the same place. The caller holds the directory's lock;
+readers ask `is_publishing`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from conf.storage.atomic_output import remove_unfinished, sync_directory, write_text_atomic
-from etl.tfrecord.commit.commit_plan import SUCCESS_FILE
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.data_files import list_folders, make_folders
 
-PUBLISHING_PREFIX = "_publishing-"
+SUCCESS_FILE = "_SUCCESS"
 
+_PUBLISHING_PREFIX = "_publishing-"
 _REPLACED_PREFIX = "_replaced-"
 _PLAN_FILE = ".plan.json"
 
@@ -59,13 +58,8 @@ def replace_files(directory: Path, job_id: str, plan: ReplacementPlan) -> Iterat
     """Sets the old files aside, runs the block, which creates the new ones, and marks success.
 
     On any error the directory is as it was.
-
-    Args:
-        directory: Directory of the files, under `lock_directory`.
-        job_id: Names the place where the old files wait.
-        plan: Which files.
     """
-    aside = directory / f"{PUBLISHING_PREFIX}{job_id}"
+    aside = directory / f"{_PUBLISHING_PREFIX}{job_id}"
     try:
         aside.mkdir()
         write_text_atomic(aside / _PLAN_FILE, json.dumps(asdict(plan)))
@@ -97,13 +91,13 @@ def recover_interrupted(directory: Path) -> None:
             _remove_empty(directory, list_folders([*plan.old, *plan.new]))
         sync_directory(directory)
         _remove(replaced)
-    for aside in sorted(directory.glob(f"{PUBLISHING_PREFIX}*")):
+    for aside in sorted(directory.glob(f"{_PUBLISHING_PREFIX}*")):
         _take_back(directory, aside)
 
 
 def is_publishing(directory: Path) -> bool:
     """Whether a replacement is under way, or was interrupted: the files are no complete set."""
-    return any(directory.glob(f"{PUBLISHING_PREFIX}*"))
+    return any(directory.glob(f"{_PUBLISHING_PREFIX}*"))
 
 
 def _remove_empty(directory: Path, folders: Sequence[str]) -> None:

@@ -12,244 +12,185 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError, InternalError
 from conf.paths import open_sizes
 from conf.storage.atomic_output import write_text_atomic
-from conf.storage.processes import Owner, is_dead
+from conf.storage.processes import STALE_S, Leftover, Owner, sweep_dead
 from etl.tfrecord.commit.commit_plan import (
-    STALE_HOURS,
-    SUCCESS_FILE,
-    TEMPORARY_PREFIX,
+    JOB_FILE,
     Baseline,
+    CommitPlan,
     JobPlan,
+    JobRecord,
+    SaveMode,
     TaskResult,
     check_attempts,
-    list_shards,
     list_side_files,
     plan_commit,
-    plan_moves,
+    refuse_output,
     take_baseline,
 )
+from etl.tfrecord.commit.directory_view import TEMPORARY_PREFIX, DirectoryView, view_local
 from etl.tfrecord.commit.file_replacement import (
+    SUCCESS_FILE,
     ReplacementPlan,
     lock_directory,
     recover_interrupted,
     replace_files,
 )
-from etl.tfrecord.commit.local_view import list_complete, view_local
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
+    OutputManifest,
     merge_description,
     read_output_manifest,
 )
-from etl.tfrecord.files.data_files import (
-    list_folders,
-    make_folders,
-)
+from etl.tfrecord.files.data_files import list_folders, make_folders, refuse_missing
 
 _LOCK_FILE = ".lock"
-_OWNER_FILE = ".owner.json"
-_BASELINE_FILE = ".baseline.json"
-
-
-def temporary_directory(directory: str | Path, job_id: str) -> Path:
-    """Where the attempts of a job lie."""
-    return Path(directory) / f"{TEMPORARY_PREFIX}{job_id}"
-
-
-def create_temporary(
-    directory: str | Path,
-    job_id: str,
-    baseline: Baseline | None = None,
-    owner: Owner | None = None,
-) -> Path:
-    """Creates the job's temporary directory, once, before its tasks start.
-
-    Args:
-        directory: Output directory; made where it is not there.
-        job_id: Id of the job.
-        baseline: What the output directory held at this moment; nothing if None.
-        owner: Process that the job dies with, or None where it is not known.
-
-    Raises:
-        FileExistsError: The job has one already.
-    """
-    temporary = temporary_directory(directory, job_id)
-    temporary.mkdir(parents=True)
-    if owner is not None:
-        (temporary / _OWNER_FILE).write_text(owner.dumps(), encoding="utf-8")
-    text = (baseline or Baseline({}, ())).dumps()
-    (temporary / _BASELINE_FILE).write_text(text, encoding="utf-8")
-    return temporary
-
-
-def read_baseline(directory: str | Path, job_id: str) -> Baseline:
-    """Reads what the output directory held when the job began.
-
-    Raises:
-        InternalError: The job's temporary directory is not there.
-    """
-    temporary = temporary_directory(directory, job_id)
-    try:
-        return Baseline.loads((temporary / _BASELINE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise _missing(temporary) from error
-
-
-def _missing(temporary: Path) -> InternalError:
-    return InternalError(
-        "the temporary directory of the job is not there",
-        received=temporary,
-        fix="none if the job has ended; else the output directory must be on a file system "
-        "that driver and executors share",
-    )
-
-
-@contextlib.contextmanager
-def hold_temporary(directory: str | Path, job_id: str) -> Iterator[Path]:
-    """Marks the job's temporary directory as in use while the block runs.
-
-    Never creates it: an attempt that comes late, after the job has ended, must leave nothing.
-
-    Raises:
-        InternalError: The directory is not there.
-    """
-    temporary = temporary_directory(directory, job_id)
-    try:
-        descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError as error:
-        raise _missing(temporary) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        os.utime(descriptor)
-        yield temporary
-        os.utime(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def hold_attempt(directory: str | Path, job_id: str, name: str) -> Iterator[Path]:
-    """Gives a task attempt a directory of its own, removed again if the attempt fails.
-
-    Args:
-        directory: Output directory.
-        job_id: Id of the job.
-        name: Name of the directory, unique to the attempt.
-
-    Raises:
-        InternalError: The job has ended, or its temporary directory is not visible from here.
-    """
-    with hold_temporary(directory, job_id) as temporary:
-        attempt = temporary / name
-        try:
-            attempt.mkdir()
-            yield attempt
-        except BaseException:
-            shutil.rmtree(attempt, ignore_errors=True)
-            raise
-
-
-def _has_dead_owner(temporary: Path) -> bool:
-    """Whether the driver is known to have ended: without it nothing here is ever published.
-
-    Its tasks need not have ended. Those that still write find their directory gone and fail,
-    which is what becomes of the tasks of a dead driver anyway; so their locks do not matter.
-    """
-    try:
-        return is_dead(Owner.loads((temporary / _OWNER_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return False
-
-
-def _is_stale(temporary: Path, now: float) -> bool:
-    """Whether a job is dead: nothing in its directory moved for a day, and no task holds it."""
-    try:
-        newest = max(path.stat().st_mtime for path in (temporary, *temporary.rglob("*")))
-        if now - newest < STALE_HOURS * 3600:
-            return False
-        lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError:  # vanished while we looked, or not ours to judge
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-
-
-def sweep_stale(directory: str | Path) -> list[Path]:
-    """Removes what dead jobs left in an output directory.
-
-    A job is dead when its driver is known to have ended on this host, or when nothing of it has
-    moved for a day and no task holds its lock.
-
-    Args:
-        directory: Output directory.
-
-    Returns:
-        The temporary directories removed.
-    """
-    now = time.time()
-    stale = [
-        path
-        for path in Path(directory).glob(f"{TEMPORARY_PREFIX}*")
-        if path.suffix == _DISCARDED or _has_dead_owner(path) or _is_stale(path, now)
-    ]
-    for path in stale:
-        _remove(path)
-    return stale
-
-
 _DISCARDED = ".discarded"
 
 
-def _remove(temporary: Path) -> None:
-    discarded = temporary
-    if temporary.suffix != _DISCARDED:
-        discarded = temporary.with_name(f"{temporary.name}{_DISCARDED}")
-        # By one rename, so that an attempt still under way cannot add to what is being removed.
-        with contextlib.suppress(FileNotFoundError):
-            temporary.replace(discarded)
-    shutil.rmtree(discarded, ignore_errors=True)
+@dataclass(frozen=True)
+class LocalCommitter:
+    """A directory of a file system.
 
-
-def discard_temporary(directory: str | Path, job_id: str) -> None:
-    """Removes a job's temporary directory, and those of jobs that are dead."""
-    _remove(temporary_directory(directory, job_id))
-    sweep_stale(directory)
-
-
-def begin_job(directory: str | Path, plan: JobPlan, owner: Owner | None) -> None:
-    """Prepares the output directory before the first task.
-
-    What an interrupted write left there is settled, and what dead jobs left is removed.
-
-    Args:
-        directory: Output directory; made where it is not there.
-        plan: What the job is to publish.
-        owner: The process without which it cannot commit; None: not known.
-
-    Raises:
-        ConfigError: The mode forbids the write, or the shards would not fit those that stay.
-        InputDataError: The manifest of shards that stay is damaged, or one of them is gone.
+    Attributes:
+        directory: Its absolute path.
     """
-    root = Path(directory)
-    _make_directory(root)
-    with lock_directory(root):
-        recover_interrupted(root)
-        sweep_stale(root)
-        baseline = take_baseline(root, view_local(root), plan.mode)
-        if plan.keeps_shards:
-            merge_description(read_output_manifest(root), plan.description, root)
-        if plan.mode == "append":
-            list_complete(root)  # rows that are missing would not be missed beside new ones
-        create_temporary(root, plan.job_id, baseline, owner)
+
+    directory: str
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.directory)
+
+    def find_temporary(self, job_id: str) -> Path:
+        """Where the attempts of a job lie."""
+        return self._root / f"{TEMPORARY_PREFIX}{job_id}"
+
+    def check_mode(self, mode: SaveMode) -> bool:
+        """Tells whether there is output."""
+        view = view_local(self._root, is_lenient=True)
+        refuse_output(self._root, view, mode)
+        return view.holds_output
+
+    def read(self) -> OutputManifest | None:
+        """Reads the manifest; raises an InputDataError where it is damaged."""
+        return read_output_manifest(self._root)
+
+    def begin(self, plan: JobPlan, owner: Owner | None) -> None:
+        """Prepares the output directory before the first task, which is made where it is not there.
+
+        What an interrupted write left there is settled, and what dead jobs left is removed.
+        """
+        _make_directory(self._root)
+        with lock_directory(self._root):
+            recover_interrupted(self._root)
+            self.sweep()
+            view = self._look(plan)
+            baseline = take_baseline(self._root, view, plan.mode)
+            if plan.keeps_shards:
+                merge_description(view.committed, plan.description, self._root)
+            if plan.mode == "append" and view.committed is not None:
+                # Rows that are missing would not be missed beside new ones.
+                listed = [shard.path for shard in view.committed.shards]
+                refuse_missing(self._root, listed, view.data_keys)
+            self.open_job(plan.job_id, JobRecord(baseline, owner))
+
+    def _look(self, plan: JobPlan) -> DirectoryView:
+        is_overwrite = plan.mode == "overwrite"
+        return view_local(self._root, is_lenient=not plan.keeps_shards, has_states=is_overwrite)
+
+    def open_job(self, job_id: str, record: JobRecord) -> None:
+        """Makes the place for a job's attempts, once, before its tasks start."""
+        temporary = self.find_temporary(job_id)
+        temporary.mkdir(parents=True)
+        (temporary / JOB_FILE).write_text(record.dumps(), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def hold_attempt(self, job_id: str, name: str) -> Iterator[Path]:
+        """Gives a task attempt a directory of its own, removed again if the attempt fails.
+
+        An attempt that comes late, after the job has ended, leaves nothing.
+        """
+        with _hold_temporary(self.find_temporary(job_id)) as temporary:
+            attempt = temporary / name
+            try:
+                attempt.mkdir()
+                yield attempt
+            except BaseException:
+                shutil.rmtree(attempt, ignore_errors=True)
+                raise
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> OutputManifest | None:
+        """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
+
+        Returns the manifest; None where the mode is `ignore` and another job was faster. An error
+        leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
+        manifest, and the next write there first restores what was set aside.
+        """
+        temporary = self.find_temporary(plan.job_id)
+        with lock_directory(self._root):
+            recover_interrupted(self._root)
+            check_attempts(temporary, results, open_sizes(temporary))
+            view = self._look(plan)
+            is_ignored = plan.mode == "ignore" and view.holds_output
+            manifest = None if is_ignored else self._publish_locked(plan, view, results)
+        self.discard(plan.job_id)
+        return manifest
+
+    def _publish_locked(
+        self, plan: JobPlan, view: DirectoryView, results: Sequence[TaskResult]
+    ) -> OutputManifest:
+        root, temporary = self._root, self.find_temporary(plan.job_id)
+        record = _read_record(temporary)
+        if record is None:
+            raise _missing(temporary)
+        commit = plan_commit(root, plan, record.baseline, view, results)
+        text = commit.manifest.dumps()  # may fail, so before any change
+        old = _list_old(root, plan, view, commit)
+        change = ReplacementPlan(old, [*commit.moves, COMMIT_FILE])
+        with replace_files(root, plan.job_id, change):
+            _move(temporary, commit, root)
+            write_text_atomic(root / COMMIT_FILE, text)
+        return commit.manifest
+
+    def discard(self, job_id: str) -> None:
+        """Ends a job, at whatever point, and removes what it and dead jobs left."""
+        _remove(self.find_temporary(job_id))
+        self.sweep()
+
+    def sweep(self) -> list[str]:
+        """Removes what dead jobs left in the directory; returns the names of what was removed."""
+        places = {path.name: path for path in self._root.glob(f"{TEMPORARY_PREFIX}*")}
+        found = [_describe(path) for path in places.values()]
+        return sweep_dead(found, lambda name: _remove(places[name]))
+
+
+@dataclass(frozen=True)
+class StagedCommitter(LocalCommitter):
+    """A directory that nobody reads before its owner, a build, publishes it as a whole."""
+
+    def begin(self, plan: JobPlan, owner: Owner | None) -> None:
+        """Opens a job; nothing is looked at."""
+        self.open_job(plan.job_id, JobRecord(owner=owner))
+
+    def publish(self, plan: JobPlan, results: Sequence[TaskResult]) -> OutputManifest | None:
+        """Moves the shards of a job to their paths.
+
+        The directory gets no manifest, no `_SUCCESS` and no lock, and nothing is taken back: on an
+        error, or after a kill, its owner removes it. Names are not synchronised to the disk.
+        """
+        temporary = self.find_temporary(plan.job_id)
+        check_attempts(temporary, results, open_sizes(temporary))
+        commit = plan_commit(self._root, plan, Baseline(), DirectoryView(), results)
+        make_folders(self._root, commit.moves)
+        _move(temporary, commit, self._root)
+        self.discard(plan.job_id)
+        return commit.manifest
 
 
 def _make_directory(root: Path) -> None:
@@ -263,86 +204,96 @@ def _make_directory(root: Path) -> None:
         ) from error
 
 
-def publish(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult]) -> bool:
-    """Makes the shards of a job visible and, when overwriting, removes those of earlier jobs.
+def _read_record(temporary: Path) -> JobRecord | None:
+    try:
+        return JobRecord.loads((temporary / JOB_FILE).read_text(encoding="utf-8"))
+    except OSError:
+        return None
 
-    An error leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
-    manifest, and the next write there first restores what was set aside.
 
-    Args:
-        directory: Output directory.
-        plan: What the job is to publish; `begin_job` was called with it.
-        results: One per Spark partition.
+def _missing(temporary: Path) -> InternalError:
+    return InternalError(
+        "the temporary directory of the job is not there",
+        received=temporary,
+        fix="none if the job has ended; else the output directory must be on a file system "
+        "that driver and executors share",
+    )
 
-    Returns:
-        False where the mode is `ignore` and another job was faster; nothing was published.
 
-    Raises:
-        InternalError: An attempt is missing or has another size.
-        UpstreamNotReadyError: Another job published since the start what this one would replace.
-        ConfigError: The shards would not fit those that another job added meanwhile.
+@contextlib.contextmanager
+def _hold_temporary(temporary: Path) -> Iterator[Path]:
+    """Marks a job as at work while the block runs; never creates it again after its end."""
+    try:
+        descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError as error:
+        raise _missing(temporary) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.utime(descriptor)
+        yield temporary
+        os.utime(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _describe(temporary: Path) -> Leftover:
+    """Describes a job that has something aside, or what is left of one.
+
+    The tasks of a dead driver need not have ended. They find their directory gone and fail, which
+    is what becomes of them anyway; so their lock does not matter.
     """
-    root = Path(directory)
-    temporary = temporary_directory(root, plan.job_id)
-    results = sorted(results, key=lambda result: result.partition)
-    moves = plan_moves(results)
-    with lock_directory(root):
-        recover_interrupted(root)
-        check_attempts(temporary, results, open_sizes(temporary))
-        ignored = plan.mode == "ignore" and view_local(root).holds_output
-        if not ignored:
-            _publish_locked(root, plan, results, moves)
-    discard_temporary(root, plan.job_id)
-    return not ignored
+    if temporary.suffix == _DISCARDED:
+        return Leftover(temporary.name, None, 0.0)
+    record = _read_record(temporary)
+    return Leftover(temporary.name, record and record.owner, _find_last_move(temporary))
 
 
-def publish_staged(directory: str | Path, plan: JobPlan, results: Sequence[TaskResult]) -> None:
-    """Moves the shards of a job to their paths in a directory that nobody reads yet.
+def _find_last_move(temporary: Path) -> float:
+    """When something of a job last moved; now, where a task holds its lock."""
+    now = time.time()
+    try:
+        newest = max(path.stat().st_mtime for path in (temporary, *temporary.rglob("*")))
+        return newest if now - newest <= STALE_S or not _is_held(temporary) else now
+    except OSError:  # vanished while we looked, or not ours to judge
+        return now
 
-    It gets a manifest, but no `_SUCCESS` and no lock, and nothing is taken back: on an error, or
-    after a kill, its owner removes the whole directory. Names are not synchronised to the disk.
 
-    Args:
-        directory: Directory that its owner publishes later.
-        plan: The job; `create_temporary` was called for it.
-        results: One per Spark partition.
+def _is_held(temporary: Path) -> bool:
+    lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
 
-    Raises:
-        InternalError: An attempt is missing or has another size.
-    """
-    root = Path(directory)
-    temporary = temporary_directory(root, plan.job_id)
-    results = sorted(results, key=lambda result: result.partition)
-    check_attempts(temporary, results, open_sizes(temporary))
-    moves = plan_moves(results)
-    make_folders(root, moves)
-    for name, attempt in moves.items():
+
+def _remove(temporary: Path) -> None:
+    discarded = temporary
+    if temporary.suffix != _DISCARDED:
+        discarded = temporary.with_name(f"{temporary.name}{_DISCARDED}")
+        # By one rename, so that an attempt still under way cannot add to what is being removed.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.replace(discarded)
+    shutil.rmtree(discarded, ignore_errors=True)
+
+
+def _move(temporary: Path, commit: CommitPlan, root: Path) -> None:
+    for name, attempt in commit.moves.items():
         (temporary / attempt).replace(root / name)
-    shards = tuple(list_shards(plan.job_id, results))
-    write_text_atomic(root / COMMIT_FILE, replace(plan.description, shards=shards).dumps())
-    discard_temporary(root, plan.job_id)
 
 
-def _publish_locked(
-    root: Path, plan: JobPlan, results: Sequence[TaskResult], moves: dict[str, str]
-) -> None:
-    temporary = temporary_directory(root, plan.job_id)
-    shards = list_shards(plan.job_id, results)
-    baseline = read_baseline(root, plan.job_id)
-    view = view_local(root)
-    manifest, old = plan_commit(root, plan, baseline, view, shards)
-    text = manifest.dumps()  # may fail, so before any change
+def _list_old(root: Path, plan: JobPlan, view: DirectoryView, commit: CommitPlan) -> list[str]:
+    """What makes way for a commit, marks first: files, and links to folders."""
+    old = commit.old
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
     sides = [name for name in list_side_files(old) if (root / name).exists()]
     links = []
     if plan.mode == "overwrite":
-        links = _find_links(root, [*old, *moves], set(view.data_keys) - set(old))
+        links = _find_links(root, [*old, *commit.moves], set(view.data_keys) - set(old))
     files = [n for n in (*old, *sides) if not any(n.startswith(f"{link}/") for link in links)]
-    change = ReplacementPlan([*marks, *files, *links], [*moves, COMMIT_FILE])
-    with replace_files(root, plan.job_id, change):
-        for name, attempt in moves.items():
-            (temporary / attempt).replace(root / name)
-        write_text_atomic(root / COMMIT_FILE, text)
+    return [*marks, *files, *links]
 
 
 def _find_links(root: Path, names: Sequence[str], staying: Set[str]) -> list[str]:

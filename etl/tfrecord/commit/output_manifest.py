@@ -14,7 +14,6 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.files.data_files import WrittenShard
 from etl.tfrecord.types.features import Kind, WireFeature
 
 COMMIT_FILE = "_sluice_commit.json"
@@ -80,7 +79,6 @@ class OutputManifest:
         return tuple(sorted({shard.job_id for shard in self.shards}))
 
     def dumps(self) -> str:
-        """Returns the manifest as JSON text."""
         data = {"format_version": COMMIT_FORMAT_VERSION}
         data |= {_FILE_KEYS.get(name, name): value for name, value in asdict(self).items()}
         if self.columns is None:
@@ -89,15 +87,7 @@ class OutputManifest:
 
     @classmethod
     def loads(cls, text: str, origin: str) -> OutputManifest:
-        """Parses the manifest.
-
-        Args:
-            text: What `dumps` returned.
-            origin: What to call it in an error.
-
-        Raises:
-            InputDataError: No JSON, another format version, or keys missing or unknown.
-        """
+        """Parses the manifest."""
         try:
             data = json.loads(text)
             version = data.pop("format_version")
@@ -145,11 +135,7 @@ def _parse_shard(item: dict[str, Any]) -> OutputShard:
 
 
 def read_output_manifest(directory: str | Path) -> OutputManifest | None:
-    """Reads a directory's manifest; None where there is none.
-
-    Raises:
-        InputDataError: It is damaged, or of another format version.
-    """
+    """Reads a directory's manifest; None where there is none."""
     path = Path(directory) / COMMIT_FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -163,12 +149,7 @@ _READING_POLICIES = ("dates", "timestamps", "maps", "map_keys", "vectors")
 
 
 def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature, ...]:
-    """Features that columns become on the wire.
-
-    Args:
-        schema: Columns as the encoder takes them.
-        record_type: Record type; `ByteArray` has no features.
-    """
+    """Features that columns become on the wire."""
     if record_type == "ByteArray":
         return ()
     return tuple(_describe(field) for field in schema)
@@ -191,19 +172,9 @@ def _describe(field: pa.Field) -> WireFeature:
 def merge_description(
     old: OutputManifest | None, new: OutputManifest, directory: object
 ) -> OutputManifest:
-    """Describes a directory's earlier shards and a job's together.
+    """Gives a directory's earlier shards a description that holds for a job's, too.
 
-    Args:
-        old: Manifest of the shards that stay, or None.
-        new: Description of the job's shards.
-        directory: What to call the directory in an error.
-
-    Returns:
-        The old shards under a description that holds for both; features that only one of the
-        two has are listed, for a record may lack any feature.
-
-    Raises:
-        ConfigError: They differ in a way that no single reader could follow; says how.
+    Features that only one of the two has are listed, for a record may lack any feature.
     """
     if old is None or not old.shards:
         return replace(new, shards=())
@@ -235,11 +206,7 @@ def merge_description(
 def _check_case(
     features: Sequence[WireFeature], known: Mapping[str, WireFeature], directory: object
 ) -> None:
-    """Refuses a feature that differs from an earlier one in case alone: Spark takes them for one.
-
-    Raises:
-        ConfigError: There is such a feature.
-    """
+    """Refuses a feature that differs in case alone: Spark takes the two for one."""
     by_lower = {name.lower(): name for name in known}
     for name in (f.name for f in features if f.name not in known):
         if name.lower() in by_lower:
@@ -299,16 +266,3 @@ def _name_type(feature: WireFeature) -> str:
     if feature.is_sequence:
         return f"list of lists of {feature.kind}"
     return f"list of {feature.kind}" if feature.is_list else feature.kind
-
-
-@dataclass(frozen=True)
-class TaskShard:
-    """A file that a task left behind.
-
-    Attributes:
-        shard: The file; its path is relative to the task's directory.
-        partition_values: Value by partition column, None for null.
-    """
-
-    shard: WrittenShard
-    partition_values: dict[str, str | None] = field(default_factory=dict)

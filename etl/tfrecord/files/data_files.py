@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError, InternalError
-from conf.local_paths import list_data_files
 from conf.manifest import ShardInfo
 from conf.storage.locations import Compression
 
@@ -42,11 +39,7 @@ def list_folders(names: Iterable[str]) -> list[str]:
 
 
 def make_folders(root: Path, names: Iterable[str]) -> None:
-    """Makes the folders of files; never the root, which may have been removed on purpose.
-
-    Raises:
-        FileNotFoundError: The root is not there.
-    """
+    """Makes the folders of files; never the root, which may have been removed on purpose."""
     for name in list_folders(names):
         (root / name).mkdir(exist_ok=True)
 
@@ -72,62 +65,15 @@ class ShardRange:
 
 
 def find_stem(ranges: Sequence[ShardRange], partition: int) -> str:
-    """Path of the shard of a Spark partition, without its ending.
-
-    Raises:
-        InternalError: No range holds the partition.
-    """
+    """Path of the shard of a Spark partition, without its ending."""
     for shards in ranges:
         if shards.start <= partition < shards.start + shards.count:
             return shards.stem(partition)
     raise InternalError("no shard is planned for a partition that has rows", received=partition)
 
 
-def digest_partitions(root: Path) -> dict[str, str]:
-    """Digests name, size, time and inode of the shards in each partition directory.
-
-    Args:
-        root: Output directory; need not exist.
-
-    Returns:
-        Digest by directory relative to the root, "" for the root itself; directories without
-        shards are left out.
-    """
-    digests: dict[str, hashlib._Hash] = {}
-    for relative in list_data_files(root):
-        with contextlib.suppress(FileNotFoundError):
-            stat = (root / relative).stat()
-            directory, _, name = relative.rpartition("/")
-            line = f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\n"
-            digests.setdefault(directory, hashlib.sha256()).update(line.encode())
-    return {directory: digest.hexdigest() for directory, digest in digests.items()}
-
-
-def changed_partitions(
-    before: Mapping[str, str], now: Mapping[str, str], scope: set[str] | None
-) -> list[str]:
-    """Partition directories whose shards have changed.
-
-    Args:
-        before: Digests of earlier.
-        now: Digests of now.
-        scope: Directories that count, or None for all.
-    """
-    directories = before.keys() | now.keys() if scope is None else scope
-    return sorted(d for d in directories if before.get(d) != now.get(d))
-
-
 def refuse_missing(where: object, listed: Collection[str], found: Collection[str]) -> None:
-    """Refuses rows that went without a word.
-
-    Args:
-        where: The directory, for the message.
-        listed: Files that its manifest lists, relative to it.
-        found: Files that are there.
-
-    Raises:
-        InputDataError: One is gone.
-    """
+    """Refuses rows that went without a word."""
     missing = sorted(set(listed) - set(found))
     if missing:
         raise InputDataError(
@@ -148,25 +94,18 @@ def index_path(shard: str) -> str:
 
 
 def format_index(starts: np.ndarray, offset: int) -> str:
-    """Formats entries of consecutive records.
+    """Formats a line `<byte offset> <bytes>` per record, framing included.
 
     Args:
         starts: Offset of each record in a buffer and, last, of the end; int64 `[records + 1]`.
         offset: Byte offset of the buffer in the file.
-
-    Returns:
-        A line `<byte offset> <bytes>` per record, framing included.
     """
     pairs = zip((starts[:-1] + offset).tolist(), np.diff(starts).tolist(), strict=True)
     return "".join(f"{start} {size}\n" for start, size in pairs)
 
 
 def check_indexable(compression: Compression | None) -> None:
-    """Refuses an index into compressed files.
-
-    Raises:
-        ConfigError: The files are compressed.
-    """
+    """Refuses an index into compressed files."""
     if compression is not None:
         raise ConfigError(
             "an index needs uncompressed shards: records of a compressed one cannot be sought",
@@ -188,11 +127,7 @@ class ShardLimits:
     bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses limits below 1.
-
-        Raises:
-            ConfigError: A limit is not positive.
-        """
+        """Refuses limits below 1."""
         for name, limit in (("rows", self.rows), ("bytes", self.bytes)):
             if limit is not None and limit < 1:
                 raise ConfigError(
@@ -214,9 +149,11 @@ class WrittenShard:
         split_offsets: Byte offsets at which records begin, see `ShardFile`.
         statistics: Statistics of its features, or None.
         has_index: Whether its side file was written.
+        partition_values: Value by partition column, None for null.
     """
 
     info: ShardInfo
     split_offsets: tuple[int, ...]
     statistics: dict[str, Any] | None = None
     has_index: bool = False
+    partition_values: Mapping[str, str | None] = field(default_factory=dict)

@@ -55,15 +55,7 @@ def _decode(escapes: str) -> str:
 
 
 def partition_path(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """Builds the relative directory of a partition.
-
-    Args:
-        names: Partition columns, outermost first.
-        values: Their values as Spark casts them to strings; None or "" for null.
-
-    Returns:
-        For example `date=2026-01-01/country=NO`; "" without columns.
-    """
+    """Builds the relative directory of a partition, such as `date=2026-01-01/country=NO`."""
     return "/".join(
         f"{_escape(name)}={_escape_value(value) if value else NULL_PARTITION}"
         for name, value in zip(names, values, strict=True)
@@ -80,11 +72,7 @@ Partition = tuple[tuple[str, str | None], ...]
 
 
 def read_partition(relative: str) -> Partition:
-    """Reads a directory's parts with `=`, in whatever way they are escaped.
-
-    Args:
-        relative: Directory of a file, relative to the root, without the file's name.
-    """
+    """Reads a directory's parts with `=`, in whatever way they are escaped."""
     pairs = (part.partition("=") for part in relative.split("/") if "=" in part)
     return tuple(
         (_unescape(name), None if value == NULL_PARTITION else _unescape(value))
@@ -93,14 +81,7 @@ def read_partition(relative: str) -> Partition:
 
 
 def parse_partition_path(relative: str) -> dict[str, str | None]:
-    """Reads the partition values off a relative directory; the inverse of `partition_path`.
-
-    Args:
-        relative: As for `read_partition`.
-
-    Raises:
-        InputDataError: A part has no name or no value, or a name occurs twice.
-    """
+    """Reads the partition values off a relative directory; the inverse of `partition_path`."""
     pairs = read_partition(relative)
     values = dict(pairs)
     if len(values) < len(pairs) or not all(name and value != "" for name, value in pairs):
@@ -175,18 +156,9 @@ def _widen(left: str | None, right: str | None) -> str | None:
 def infer_partition_types(
     partitions: Iterable[Mapping[str, str | None]],
 ) -> tuple[tuple[str, str], ...]:
-    """Infers the type of each partition column from all of its values, as Spark does.
+    """Infers the Spark type of each partition column from all of its values, as Spark does.
 
-    Args:
-        partitions: Values by column, one mapping per directory.
-
-    Returns:
-        Name and Spark type (`int`, `bigint`, `decimal(n,0)`, `double`, `date`, `timestamp`,
-        `string`) per column, in the order of the path. A column of nulls alone is a string, where
-        Spark says void.
-
-    Raises:
-        InputDataError: The directories differ in their columns.
+    A column of nulls alone is a string, where Spark says void.
     """
     distinct = list({tuple(values.items()): values for values in partitions}.values())
     if not distinct:
@@ -208,11 +180,7 @@ def infer_partition_types(
 
 
 def parse_partition_value(name: str, text: str | None, target: pa.DataType) -> pa.Scalar:
-    """Reads a partition value as a type; timestamps without a zone are UTC.
-
-    Raises:
-        InputDataError: The text does not fit the type.
-    """
+    """Reads a partition value as a type; timestamps without a zone are UTC."""
     if text is None:
         return pa.scalar(None, target)
     try:
@@ -241,11 +209,7 @@ PartitionValues = tuple[str | None, ...]
 
 
 def parse_names(text: str, option: str = "partitionBy") -> tuple[str, ...]:
-    """Parses an option that names columns: comma separated, or a JSON list of strings.
-
-    Raises:
-        ConfigError: No such list, an empty name, or a name that occurs twice.
-    """
+    """Parses an option that names columns: comma separated, or a JSON list of strings."""
     names: object = [name.strip() for name in text.split(",")]
     if text.lstrip().startswith("["):
         try:
@@ -263,15 +227,7 @@ def parse_names(text: str, option: str = "partitionBy") -> tuple[str, ...]:
 
 
 def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
-    """Refuses partition columns that are not there, or have no safe text form or folder name.
-
-    Args:
-        schema: Schema of the rows, partition columns included.
-        names: Partition columns.
-
-    Raises:
-        ConfigError: Names every such column; or nothing would be left for the records.
-    """
+    """Refuses partition columns that are not there, or have no safe text form or folder name."""
     missing = [name for name in names if name not in schema.names]
     refuse_unknown("partitionBy names columns that are not there", missing, schema.names)
     bad = [name for name in names if not _has_text_form(schema.field(name).type)]
@@ -292,11 +248,7 @@ def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
 
 
 def refuse_hidden_folders(names: Sequence[str]) -> None:
-    """Refuses partition columns whose folders no reader would look into.
-
-    Raises:
-        ConfigError: Names every such column.
-    """
+    """Refuses partition columns whose folders no reader would look into."""
     hidden = [name for name in names if is_hidden(f"{name}=", is_folder=True)]
     if hidden:
         raise ConfigError(
@@ -326,9 +278,6 @@ def split_partitions(
     Yields:
         Values as Spark casts them to strings, None for null; their rows; and the numbers of these
         in the batch, int64 `[rows]`.
-
-    Raises:
-        InputDataError: An empty string, which would be read back as null.
     """
     codes = np.zeros(batch.num_rows, np.int64)
     columns: list[tuple[np.ndarray, list[str | None]]] = []

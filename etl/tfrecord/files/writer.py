@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -64,19 +64,14 @@ def find_record_starts(framed: np.ndarray) -> np.ndarray:
 
 
 class ShardTarget(Protocol):
-    """Takes the bytes of one shard and, where it has one, the lines of its side file."""
+    """Takes the bytes of one shard and, where it has one, of its side file."""
 
     name: str
-    has_index: bool
-
-    def write(self, data: Any) -> None:
-        """Appends bytes."""
-
-    def write_index(self, text: str) -> None:
-        """Appends lines to the side file."""
+    shard: Any
+    index: Any
 
     def finish(self) -> None:
-        """Makes the shard appear."""
+        """Makes the shard appear, or leaves nothing of it."""
 
     def discard(self) -> None:
         """Leaves nothing, unless it has appeared already."""
@@ -86,52 +81,26 @@ class LocalTarget:
     """A temporary file next to the target, which takes its name in the end."""
 
     def __init__(self, path: Path, index: Path | None = None) -> None:
-        """Opens the files.
-
-        Args:
-            path: Target; its directory must exist.
-            index: Side file, or None.
-
-        Raises:
-            OSError: The files cannot be created.
-        """
-        self.name, self.has_index = path.name, index is not None
+        self.name = path.name
         self._output = AtomicFile(path)
-        self._file = self._output.unfinished.open("xb", buffering=1 << 18)
-        self._index: TextIO | None = None
-        if index is not None:
-            self._index = index.open("x", encoding="ascii")
-
-    def write(self, data: Any) -> None:
-        """Appends bytes."""
-        self._file.write(data)
-
-    def write_index(self, text: str) -> None:
-        """Appends lines to the side file."""
-        if self._index is not None:
-            self._index.write(text)
+        self.shard = self._output.unfinished.open("xb", buffering=1 << 18)
+        self.index = None if index is None else index.open("xb", buffering=1 << 18)
 
     def finish(self) -> None:
-        """Gives the file its name.
-
-        Raises:
-            OSError: The file cannot be written; nothing is left of it.
-        """
         try:
-            self._file.flush()
-            if self._index is not None:
-                self._index.flush()
-                os.fsync(self._index.fileno())
+            self.shard.flush()
+            if self.index is not None:
+                self.index.flush()
+                os.fsync(self.index.fileno())
             self._output.publish()
         finally:
             self.discard()
 
     def discard(self) -> None:
-        """Closes the file and removes it, unless it has its name already."""
         try:
-            if self._index is not None:
-                self._index.close()
-            self._file.close()  # flushes, and so fails on a full disk
+            if self.index is not None:
+                self.index.close()
+            self.shard.close()  # flushes, and so fails on a full disk
         finally:
             self._output.discard()
 
@@ -140,63 +109,29 @@ class StoredTarget:
     """An upload to an object that no one else writes."""
 
     def __init__(self, storage: Storage, key: str, index: str | None = None) -> None:
-        """Opens the uploads.
-
-        Args:
-            storage: Directory of the task attempt.
-            key: Target in it.
-            index: Side file, or None.
-
-        Raises:
-            OSError: The store refuses.
-        """
-        self.name, self.has_index = key.rpartition("/")[2], index is not None
-        self._storage, self._keys = storage, [key, *([index] if index else [])]
-        self._streams = [storage.open_output(key) for key in self._keys]
-        self._is_finished = False
-
-    def write(self, data: Any) -> None:
-        """Appends bytes."""
-        self._streams[0].write(data)
-
-    def write_index(self, text: str) -> None:
-        """Appends lines to the side file."""
-        if self.has_index:
-            self._streams[1].write(text.encode("ascii"))
+        self.name = key.rpartition("/")[2]
+        self._storage = storage
+        self._uploads = {name: storage.open_output(name) for name in (key, index) if name}
+        self.shard, self.index = self._uploads[key], self._uploads.get(index or "")
 
     def finish(self) -> None:
-        """Ends the uploads, the shard's last.
-
-        Raises:
-            OSError: The store refuses.
-        """
-        for stream in reversed(self._streams):
+        """Ends the uploads, the shard's last."""
+        for stream in reversed(self._uploads.values()):
             stream.close()
-        self._is_finished = True
+        self._uploads.clear()
 
     def discard(self) -> None:
         """Ends the uploads, which cannot be called off, and deletes what came of them."""
-        if self._is_finished:
-            return
-        self._is_finished = True
-        for key, stream in zip(self._keys, self._streams, strict=True):
+        for key, stream in self._uploads.items():
             with contextlib.suppress(OSError):
                 stream.close()
             with contextlib.suppress(OSError):
                 self._storage.delete(key)
+        self._uploads.clear()
 
 
 def open_target(root: Path | Storage, path: str, has_index: bool) -> ShardTarget:
-    """Opens a shard below a directory that exists, folders in between are made.
-
-    Args:
-        root: The directory.
-        path: The shard, relative to it.
-        has_index: Whether it gets a side file.
-
-    Raises:
-        OSError: It cannot be created.
-    """
+    """Opens a shard below a directory that exists; folders in between are made."""
     side = index_path(path) if has_index else None
     if isinstance(root, Storage):
         return StoredTarget(root, path, side)
@@ -228,11 +163,6 @@ class ShardOptions:
     chunk_rows: int = CHUNK_ROWS
 
     def __post_init__(self) -> None:
-        """Refuses values outside the ranges above.
-
-        Raises:
-            ConfigError: Unknown compression, or a level or row count out of range.
-        """
         for name, value, valid, allowed in (
             ("compression", self.compression, self.compression in (None, *_WBITS),
              "None, 'GZIP' or 'ZLIB'"),
@@ -256,12 +186,6 @@ class ShardFile:
     """
 
     def __init__(self, target: ShardTarget, options: ShardOptions) -> None:
-        """Starts an empty shard.
-
-        Args:
-            target: Where its bytes go.
-            options: Compression.
-        """
         self.rows = 0
         self.split_offsets: list[int] = []
         self._target = target
@@ -277,14 +201,11 @@ class ShardFile:
         Args:
             framed: Their bytes, uint8 `[bytes]`.
             starts: Offset of each in `framed` and, last, of the end; int64 `[records + 1]`.
-
-        Raises:
-            OSError: The file cannot be written.
         """
         if self._compress is None:
             self._note_splits(starts)
-            if self._target.has_index:
-                self._target.write_index(format_index(starts, self._bytes))
+            if self._target.index is not None:
+                self._target.index.write(format_index(starts, self._bytes).encode("ascii"))
             self._put(framed)
         else:
             self._put(self._compress.compress(framed))
@@ -309,19 +230,12 @@ class ShardFile:
         return self._bytes + len(trial.compress(framed)) + len(trial.flush()) <= limit_bytes
 
     def _put(self, data: Any) -> None:
-        self._target.write(data)
+        self._target.shard.write(data)
         self._crc = crc32c(data, self._crc)
         self._bytes += len(data)
 
     def finish(self) -> ShardInfo:
-        """Closes the file and gives it its name.
-
-        Returns:
-            Name, rows, bytes and checksum.
-
-        Raises:
-            OSError: The file cannot be written; nothing is left of it.
-        """
+        """Closes the file and gives it its name; nothing is left of one that cannot be written."""
         try:
             if self._compress is not None:
                 self._put(self._compress.flush())
@@ -374,18 +288,13 @@ class RollingPlan:
 class RollingWriter:
     """Writes batches to as many files as the limits ask for; opens none before its first record.
 
+    A name is asked for as each file begins. An encoder may be shared by writers of one thread.
+
     Attributes:
         shards: Files finished so far.
     """
 
     def __init__(self, plan: RollingPlan, encoder: _Encoder, name: Callable[[], str]) -> None:
-        """Plans the files; touches none yet.
-
-        Args:
-            plan: What the files have in common.
-            encoder: Encoder of the batches; may be shared with writers of the same thread.
-            name: Gives the path of the next file, relative to the root.
-        """
         self.shards: list[WrittenShard] = []
         self._plan, self._encoder, self._name = plan, encoder, name
         self._file: ShardFile | None = None
@@ -393,16 +302,7 @@ class RollingWriter:
         self._statistics: ShardStatistics | None = None
 
     def write(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
-        """Appends a batch.
-
-        Args:
-            batch: Rows in the encoder's schema.
-            source: The same rows before they were encoded, for the statistics; or None.
-
-        Raises:
-            InputDataError: A value that the wire cannot carry.
-            OSError: A file cannot be written.
-        """
+        """Appends rows; statistics are also of those that they were encoded from."""
         done = seen = 0
         for framed in self._encoder.encode_chunks(batch, self._plan.options.chunk_rows):
             starts, first = find_record_starts(framed), 0
@@ -492,16 +392,6 @@ class ShardWriter:
     def __init__(
         self, path: str | Path, schema: pa.Schema, options: ShardOptions | None = None
     ) -> None:
-        """Plans the encoding; touches no file yet.
-
-        Args:
-            path: Target file; its directory must exist.
-            schema: Schema of the batches.
-            options: Record type and compression; the defaults if None.
-
-        Raises:
-            ConfigError: Columns that the record type cannot carry.
-        """
         self.path = Path(path)
         self._options = options or ShardOptions()
         self._encoder = build_encoder(schema, self._options.record_type)
@@ -512,25 +402,13 @@ class ShardWriter:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Appends a batch.
-
-        Args:
-            batch: Rows in the planned schema.
-
-        Raises:
-            InputDataError: A value that the wire cannot carry.
-            OSError: The file cannot be written.
-        """
+        """Appends a batch of the planned schema."""
         for framed in self._encoder.encode_chunks(batch, self._options.chunk_rows):
             self._file.append(framed, find_record_starts(framed))
 
     @property
     def info(self) -> ShardInfo:
-        """Name, rows, bytes and checksum of the finished file.
-
-        Raises:
-            RuntimeError: The writer has not been closed cleanly.
-        """
+        """Name, rows, bytes and checksum of the finished file; a RuntimeError before that."""
         if self._info is None:
             raise RuntimeError(f"{self.path} is not finished; read `info` after the with block")
         return self._info

@@ -23,8 +23,12 @@ from conf.local_paths import is_data_path, list_data_files
 from conf.storage.locations import Compression, FileOpener, is_remote, parse_storage
 from conf.storage.object_store import Storage
 from conf.storage.store_interface import Settings, StoredObject
-from etl.tfrecord.commit.local_view import refuse_publishing
-from etl.tfrecord.commit.object_view import ObjectView, find_writer, view_directory
+from etl.tfrecord.commit.directory_view import (
+    ObjectView,
+    find_writer,
+    refuse_publishing,
+    view_objects,
+)
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
@@ -62,7 +66,7 @@ def list_object_files(
         place, only = start.parent, start.name
     directory = _find_directory(place)
     inside = place.root[len(directory.root) + 1 :]
-    view = view_directory(directory)
+    view = view_objects(directory)
     prefix = f"{inside}/{only}".strip("/") if only else inside
     sizes = _list_sizes(directory, view, prefix, options.is_recursive)
     if not sizes and view.manifest is None:
@@ -72,12 +76,12 @@ def list_object_files(
             allowed="an object, or a directory with objects; patterns are for local paths",
         )
     base = parse_storage(options.base_path).root if options.base_path else place.root
-    shards = {s.path: s for s in view.committed.shards} if view.committed else {}
+    shards = {s.path: s for s in view.content.committed.shards} if view.content.committed else {}
     files = []
     for key, item in sorted(sizes.items()):
         values = {} if options.is_recursive else _object_partition(f"{directory.root}/{key}", base)
         files.append((_build_object_file(directory, key, item, shards, values), values))
-    return view.committed, files
+    return view.content.committed, files
 
 
 def _find_directory(start: Storage) -> Storage:
@@ -94,16 +98,18 @@ def _list_sizes(
     directory: Storage, view: ObjectView, prefix: str, is_recursive: bool
 ) -> dict[str, StoredObject]:
     """The objects to read below a key, or of that key."""
-    if view.committed is None:
+    if view.content.committed is None:
         shown = [
             key
             for key in view.objects
             if is_data_path(key, is_recursive=is_recursive) and not view.is_unfinished(key)
         ]
         return {key: view.objects[key] for key in shown if _is_within(key, prefix)}
-    keys = [key for key in view.visible if _is_within(key, prefix)]
+    keys = [key for key in view.content.visible if _is_within(key, prefix)]
     refuse_missing(directory.uri, keys, view.objects)
-    others = [k for k in view.data_keys if _is_within(k, prefix) and k not in view.visible]
+    others = [
+        k for k in view.content.data_keys if _is_within(k, prefix) and k not in view.content.visible
+    ]
     unlisted = [k for k in others if find_writer(k) is None]
     if unlisted:
         _LOGGER.warning(

@@ -18,7 +18,7 @@ from pyspark import SparkContext, TaskContext
 from conf.manifest import ShardInfo
 from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.commit_plan import TaskResult
-from etl.tfrecord.commit.output_manifest import TaskShard
+from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.files.data_files import WrittenShard, find_stem
 from etl.tfrecord.spark.loaded_code import freeze_loaded_code
 from etl.tfrecord.spark.write_plan import build_committer
@@ -75,12 +75,15 @@ def use_own_python() -> None:
         context.pythonExec = sys.executable
 
 
-def run_write(rows: DataFrame, plan: WritePlan) -> None:
+def run_write(rows: DataFrame, plan: WritePlan) -> OutputManifest | None:
     """Writes rows and publishes the files; where a task fails for good, no trace is left.
 
     Args:
         rows: Columns as planned.
         plan: The write.
+
+    Returns:
+        The manifest of the directory; None where the mode is `ignore` and another job was faster.
 
     Raises:
         PySparkException: A task failed.
@@ -96,7 +99,7 @@ def run_write(rows: DataFrame, plan: WritePlan) -> None:
 
     try:
         results = rows.mapInArrow(write, f"{_RESULT} string").collect()
-        committer.publish(plan.job, [_read_result(json.loads(row[0])) for row in results])
+        return committer.publish(plan.job, [_read_result(json.loads(r[0])) for r in results])
     except BaseException:
         committer.discard(plan.job.job_id)
         raise
@@ -106,12 +109,6 @@ def _read_result(data: dict[str, Any]) -> TaskResult:
     return TaskResult(data["partition"], data["attempt"], tuple(map(_read_shard, data["shards"])))
 
 
-def _read_shard(data: dict[str, Any]) -> TaskShard:
-    shard = data["shard"]
-    written = WrittenShard(
-        ShardInfo(**shard["info"]),
-        tuple(shard["split_offsets"]),
-        shard["statistics"],
-        shard["has_index"],
-    )
-    return TaskShard(written, data["partition_values"])
+def _read_shard(data: dict[str, Any]) -> WrittenShard:
+    info, offsets = ShardInfo(**data["info"]), tuple(data["split_offsets"])
+    return WrittenShard(**{**data, "info": info, "split_offsets": offsets})

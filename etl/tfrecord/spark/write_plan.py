@@ -12,12 +12,8 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from etl.tfrecord.commit.commit_plan import JobPlan
-from etl.tfrecord.commit.committer import (
-    Committer,
-    LocalCommitter,
-    ObjectCommitter,
-    StagedCommitter,
-)
+from etl.tfrecord.commit.local_commit import LocalCommitter, StagedCommitter
+from etl.tfrecord.commit.object_commit import ObjectCommitter
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
     describe_features,
@@ -148,7 +144,7 @@ def plan_write(
     return WritePlan(options, job, source, hooks)
 
 
-def build_committer(options: WriteOptions) -> Committer:
+def build_committer(options: WriteOptions) -> LocalCommitter | ObjectCommitter:
     """Chooses the protocol by the output directory of a write."""
     if options.shard_ranges:
         return StagedCommitter(options.directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from conf.storage.object_store import Storage
 from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
-from etl.tfrecord.commit.output_manifest import TaskShard
+from etl.tfrecord.files.data_files import WrittenShard
 from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.spark.options import WriteOptions
@@ -76,11 +77,11 @@ class WriteTask:
         self._encoder: Any = None
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
         self._counters: dict[PartitionValues, Iterator[int]] = {}
-        self._shards: list[TaskShard] = []
+        self._shards: list[WrittenShard] = []
 
     def write_all(
         self, batches: Iterator[pa.RecordBatch], origin: str = "the rows"
-    ) -> tuple[TaskShard, ...]:
+    ) -> tuple[WrittenShard, ...]:
         """Writes all rows; without any, no file.
 
         Args:
@@ -106,7 +107,7 @@ class WriteTask:
             for writer in self._writers.values():
                 writer.discard()
             raise
-        return tuple(sorted(self._shards, key=lambda item: item.shard.info.path))
+        return tuple(sorted(self._shards, key=lambda shard: shard.info.path))
 
     def _write(self, batch: pa.RecordBatch, first_row: int, origin: str) -> None:
         names = self._options.partition_by
@@ -164,7 +165,7 @@ class WriteTask:
         finally:
             writer.discard()
         names = dict(zip(self._options.partition_by, values, strict=True))
-        self._shards.extend(TaskShard(shard, names) for shard in writer.shards)
+        self._shards.extend(replace(s, partition_values=names) for s in writer.shards)
 
     def _name(self, values: PartitionValues) -> str:
         options = self._options

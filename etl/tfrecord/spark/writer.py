@@ -258,13 +258,13 @@ def write_tfrecords(
     if plan.options.mode == "ignore" and holds_output:
         return committer.read() or plan.job.description
     try:
-        run_write(repartition_rows(frame, config), plan)
+        manifest = run_write(repartition_rows(frame, config), plan)
     except PySparkException as error:
         cause = translate_failure(error)
         if cause is None:
             raise
         raise cause from error
-    return committer.read() or plan.job.description
+    return manifest or committer.read() or plan.job.description
 
 
 def _parse_mode(mode: str) -> SaveMode:

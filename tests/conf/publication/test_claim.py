@@ -11,7 +11,7 @@ import time
 import pytest
 
 from conf.errors import UpstreamNotReadyError
-from conf.publication.claim import CUT_SHORT_STALE_S, STALE_S, hold_claim
+from conf.publication.pointer import CUT_SHORT_STALE_S, STALE_S, hold_claim
 
 
 def test_only_one_holds_at_a_time(tmp_path):
@@ -46,7 +46,7 @@ def test_a_live_holder_is_waited_for_and_then_reported(tmp_path):
 
 def test_the_claim_of_a_dead_process_is_broken_at_once(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from conf.publication.claim import hold_claim\n"
+        "import os; from pathlib import Path; from conf.publication.pointer import hold_claim\n"
         f"with hold_claim(Path({str(tmp_path / 'c')!r})):\n    os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code], check=False)

@@ -23,7 +23,7 @@ from conf.artefacts.dataset import published_versions, read_manifest, resolve_ve
 from conf.artefacts.export import EXPORT_FILE, read_versions, roll_back
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, UpstreamNotReadyError
-from conf.publication import claim
+from conf.publication import pointer
 from conf.publication.numbered import hold_numbers, list_complete, list_numbered
 from conf.publication.working_copy import WORK_DIR_VARIABLE
 from conf.storage import processes
@@ -32,8 +32,7 @@ from conf.storage.processes import Owner
 from etl.versions import rollback
 from etl.versions.publish import sweep_leftovers
 from etl.versions.retention import collect_garbage
-from etl.versions.stored import find_dataset
-from etl.versions.working import hold_dataset
+from etl.versions.stored import find_dataset, hold_dataset
 from tests.etl.built_versions import publish
 from tests.fake_hdfs import reached_as_hdfs
 from tests.fake_store import reached_as
@@ -401,7 +400,7 @@ def test_readers_find_whole_entries_whatever_has_happened(
         reached_as("s3", patch) as store,
         reached_as_hdfs(patch) as hdfs,
     ):
-        patch.setattr(claim, "CUT_SHORT_STALE_S", 0.0)
+        patch.setattr(pointer, "CUT_SHORT_STALE_S", 0.0)
         patch.setattr("os.fsync", lambda descriptor: None)  # No power cut is simulated.
         store.hook = lambda name: DEATH.step() if is_change(name) else None
         hdfs.hook = lambda name: DEATH.step()

@@ -22,8 +22,8 @@ from conf.manifest import ShardInfo, SplitInfo
 from conf.publication import entries, pointer
 from conf.publication.pointer import CLAIM_FILE
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
-from etl.tfrecord.commit.committer import StagedCommitter
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, read_output_manifest
+from etl.tfrecord.commit.local_commit import StagedCommitter
+from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.versions.publish import (
@@ -212,9 +212,8 @@ def write_shards(staging: Path) -> tuple[ShardInfo, ...]:
             results.append(
                 TaskResult(partition, f"attempt-{partition}", task.write_all(iter([batch])))
             )
-    committer.publish(JOB, results)
-    written = read_output_manifest(staging)
-    (staging / COMMIT_FILE).unlink()
+    written = committer.publish(JOB, results)
+    assert written is not None
     return tuple(ShardInfo(s.path, s.rows, s.bytes, s.crc32c) for s in written.shards)
 
 

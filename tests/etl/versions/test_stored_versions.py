@@ -18,8 +18,8 @@ from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.etl.imported import ImportConfig
 from conf.manifest import MANIFEST_FILE
-from conf.publication.entries import FOREIGN_STALE_S
 from conf.publication.working_copy import WORK_DIR_VARIABLE, describe_place
+from conf.storage.processes import STALE_S
 from etl.build import BuildResult, build_dataset
 from etl.import_dataset import import_dataset
 from etl.tfrecord.table import write_table
@@ -27,8 +27,7 @@ from etl.versions.publish import read_current
 from etl.versions.retention import list_versions
 from etl.versions.rollback import roll_back
 from etl.versions.run_fingerprint import RunRequest
-from etl.versions.stored import StoredDataset, find_dataset, open_dataset
-from etl.versions.working import hold_dataset
+from etl.versions.stored import StoredDataset, find_dataset, hold_dataset, open_dataset
 from jobs.cli import main
 from jobs.support.spark_session import check_work_dir
 from tests.etl.built_versions import publish, shard_digests
@@ -202,7 +201,7 @@ def test_old_versions_there_go_the_current_one_stays(
     place = dataset().copy.remote
     place.put("versions/half/train/part-0", b"x")
     place.put("versions/dead/train/part-0", b"x")
-    store.age("datasets/d/versions/dead/train/part-0", FOREIGN_STALE_S + 1)
+    store.age("datasets/d/versions/dead/train/part-0", STALE_S + 1)
     assert main(["versions", "gc", f"{ROOT}/d", "--keep", "1", "--dry-run"]) == 0
     assert capsys.readouterr().out == "would remove v2\n"
     store.log.clear()

@@ -8,12 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
-from etl.tfrecord.commit.local_commit import (
-    begin_job,
-    discard_temporary,
-    hold_attempt,
-    publish,
-)
+from etl.tfrecord.commit.local_commit import LocalCommitter
 from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
 from etl.tfrecord.files.data_files import ShardLimits
 from etl.tfrecord.spark.options import WriteOptions
@@ -26,14 +21,15 @@ def run_job(root: Path, job: str, rows: range) -> None:
     description = OutputManifest("Example", None, (WireFeature("id", "int64"),), {}, (), ())
     plan = JobPlan(job, "overwrite", False, description)
     options = WriteOptions(str(root), limits=ShardLimits(rows=20), index=True)
+    committer = LocalCommitter(str(root))
     try:
-        begin_job(root, plan, None)
-        with hold_attempt(root, job, "attempt") as attempt:
+        committer.begin(plan, None)
+        with committer.hold_attempt(job, "attempt") as attempt:
             batch = pa.record_batch({"id": list(rows)})
             shards = WriteTask(attempt, f"part-{job}", options).write_all(iter([batch]))
-        publish(root, plan, [TaskResult(0, "attempt", shards)])
+        committer.publish(plan, [TaskResult(0, "attempt", shards)])
     except BaseException:
-        discard_temporary(root, job)
+        committer.discard(job)
         raise
 
 

@@ -146,7 +146,7 @@ def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path / "shard", BATCH.schema)
     with pytest.raises(OSError, match="No space"), writer:  # noqa: PT012
         target = writer._file._target
-        target._file = FullAtClose(target._file)
+        target.shard = FullAtClose(target.shard)
         writer.write(BATCH)
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []

@@ -17,9 +17,8 @@ from conf.storage.locations import _KEPT_BYTES, FileOpener, StoredPath
 from conf.storage.object_store import Storage
 from conf.storage.store_interface import StoredObject
 from etl.tfrecord.codec.framing import read_record_blocks
-from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
-from etl.tfrecord.commit.committer import ObjectCommitter
-from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
+from etl.tfrecord.commit.commit_plan import JOB_FILE, JobPlan, TaskResult
+from etl.tfrecord.commit.object_commit import ObjectCommitter
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.spark.input_files import InputListing, list_input_files, plan_splits
 from etl.tfrecord.spark.options import WriteOptions, parse_read_options, parse_write_options
@@ -185,8 +184,6 @@ def test_a_store_that_refuses_ends_in_a_message(store: FakeStore, root: Storage,
     assert StoredPath(root).has_bucket()  # the store does not tell
 
 
-OBJECT_INPUT_MARK = pytest.mark.usefixtures("owner")
-
 BATCH = pa.record_batch(
     {"payload": pa.array([b"a" * 100, b"b", b"c" * 50]), "d": pa.array(["x", "y", "x"])}
 )
@@ -224,7 +221,6 @@ def payloads(found: InputListing) -> list[bytes]:
     )
 
 
-@OBJECT_INPUT_MARK
 @pytest.mark.parametrize("compression", ["none", "gzip", "zlib"])
 def test_what_was_written_is_read(object_input_root: Storage, compression: str) -> None:
     one = BATCH.drop_columns(["d"])
@@ -237,7 +233,6 @@ def test_what_was_written_is_read(object_input_root: Storage, compression: str) 
     assert payloads(listing(found.files[0].path)) == sorted(one.column(0).to_pylist())
 
 
-@OBJECT_INPUT_MARK
 def test_partitions_side_files_and_single_partitions(object_input_root: Storage) -> None:
     write(object_input_root, partitionBy="d", index="true", maxRecordsPerFile="1")
     found = listing(object_input_root.uri)
@@ -255,7 +250,6 @@ def test_partitions_side_files_and_single_partitions(object_input_root: Storage)
         listing(f"{object_input_root.uri}/d=x", basePath=f"{object_input_root.uri}/d=y")
 
 
-@OBJECT_INPUT_MARK
 def test_the_manifest_decides(object_input_root: Storage, caplog: pytest.LogCaptureFixture) -> None:
     write(object_input_root, BATCH.drop_columns(["d"]))
     object_input_root.put("part-r-00000.tfrecord", b"no TFRecord at all")
@@ -273,7 +267,6 @@ def test_the_manifest_decides(object_input_root: Storage, caplog: pytest.LogCapt
         listing(object_input_root.uri)
 
 
-@OBJECT_INPUT_MARK
 def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage) -> None:
     write(object_input_root, BATCH.drop_columns(["d"]))
     object_input_root.delete(COMMIT_FILE)
@@ -286,13 +279,12 @@ def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage)
         name,
     ]
     assert len(listing(object_input_root.uri, recursiveFileLookup="true").files) == 3
-    temporary_storage(object_input_root, name.split("-")[2]).put(JOB_FILE, b"{}")
+    ObjectCommitter(object_input_root).find_temporary(name.split("-")[2]).put(JOB_FILE, b"{}")
     assert len(listing(object_input_root.uri).files) == 1  # the other one is not decided yet
     with pytest.raises(ConfigError, match="no such"):
         listing(f"{object_input_root.uri}-none")
 
 
-@OBJECT_INPUT_MARK
 def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> None:
     rows = pa.record_batch({"payload": [bytes([65 + k]) * 1_000_000 for k in range(20)]})
     write(object_input_root, rows, index="true")
@@ -325,7 +317,6 @@ def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> N
     assert split() == [(0, None)]
 
 
-@OBJECT_INPUT_MARK
 def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
     plan = plan_write(BATCH.schema, WriteOptions(object_input_root.uri, record_type="ByteArray",
                                                  partition_by=("d",), storage=object_input_root),
@@ -343,7 +334,6 @@ def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
     assert object_input_root.list_objects() == {}
 
 
-@OBJECT_INPUT_MARK
 def test_local_files_are_read_as_before(tmp_path, frame) -> None:
     (tmp_path / "x").write_bytes(frame([b"1", b"2"]))
     assert list(read_records(tmp_path / "x")) == [b"1", b"2"]

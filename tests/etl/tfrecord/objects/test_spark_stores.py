@@ -22,7 +22,7 @@ from conf.storage.object_store import Storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.spark.reader import read_tfrecords
 from etl.tfrecord.spark.writer import write_tfrecords
-from tests.etl.tfrecord.objects.word_jobs import leftovers
+from tests.etl.tfrecord.commit.word_jobs import leftovers
 from tests.object_servers import (
     ACCESS_KEY,
     AWS_CREDENTIALS,

@@ -195,10 +195,10 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
     (written,) = sink.write_all(
         iter([empty, pa.record_batch({"x": [1, 2]}), pa.record_batch({"x": [3]})])
     )
-    assert written.shard.info.rows == 3
+    assert written.info.rows == 3
     path = tmp_path / "part-00000-j-c000.tfrecord"
     expected = {"names": ["twice"], "path": path.name, "rows": 3, "raw": [1, 2, 3]}
-    assert written.shard.statistics == expected
+    assert written.statistics == expected
     records = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]
     values = [tf.train.Example.FromString(r).features.feature["twice"] for r in records]
     assert [v.int64_list.value[0] for v in values] == [2, 4, 6]

@@ -253,12 +253,12 @@ def test_few_open_files_lose_no_row(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(write_task, "MAX_OPEN_FILES", 2)
     batches = [pa.record_batch({"a": [k] * 6, "p": [0, 1, 2, 3, 0, 1]}) for k in range(3)]
     shards = run(tmp_path, batches, partition_by=("p",))
-    assert sum(item.shard.info.rows for item in shards) == 18
-    assert all(item.shard.info.rows for item in shards)
+    assert sum(item.info.rows for item in shards) == 18
+    assert all(item.info.rows for item in shards)
     by_value: dict[str, list[str]] = {}
     for item in shards:
-        by_value.setdefault(item.partition_values["p"], []).append(item.shard.info.path)
-        assert len(list(read_records(tmp_path / item.shard.info.path))) == item.shard.info.rows
+        by_value.setdefault(item.partition_values["p"], []).append(item.info.path)
+        assert len(list(read_records(tmp_path / item.info.path))) == item.info.rows
     assert by_value["2"] == [f"p=2/part-0-c00{k}.tfrecord" for k in range(3)]
     assert set(by_value) == {"0", "1", "2", "3"}
 
@@ -290,7 +290,7 @@ def test_never_more_files_open_than_allowed(tmp_path: Path, monkeypatch) -> None
 )
 def test_names(tmp_path: Path, options, name: str) -> None:
     (item,) = run(tmp_path, [pa.record_batch({"a": [1]})], **options)
-    assert item.shard.info.path == name
+    assert item.info.path == name
 
 
 def test_an_error_leaves_no_open_file(tmp_path: Path) -> None:

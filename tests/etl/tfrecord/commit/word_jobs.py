@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Set
+from pathlib import Path
 
 from conf.manifest import ShardInfo
 from conf.storage.object_store import Storage
 from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.commit_plan import JobPlan, SaveMode, TaskResult
-from etl.tfrecord.commit.object_commit import begin_object_job, hold_object_attempt, publish_objects
-from etl.tfrecord.commit.object_view import read_object_manifest, view_directory
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, TaskShard
+from etl.tfrecord.commit.directory_view import view_local, view_objects
+from etl.tfrecord.commit.local_commit import LocalCommitter
+from etl.tfrecord.commit.object_commit import ObjectCommitter
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 from etl.tfrecord.files.data_files import WrittenShard
 
 DESCRIPTION = OutputManifest("ByteArray", None, (), {}, (), ())
+Place = Path | Storage
+"""An output directory, or one below it."""
+
+
+def committer_of(place: Place) -> LocalCommitter | ObjectCommitter:
+    return ObjectCommitter(place) if isinstance(place, Storage) else LocalCommitter(str(place))
 
 
 class Job:
@@ -22,19 +30,19 @@ class Job:
 
     def __init__(
         self,
-        root: Storage,
+        root: Place,
         mode: SaveMode,
         words: list[str],
         *,
         replaces_partitions: bool = False,
         job_id: str | None = None,
     ) -> None:
-        self.root, self.words = root, words
+        self.committer, self.words = committer_of(root), words
         self.plan = JobPlan(job_id or uuid.uuid4().hex, mode, replaces_partitions, DESCRIPTION)
         self.results: list[TaskResult] = []
 
     def begin(self) -> Job:
-        begin_object_job(self.root, self.plan, find_this_process())
+        self.committer.begin(self.plan, find_this_process())
         return self
 
     def run_tasks(self) -> Job:
@@ -43,40 +51,59 @@ class Job:
             path = f"part-{partition:05d}-{self.plan.job_id}-c000.tfrecord"
             path = f"{folder}/{path}" if folder else path
             attempt = f"part-{partition:05d}-attempt-{partition}"
-            with hold_object_attempt(self.root, self.plan.job_id, attempt) as place:
-                place.put(path, text.encode())
-                place.put(f"_index/{path}.idx", b"0 1\n")
+            with self.committer.hold_attempt(self.plan.job_id, attempt) as place:
+                put(place, path, text.encode())
+                put(place, f"_index/{path}.idx", b"0 1\n")
             info = ShardInfo(path, 1, len(text), "00000000")
-            shard = TaskShard(WrittenShard(info, (), None, has_index=True))
+            shard = WrittenShard(info, (), None, has_index=True)
             self.results.append(TaskResult(partition, attempt, (shard,)))
         return self
 
     def publish(self) -> bool:
-        return publish_objects(self.root, self.plan, self.results)
+        return self.committer.publish(self.plan, self.results) is not None
 
     def run(self) -> bool:
         return self.begin().run_tasks().publish()
 
 
-def read_words(root: Storage) -> list[str]:
+def put(place: Place, key: str, data: bytes) -> None:
+    if isinstance(place, Storage):
+        place.put(key, data)
+        return
+    (place / key).parent.mkdir(parents=True, exist_ok=True)
+    (place / key).write_bytes(data)
+
+
+def delete(place: Place, key: str) -> None:
+    place.delete(key) if isinstance(place, Storage) else (place / key).unlink()
+
+
+def list_files(place: Place) -> set[str]:
+    if isinstance(place, Storage):
+        return set(place.list_objects())
+    return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+
+
+def read_words(root: Place) -> list[str]:
     """What a reader sees: partition and word of each row; fails where an object is missing."""
     words = []
-    for key in view_directory(root).visible:
-        data = root.read(key)
+    is_stored = isinstance(root, Storage)
+    for key in (view_objects(root).content if is_stored else view_local(root)).visible:
+        data = root.read(key) if is_stored else (root / key).read_bytes()
         assert data is not None, f"{key} is listed but not there"
         folder = key.rpartition("/")[0]
         words.append(f"{folder}/{data.decode()}" if folder else data.decode())
     return sorted(words)
 
 
-def leftovers(root: Storage, found: Set[str] | None = None) -> list[str]:
-    """Objects that are neither marks, nor shards of the manifest, nor their side files.
+def leftovers(root: Place, found: Set[str] | None = None) -> list[str]:
+    """Files that are neither marks, nor shards of the manifest, nor their side files.
 
     Args:
         root: The directory.
         found: What is in it, where that is known.
     """
-    committed = read_object_manifest(root)
+    committed = committer_of(root).read()
     shards = {shard.path for shard in committed.shards} if committed else set()
     known = {COMMIT_FILE, "_SUCCESS"} | shards | {f"_index/{path}.idx" for path in shards}
-    return sorted((root.list_objects().keys() if found is None else found) - known)
+    return sorted((list_files(root) if found is None else found) - known)

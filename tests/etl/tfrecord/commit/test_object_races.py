@@ -10,13 +10,11 @@ import pytest
 
 from conf.errors import UpstreamNotReadyError
 from conf.storage.object_store import Storage
-from etl.tfrecord.commit.commit_plan import SaveMode
-from etl.tfrecord.commit.object_commit import JOB_FILE, temporary_storage
-from tests.etl.tfrecord.objects.word_jobs import Job, leftovers, read_words
+from etl.tfrecord.commit.commit_plan import JOB_FILE, SaveMode
+from etl.tfrecord.commit.object_commit import ObjectCommitter
+from tests.etl.tfrecord.commit.word_jobs import Job, leftovers, read_words
 from tests.fake_store import FakeStore
 from tests.machine import examples
-
-pytestmark = pytest.mark.usefixtures("owner")
 
 
 def test_an_overwrite_in_the_midst_of_another(store: FakeStore, root: Storage) -> None:
@@ -119,7 +117,7 @@ def test_a_job_that_was_taken_for_dead_publishes_nothing(store: FakeStore, root:
     def sweep(name: str) -> None:
         if name.startswith(f"copy {root.root}"):
             store.hook = lambda _: None
-            temporary_storage(root, job.plan.job_id).delete(JOB_FILE)
+            job.committer.find_temporary(job.plan.job_id).delete(JOB_FILE)
 
     store.hook = sweep
     with pytest.raises(UpstreamNotReadyError, match="took this one for dead"):
@@ -137,7 +135,7 @@ def test_a_job_that_lives_stands_in_nobodys_way(store: FakeStore, root: Storage)
 
 def test_an_old_or_foreign_record_is_swept_after_a_day(store: FakeStore, root: Storage) -> None:
     for name, text in (("1" * 32, b"{}"), ("foreign", b"?"), ("list", b"[]")):
-        temporary_storage(root, name).put(JOB_FILE, text)
+        ObjectCommitter(root).find_temporary(name).put(JOB_FILE, text)
         store.age(f"data/_temporary-{name}/{JOB_FILE}", 25 * 3600)
     Job(root, "append", ["a"]).run()
     assert leftovers(root, store.objects(root.root)) == []
