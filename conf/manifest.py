@@ -258,7 +258,7 @@ class Manifest:
         parent: Version that was current when this one was built, None for the first.
         run: The run that made it; None where an earlier release wrote the manifest.
         exports: Further files: the records as Parquet, statistics of single shards.
-        slots: Places of features in packed features; empty where every feature stands by itself.
+        slots: Places of scalars that share a list, in imported records; else empty.
         label_rate: By split, of `keys.label`.
         label_rates: By label and split, of further binary labels.
         vocabularies: Tokens by vocabulary, retired ones left out.
@@ -299,11 +299,6 @@ class Manifest:
     train_counts: Mapping[str, FileInfo] = field(default_factory=dict)
     feature_lists: tuple[str, ...] | None = None
     format_version: int = MANIFEST_FORMAT_VERSION
-
-    @property
-    def layout(self) -> Literal["columns", "packed"]:
-        """`packed` where features share list features, see `conf.schema`."""
-        return "packed" if self.slots else "columns"
 
     @property
     def other_files(self) -> tuple[FileInfo, ...]:

@@ -1,14 +1,10 @@
-"""The schema of a dataset, a frozen spec per feature, and the packed layout of its records.
-
-Schemas are JSON in and out, with a fingerprint. In the packed layout scalars of one type lie
-side by side in one list of fixed length.
-"""
+"""The schema of a dataset: a frozen spec per feature, JSON in and out, with a fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -177,52 +173,16 @@ def fingerprint(data: Any) -> str:
     return hashlib.sha256(canonical_json(data).encode()).hexdigest()
 
 
-PACKED_FEATURES: Mapping[DType, str] = {
-    "int64": "packed.int64",
-    "float32": "packed.float",
-    "bytes": "packed.bytes",
-}
-"""Name of the list that holds the scalars of a type."""
-ABSENT_SLOTS_FEATURE = "packed.absent"
-"""Name of the int64 list that tells which slots of a record stand for no value; absent if none."""
-
-
 @dataclass(frozen=True)
 class PackedSlot:
-    """A feature's place in a packed feature.
+    """The place of a scalar in a list that holds several, as records that others wrote have them.
 
     Attributes:
         feature: The feature.
         packed: The list feature that holds it.
-        offset: Position of its first value in each record's list, from 0.
-        length: How many values it has there.
+        offset: Its position in each record's list, from 0.
     """
 
     feature: str
     packed: str
     offset: int
-    length: int = 1
-
-
-def plan_slots(schema: FeatureSchema) -> tuple[PackedSlot, ...]:
-    """Plans the packed layout of a schema: scalars get slots, lists stay features of their own.
-
-    Returns:
-        The slots, type by type, each in record order; their numbers are what `ABSENT_SLOTS_FEATURE`
-        holds.
-    """
-    return tuple(
-        PackedSlot(name, packed, offset)
-        for dtype, packed in PACKED_FEATURES.items()
-        for offset, name in enumerate(
-            spec.name for spec in schema.features if spec.dtype == dtype and not spec.is_list
-        )
-    )
-
-
-def packed_lengths(slots: Sequence[PackedSlot]) -> dict[str, int]:
-    """Length of each packed feature's lists, which is the same in every record."""
-    lengths: dict[str, int] = {}
-    for slot in slots:
-        lengths[slot.packed] = max(lengths.get(slot.packed, 0), slot.offset + slot.length)
-    return lengths

@@ -199,18 +199,14 @@ def estimate_record_bytes(config: BuildConfig, plan: FeaturePlan) -> int:
     """Estimates the bytes of a train record, uncompressed."""
     held_out = {SEEN, *raw_value_columns(config).values()}
     features = [feature for feature in plan.features if feature.column not in held_out]
-    return _RECORD_BYTES + sum(
-        _feature_bytes(plan, feature, config.output.layout) for feature in features
-    )
+    return _RECORD_BYTES + sum(_feature_bytes(plan, feature) for feature in features)
 
 
-def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig, layout: str) -> int:
+def _feature_bytes(plan: FeaturePlan, feature: FeatureConfig) -> int:
     kind = plan.column_types[feature.column]
     scalar = kind.removeprefix("list<").removesuffix(">")
     value = _ID_BYTES if feature.vocabulary else _VALUE_BYTES.get(scalar, 8)
     count = 1
-    if layout == "packed" and not is_list_type(kind):
-        return value
     if is_list_type(kind):
         longest = feature.max_len
         count = _TYPICAL_LIST if longest is None else max(1, round(longest * _FILL))

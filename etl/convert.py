@@ -410,9 +410,9 @@ def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
     slots = {() if manifest is None else manifest.slots for manifest in manifests.values()}
     if len(slots) > 1:
         raise ConfigError(
-            "files of different layouts cannot be converted together",
+            "files whose scalars share lists in different ways cannot be converted together",
             received=", ".join(str(folder) for folder in manifests),
-            allowed="shards of one dataset of layout packed, or files of layout columns",
+            allowed="shards of one imported dataset, or files without such lists",
             fix="convert the files of each dataset alone",
         )
     return slots.pop()

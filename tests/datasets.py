@@ -1,16 +1,12 @@
-"""Manifests made by hand, dataset versions in the packed layout, counts of their records."""
+"""Manifests made by hand, and counts of a version's records."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.artefacts.dataset import read_manifest
 from conf.manifest import (
-    MANIFEST_FILE,
     DatasetKeys,
     Manifest,
     RowCounts,
@@ -18,12 +14,8 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
-from conf.schema import FeatureSchema, FeatureSpec, plan_slots
-from conf.storage.atomic_output import write_text_atomic
-from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.codec.encode import PackedEncoder
-from etl.tfrecord.types.features import WireFeature
-from tests.tfrecord_files import read_file, read_records
+from conf.schema import FeatureSchema, FeatureSpec
+from tests.tfrecord_files import read_records
 
 
 def build_manifest(version_id: str) -> Manifest:
@@ -44,36 +36,6 @@ def build_manifest(version_id: str) -> Manifest:
         counts=RowCounts({"log": 1}, {"log": {}}, 1, {"train": 1}, {}),
         code_version="0",
     )
-
-
-def pack_version(version: Path, target: Path) -> Path:
-    """Copies an uncompressed dataset version of Examples, its shards in the packed layout."""
-    shutil.copytree(version, target)
-    manifest = pack_manifest(read_manifest(version), version, target)
-    write_text_atomic(target / MANIFEST_FILE, manifest.dumps())
-    return target
-
-
-def pack_manifest(manifest: Manifest, version: Path, target: Path) -> Manifest:
-    """Writes the shards of a manifest below `target`; returns the manifest of these."""
-    slots = plan_slots(manifest.schema)
-    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
-    splits = []
-    for split in manifest.splits:
-        shards = []
-        for shard in split.shards:
-            table = read_file(version / shard.path, wire)
-            encoder = PackedEncoder(table.schema, "Example", slots)
-            data = b"".join(
-                chunk.tobytes()
-                for batch in table.to_batches()
-                for chunk in encoder.encode_chunks(batch)
-            )
-            (target / shard.path).parent.mkdir(parents=True, exist_ok=True)
-            (target / shard.path).write_bytes(data)
-            shards.append(ShardInfo(shard.path, shard.rows, len(data), f"{crc32c(data):08x}"))
-        splits.append(replace(split, shards=tuple(shards)))
-    return replace(manifest, splits=tuple(splits), slots=slots)
 
 
 Counts = dict[int, list[int]]

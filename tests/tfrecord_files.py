@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from etl.tfrecord.codec.decode import build_decoder, infer_features, read_batches
+from etl.tfrecord.codec.decode import build_decoder, read_batches
 from etl.tfrecord.codec.framing import read_record_blocks
+from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.spark.read_task import QuarantinedRange
 from etl.tfrecord.types.features import RecordType, WireFeature
 

@@ -76,11 +76,6 @@ class OutputConfig(Strict):
     compression: Literal["gzip", "zlib"] | None = Field(
         None, description="Of the shards; None: none."
     )
-    layout: Literal["columns", "packed"] = Field(
-        "columns",
-        description="`packed`: all scalars of one type in one list feature; the manifest tells "
-        "which stands where.",
-    )
     record_type: Literal["Example", "SequenceExample"] = Field(
         "Example", description="What a record is: tf.train.Example or SequenceExample."
     )
@@ -124,6 +119,4 @@ class OutputConfig(Strict):
         native_only = self.compression == "zlib" or self.record_type != "Example"
         if self.writer == "connector" and native_only:
             raise ValueError("`writer: connector` writes Example records, plain or gzip")
-        if self.writer == "connector" and self.layout == "packed":
-            raise ValueError("`layout: packed` is written by `writer: native` alone")
         return self

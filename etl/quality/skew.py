@@ -20,7 +20,7 @@ from conf.manifest import Manifest
 from conf.splits import TRAIN
 from etl.encoders.pipeline import read_pipeline
 from etl.sources.parquet_files import load_parquet
-from etl.tfrecord.codec.decode_packed import Unpacking, packed_features
+from etl.tfrecord.codec.decode import listed_features
 from etl.tfrecord.spark.schema import quote_name, to_spark_schema
 from etl.tfrecord.types.features import WireFeature
 
@@ -293,7 +293,7 @@ def read_logged(spark: SparkSession, path: str, file_format: str | None = None) 
         )
     manifest = find_manifest(location / "_") if chosen == "sluice" and location.is_dir() else None
     if manifest is not None and manifest.slots:
-        return _read_packed(spark, location, manifest, [str(location)])
+        return _read_records(spark, location, manifest, [str(location)])
     reader = spark.read.format(chosen)
     if chosen == "parquet":
         return count_milliseconds(load_parquet(spark, reader, [str(location)]))
@@ -326,39 +326,25 @@ def read_split(spark: SparkSession, version: Path, manifest: Manifest, split: st
         InputDataError: The version has no such split.
     """
     shards = [str(version / shard.path) for shard in manifest.split(split).shards]
-    folder = version / split
-    if manifest.slots:
-        return _read_packed(spark, folder, manifest, shards)
-    reader = spark.read.format("sluice").schema(to_spark_schema(_decode_records(manifest)))
-    return reader.option("basePath", str(folder)).load(shards)
+    return _read_records(spark, version / split, manifest, shards)
 
 
 def _decode_records(manifest: Manifest) -> tuple[WireFeature, ...]:
     return tuple(WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features)
 
 
-def _read_packed(
+def _read_records(
     spark: SparkSession, folder: Path, manifest: Manifest, paths: list[str]
 ) -> DataFrame:
-    from pyspark.sql.types import BinaryType
-
-    wire, slots = _decode_records(manifest), manifest.slots
-    packed = to_spark_schema(packed_features(wire, slots), string_type=BinaryType())
-    place, names = str(folder), packed.names
-
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        unpacking = Unpacking(wire, slots)
-        for numbered in batches:
-            batch = numbered.rename_columns(names)
-            unpacking.check(batch, place)
-            yield unpacking.apply(batch)
-
-    rows = spark.read.format("sluice").schema(packed).option("basePath", place).load(paths)
-    rows = rows.toDF(*map(str, range(len(names))))  # `mapInArrow` splits names at dots
-    # As text where the records hold bytes, which is how the other layout is read.
-    schema = to_spark_schema(wire)
-    unpacked = rows.mapInArrow(unpack, to_spark_schema(wire, string_type=BinaryType()))
-    return unpacked.select(*(F.col(f.name).cast(f.dataType) for f in schema.fields))
+    wire, slots = _decode_records(manifest), {slot.feature: slot for slot in manifest.slots}
+    reader = spark.read.format("sluice").schema(
+        to_spark_schema(listed_features(wire, manifest.slots))
+    )
+    rows = reader.option("basePath", str(folder)).load(paths)
+    if not slots:
+        return rows
+    scalars = {n: F.col(quote_name(s.packed))[s.offset].alias(n) for n, s in slots.items()}
+    return rows.select(*(scalars.get(f.name, F.col(quote_name(f.name))) for f in wire))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from etl.quality.raw_statistics import RawAccumulator
 from etl.quality.statistics import StatisticsAccumulator
 from etl.records.train_counts import CountsRequest, ShardCounts
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.files.data_files import ShardRange, find_stem, make_folders
 from etl.tfrecord.types.features import Kind, WireFeature
@@ -285,7 +285,7 @@ def summarize_file(
     Raises:
         CorruptRecordError: The connector wrote what cannot be read.
     """
-    decoder, rows = ExampleDecoder(features), 0
+    decoder, rows = build_decoder(features), 0
     gathered = None if raw is None else _GatheredRaw(raw)
     accumulator = StatisticsAccumulator(decoder.schema, focus, gathered)
     for block in read_record_blocks(path, compression=compression):

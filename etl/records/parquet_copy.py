@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.manifest import FileInfo
-from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.types.features import RecordType, WireFeature
@@ -31,13 +30,11 @@ class ParquetExport:
         version: Directory of the version.
         features: Features of the records.
         record_type: Record type of the shards.
-        slots: Places of features in packed features.
     """
 
     version: str
     features: tuple[WireFeature, ...]
     record_type: RecordType
-    slots: tuple[PackedSlot, ...] = ()
 
 
 def export_parquet(
@@ -83,12 +80,12 @@ def write_parquet(export: ParquetExport, shard: str) -> FileInfo:
 
     root = Path(export.version)
     target = root / parquet_path(shard)
-    features, record_type, slots = export.features, export.record_type, export.slots
+    features, record_type = export.features, export.record_type
     # Feature lists of one value per step are lists again, as in the other record type.
     lists = [feature.name for feature in features if feature.is_sequence]
     empty = pa.RecordBatch.from_pylist([], schema=build_decoder(features, record_type).schema)
     schema = flatten_lists(empty, lists).schema
     with atomic_file(target) as unfinished, pq.ParquetWriter(unfinished, schema) as writer:
-        for batch in read_batches(root / shard, features, record_type=record_type, slots=slots):
+        for batch in read_batches(root / shard, features, record_type=record_type):
             writer.write_batch(flatten_lists(batch, lists))
     return describe_file(root, target)

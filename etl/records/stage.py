@@ -15,7 +15,6 @@ from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
-from conf.schema import PackedSlot
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent
@@ -73,7 +72,6 @@ class WrittenRecords:
         reused_rows: Kept records by split; empty where all were built.
         exports: Further files.
         train_counts: Files that count the keys of the train split.
-        slots: Places of features in packed features.
     """
 
     splits: tuple[SplitInfo, ...]
@@ -83,7 +81,6 @@ class WrittenRecords:
     reused_rows: Mapping[str, int]
     exports: tuple[FileInfo, ...] = ()
     train_counts: Mapping[str, FileInfo] = field(default_factory=dict)
-    slots: tuple[PackedSlot, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class RecordStage:
         kept = {} if base is None else self._link(*base, with_served=keeps_served)
         train_counts = self._write_counts(counts, built[TRAIN], kept.get(TRAIN, ()), base)
         written = self._summarize(built, kept)
-        return replace(written, slots=records_format.slots, train_counts=train_counts)
+        return replace(written, train_counts=train_counts)
 
     def _plan_counts(self, encoders: FittedEncoders) -> CountsRequest:
         parts = self.staging / _PARTS_DIR
@@ -183,9 +180,7 @@ class RecordStage:
         features = tuple(
             replace(feature, is_sequence=feature.name in lists) for feature in wire_features(schema)
         )
-        export = ParquetExport(
-            str(self.staging), features, self.config.output.record_type, written.slots
-        )
+        export = ParquetExport(str(self.staging), features, self.config.output.record_type)
         paths = [shard.path for split in written.splits for shard in split.shards]
         files = export_parquet(self.spark, export, paths)
         return replace(written, exports=(*written.exports, *files))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.manifest import ShardInfo
-from conf.schema import FeatureSchema, PackedSlot, plan_slots
+from conf.schema import FeatureSchema
 from conf.splits import ALL_SPLITS
 from conf.storage.locations import Compression
 from etl.events.splits import SPLIT_COLUMN
@@ -71,11 +71,6 @@ class RecordFormat:
             return ()
         lists = tuple(spec.name for spec in self.schema.features if spec.is_list)
         return lists if output.feature_lists is None else output.feature_lists
-
-    @property
-    def slots(self) -> tuple[PackedSlot, ...]:
-        """Places of features in packed features; none where every feature stands by itself."""
-        return plan_slots(self.schema) if self.config.output.layout == "packed" else ()
 
 
 def write_splits(
@@ -154,7 +149,6 @@ def _build_options(
         feature_lists=records_format.feature_lists,
         statistics=True,
         statistics_counts=None if counts is None else counts.dumps(),
-        slots=records_format.slots,
         shard_ranges=tuple(ranges),
     )
     if focus is None:

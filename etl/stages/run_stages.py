@@ -105,7 +105,6 @@ def _describe(build: Build) -> dict[str, Any]:
         },
         "exports": written.exports,
         "train_counts": written.train_counts,
-        "slots": written.slots,
     }
 
 

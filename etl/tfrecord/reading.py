@@ -4,8 +4,7 @@ Records of a file, damage, decoders, rows of batches, checksums, and the compile
 """
 
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
-from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.decode_columns import Decoder
+from etl.tfrecord.codec.decode import Decoder, build_decoder
 from etl.tfrecord.codec.framing import (
     FIX_CORRUPT,
     HEADER_BYTES,

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from conf.schema import ABSENT_SLOTS_FEATURE, PackedSlot
+from conf.schema import PackedSlot
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.decode_packed import slot_features
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.writer import ShardOptions, ShardWriter
@@ -128,7 +127,7 @@ def infer_table_schema(
     Args:
         paths: TFRecord files.
         record_type: What the records are.
-        slots: Places of features in packed features, which they take the place of.
+        slots: Places of scalars that share a list, which they take the place of.
 
     Raises:
         CorruptRecordError: A file is damaged.
@@ -138,9 +137,9 @@ def infer_table_schema(
         return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
     features = infer_features(paths, record_type=record_type)
     if slots:
-        packed = {*(slot.packed for slot in slots), ABSENT_SLOTS_FEATURE}
-        rest = [feature for feature in features if feature.name not in packed]
-        features = [*slot_features(slots, features), *rest]
+        kinds, lists = {f.name: f.kind for f in features}, {slot.packed for slot in slots}
+        scalars = [WireFeature(slot.feature, kinds[slot.packed]) for slot in slots]
+        features = [*scalars, *(f for f in features if f.name not in lists)]
     return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
 
 
@@ -167,7 +166,7 @@ def read_table_batches(
         record_type: What the records are.
         type_options: The policies that the files were written with, where a date or the like is to
             come back.
-        slots: Places of features in packed features, as a dataset's manifest tells them.
+        slots: Places of scalars that share a list, as a dataset's manifest tells them.
 
     Returns:
         The schema, and the batches in the order of the files.

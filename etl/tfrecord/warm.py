@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from conf.schema import PACKED_FEATURES, PackedSlot
 from etl.tfrecord.codec import framing
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, count_feature_lists
 from etl.tfrecord.codec.row_placement import RowWriter
-from etl.tfrecord.types.features import RECORD_TYPES, WireFeature
+from etl.tfrecord.types.features import RECORD_TYPES
 
 
 def warm_kernels() -> None:
@@ -39,16 +38,7 @@ def warm_kernels() -> None:
         count_feature_lists(RecordBlock(data, index, 0, 0))
         features = collector.features()
         build_decoder(features, record_type).decode(data, np.ascontiguousarray(index))
-    _warm_packed()
     RowWriter([np.zeros(1, np.int64)], [0]).write([pa.array([1])], np.zeros(1, np.int64))
-
-
-def _warm_packed() -> None:
-    batch = pa.record_batch({"i": pa.array([1])})
-    slots = (PackedSlot("i", PACKED_FEATURES["int64"], 0),)
-    data = next(PackedEncoder(batch.schema, "Example", slots).encode_chunks(batch))
-    decoder = build_decoder((WireFeature("i", "int64"),), slots=slots)
-    decoder.decode(data, np.ascontiguousarray(index_records(data)))
 
 
 def _warm_framing() -> None:

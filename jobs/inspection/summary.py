@@ -76,7 +76,7 @@ def find_target(path: str) -> Target:
     )
 
 
-_OF_MANIFEST = ("created_at", "code_version", "record_type", "compression", "layout")
+_OF_MANIFEST = ("created_at", "code_version", "record_type", "compression")
 _OF_SPLIT = ("name", "rows", "bytes")
 _OF_COUNTS = ("read", "quarantined", "joined", "kept", "dropped")
 
@@ -158,12 +158,12 @@ def _list_value(ending: str, value: Share | int | None) -> dict[str, Any]:
 
 
 def _list_packed_features(manifest: Manifest) -> list[dict[str, Any]]:
-    """Which features share list features, and their places in these, from 0."""
+    """Which scalars share a list, and their place in it, from 0."""
     return [
         {
             "name": slot.feature,
             "feature": slot.packed,
-            "places": [slot.offset, slot.offset + slot.length - 1],
+            "place": slot.offset,
             "type": manifest.schema[slot.feature].dtype,
         }
         for slot in manifest.slots

@@ -196,7 +196,7 @@ def view_shards(data: RunData) -> dict[str, Any]:
     """Returns the splits, and their shards."""
     manifest = data.require_manifest()
     how = f"{manifest.compression} compressed" if manifest.compression else "uncompressed"
-    how += ", scalars of one type packed into one list" if manifest.slots else ""
+    how += ", with scalars that share a list" if manifest.slots else ""
     lead = f"Standard TFRecord files of {manifest.record_type} records, {how}."
     return {"lead": lead, "splits": manifest.splits}
 

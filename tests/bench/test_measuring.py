@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import index_records
 from tests.bench.clock import (
@@ -214,7 +214,7 @@ def test_batches_have_the_declared_columns_and_survive_the_wire(shape):
         if column.length is not None:
             assert {len(values) for values in array.to_pylist()} == {column.length}
     data = encode(batch)
-    decoded = ExampleDecoder(shape.features).decode(data, index_records(data))
+    decoded = build_decoder(shape.features).decode(data, index_records(data))
     assert decoded.cast(batch.schema).equals(batch)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,15 +13,10 @@ from conf.artefacts.counted_keys import find_counted
 from conf.errors import InputDataError
 from conf.manifest import DatasetKeys, Manifest
 from conf.schema import (
-    ABSENT_SLOTS_FEATURE,
     FeatureSchema,
     FeatureSpec,
     PackedSlot,
-    packed_lengths,
-    plan_slots,
 )
-from etl.tfrecord.types.features import WireFeature
-from etl.tfrecord.types.packed_slots import SlotPacking
 from tests.datasets import build_manifest
 
 specs = st.builds(
@@ -88,24 +82,6 @@ SCHEMA = FeatureSchema(
 )
 
 
-def test_scalars_get_slots_type_by_type_and_lists_none():
-    slots = plan_slots(SCHEMA)
-    assert slots == (
-        PackedSlot("a", "packed.int64", 0),
-        PackedSlot("b", "packed.int64", 1),
-        PackedSlot("x", "packed.float", 0),
-        PackedSlot("text", "packed.bytes", 0),
-    )
-    assert packed_lengths(slots) == {"packed.int64": 2, "packed.float": 1, "packed.bytes": 1}
-
-
-def test_names_are_those_of_the_data_source():
-    scalars = [spec for spec in SCHEMA.features if not spec.is_list]
-    columns = pa.schema([(s.name, WireFeature(s.name, s.dtype).arrow_type) for s in scalars])
-    packed = SlotPacking(columns, plan_slots(SCHEMA)).schema
-    assert set(packed.names) == {*packed_lengths(plan_slots(SCHEMA)), ABSENT_SLOTS_FEATURE}
-
-
 def test_a_manifest_from_before_a_key_keeps_its_fingerprint():
     manifest = build_manifest("1")
     assert "spark" not in manifest.to_json()  # runs name the fingerprint of what they read
@@ -114,10 +90,10 @@ def test_a_manifest_from_before_a_key_keeps_its_fingerprint():
 
 
 def test_a_manifest_keeps_its_slots():
-    manifest = replace(build_manifest("1"), slots=plan_slots(SCHEMA))
+    slots = (PackedSlot("a", "both", 0), PackedSlot("b", "both", 1))
+    manifest = replace(build_manifest("1"), slots=slots)
     again = Manifest.loads(manifest.dumps())
     assert again.slots == manifest.slots
-    assert again.layout == "packed"
     data = json.loads(manifest.dumps())
     data["slots"] = [{"feature": "a"}]
     with pytest.raises(InputDataError, match="not complete"):

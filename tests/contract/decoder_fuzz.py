@@ -14,11 +14,10 @@ import sys
 
 import numpy as np
 
-from etl.tfrecord.codec import message_kernels as k
+from etl.tfrecord.codec import decode_kernels as k
 from etl.tfrecord.codec.decode_columns import FeatureTable
-from etl.tfrecord.codec.decode_kernels import NO_ROOM, decode
 from etl.tfrecord.codec.kernels import kernel, store_u8
-from etl.tfrecord.codec.message_kernels import BYTES, FLOAT
+from etl.tfrecord.codec.messages import BYTES, FLOAT
 from etl.tfrecord.types.features import WireFeature
 
 FEATURES = {
@@ -118,23 +117,19 @@ def give_room(features, ends):
 
 
 @kernel
-def lay_out(state, corpus, starts, record, end, features, fresh, lists, fresh_lists, ends):
+def lay_out(state, corpus, starts, record, end, features, fresh, ends):
     """Puts a mutated record where memory ends, and outputs with the room that is known of."""
     length = mutate(corpus, starts, state, record)
     for i in range(length):
         store_u8(end - length + i, record[i])
-    features[:], lists[:] = fresh, fresh_lists
+    features[:] = fresh
     for f in range(len(features)):
         store_u8(features[f, k.VALID], np.uint8(0))
-    for f in range(len(lists)):
-        store_u8(lists[f, k.VALID], np.uint8(0))
     give_room(features, ends)
-    give_room(lists, ends)
     return length
 
 
-def run(records, state, corpus, starts, end, ends, context, lists, samples, sample_lengths,
-        counts):  # fmt: skip
+def run(records, state, corpus, starts, end, ends, features, samples, sample_lengths, counts):
     """Decodes mutated records one by one; counts outcomes and keeps some accepted ones.
 
     Outputs share their memory, each being laid out anew once the decoder has said what it needs.
@@ -142,20 +137,18 @@ def run(records, state, corpus, starts, end, ends, context, lists, samples, samp
     together with it, which takes longer than all the calls.
     """
     record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
-    tables = context[0], lists[0]
-    fresh = [table.copy() for table in tables]  # without room, not even for nothing
+    table, _valid = features.lay_out(1, 1)
+    table[:, k.COUNT_NEED] = -1
+    fresh = table.copy()  # without room, not even for nothing
     no_outcomes, sampled = np.empty((0, 2), np.int64), 0
     for _ in range(records):
-        length = lay_out(
-            state, corpus, starts, record, end, tables[0], fresh[0], tables[1], fresh[1], ends
-        )
+        length = lay_out(state, corpus, starts, record, end, table, fresh, ends)
         index[0, 1] = length
-        call = end - length, index, end, *context, *lists, 0, 1, no_outcomes
-        outcome, _, _ = decode(*call)
-        if outcome == NO_ROOM:
-            for table in tables:
-                give_room(table, ends)
-            outcome, _, _ = decode(*call)
+        call = end - length, index, end, table, 0, 1, no_outcomes
+        outcome, _, _ = features.run_kernel(*call)
+        if outcome == k.NO_ROOM:
+            give_room(table, ends)
+            outcome, _, _ = features.run_kernel(*call)
         counts[outcome] += 1
         chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
         if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:
@@ -175,11 +168,8 @@ def main(record_type: str, records: int, seed: int, corpus_file: str, result_fil
     samples = np.zeros((SAMPLES, SAMPLE_BYTES), np.uint8)
     sample_lengths, counts = np.zeros(SAMPLES, np.int64), np.zeros(8, np.int64)
     features = FeatureTable(FEATURES[record_type])
-    table, _valid = features.lay_out(1, 1)
-    table[:, k.COUNT_NEED] = -1
-    context, lists = features.parts(table)
     sampled = run(
-        records, state, corpus, starts, end, ends, context, lists, samples, sample_lengths, counts
+        records, state, corpus, starts, end, ends, features, samples, sample_lengths, counts
     )
     np.savez(result_file, samples=samples[:sampled], lengths=sample_lengths[:sampled],
              counts=counts)  # fmt: skip

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import InputDataError
-from etl.tfrecord.codec.decode import ExampleDecoder, build_decoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import RecordBlock, index_records
 from etl.tfrecord.codec.infer import FeatureCollector, infer_features
@@ -291,5 +291,5 @@ def test_we_decode_what_tfx_bsl_encodes(tfx: TfxBsl, batch: pa.RecordBatch, tmp_
     tfx.run("encode", tmp_path / "rows.arrow", tmp_path / "records.arrow")
     # Framed as raw payloads: the records themselves stay as tfx_bsl made them.
     data = encode(read_batch(str(tmp_path / "records.arrow")), "ByteArray")
-    decoded = ExampleDecoder(TFX_BSL_FEATURES).decode(data, index_records(data))
+    decoded = build_decoder(TFX_BSL_FEATURES).decode(data, index_records(data))
     assert decoded.to_pylist() == ROWS

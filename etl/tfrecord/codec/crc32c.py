@@ -1,26 +1,37 @@
 """CRC-32C (Castagnoli) and the masked form that TFRecord stores.
 
 The polynomial is that of RFC 3720, appendix B.4. The instruction used (SSE4.2 `crc32`, AArch64
-`crc32c*`, or slicing-by-8 tables: Kounavis and Berry, 2005) follows the features of the CPU that
-runs the code; long buffers are folded where it can.
+`crc32c*`, or a table) follows the features of the CPU that runs the code; long buffers are folded
+where it can.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from conf.manifest import FileInfo
-from etl.tfrecord.codec.kernels import inlined, intrinsic, kernel, load_u8, load_u64
+from etl.tfrecord.codec.kernels import (
+    BYTE,
+    HOST,
+    INDEX,
+    WORD,
+    call,
+    emitted,
+    inlined,
+    kernel,
+    load_u8,
+    load_u64,
+)
 
-_REFLECTED_POLYNOMIAL = 0x82F63B78  # bit-reflected
+_POLYNOMIAL = 0x82F63B78  # bit-reflected, so that bit 0 of a register is x**31
 _MASK_DELTA = np.uint32(0xA282EAD8)  # tensorflow/core/lib/hash/crc32c.h
 
 # Long buffers are hashed in three interleaved lanes: the instruction takes one word per cycle but
@@ -29,40 +40,20 @@ _MASK_DELTA = np.uint32(0xA282EAD8)  # tensorflow/core/lib/hash/crc32c.h
 _LANE_WORDS = 32
 
 
-def _build_byte_table() -> np.ndarray:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(_REFLECTED_POLYNOMIAL), table >> 1)
-    return table.astype(np.uint32)
+def _shift(register: int, bits: int) -> int:
+    """A register past so many zero bits: times x**bits modulo the polynomial."""
+    for _ in range(bits):
+        register = (register >> 1) ^ (_POLYNOMIAL if register & 1 else 0)
+    return register
 
 
-def _build_slicing_tables() -> np.ndarray:
-    """Tables `[8, 256]`: row k advances a byte past k further zero bytes."""
-    tables = np.empty((8, 256), np.uint32)
-    tables[0] = _build_byte_table()
-    for k in range(1, 8):
-        tables[k] = tables[0][tables[k - 1] & 0xFF] ^ (tables[k - 1] >> np.uint32(8))
-    return tables
-
-
-def _build_lane_shifts() -> np.ndarray:
-    """Constants `[_LANE_WORDS + 1]` that move a register past so many words of zeros.
-
-    A carry-less product of two bit-reflected registers, fed to the CRC of a word, is their product
-    times x**33 modulo the polynomial; so constant k is x**(64 k - 33), for k from 1 on (Gopal et
-    al., Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction, Intel, 2011).
-    """
-    table = _SLICING[0].tolist()
-    register, shifts = 1, [0]  # bit 0 of a reflected register is x**31
-    for _ in range(_LANE_WORDS):
-        shifts.append(register)
-        for _ in range(8):
-            register = table[register & 0xFF] ^ (register >> 8)
-    return np.array(shifts, np.uint64)
-
-
-_SLICING = _build_slicing_tables()
-_LANE_SHIFTS = _build_lane_shifts()
+_BYTE_TABLE = np.array([_shift(byte, 8) for byte in range(256)], np.uint32)
+# Constants that move a register past so many words of zeros, none for no word. A carry-less
+# product of two bit-reflected registers, fed to the CRC of a word, is their product times x**33
+# modulo the polynomial; so constant k is x**(64 k - 33), for k from 1 on (Gopal et al., Fast CRC
+# Computation for iSCSI Polynomial Using CRC32 Instruction, Intel, 2011).
+_LANE_SHIFTS = np.zeros(_LANE_WORDS + 1, np.uint64)
+_LANE_SHIFTS[1:] = [*accumulate(range(_LANE_WORDS - 1), lambda r, _: _shift(r, 64), initial=1)]
 
 
 def _build_instruction(name: str, bits: int) -> Callable[..., Any]:
@@ -71,69 +62,45 @@ def _build_instruction(name: str, bits: int) -> Callable[..., Any]:
     SSE4.2 keeps the register in 64 bits for 64-bit data, everything else in 32; AArch64 takes
     bytes in a 32-bit operand.
     """
-    register_bits = 64 if name.endswith("32.64.64") else 32
-    operand_bits = 32 if "aarch64" in name and bits == 8 else bits
+    register = WORD if name.endswith("32.64.64") else INDEX
+    operand = INDEX if "aarch64" in name and bits == 8 else ir.IntType(bits)
 
-    @intrinsic
-    def advance(typingctx: Any, crc: Any, data: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            register, operand = ir.IntType(register_bits), ir.IntType(operand_bits)
-            function = builder.module.declare_intrinsic(
-                name, (), ir.FunctionType(register, [register, operand])
-            )
-            crc, data = args
-            if register_bits == 64:
-                crc = builder.zext(crc, register)
-            if operand_bits != bits:
-                data = builder.zext(data, operand)
-            result = builder.call(function, [crc, data])
-            return builder.trunc(result, ir.IntType(32)) if register_bits == 64 else result
-
-        return types.uint32(types.uint32, types.uint64 if bits == 64 else types.uint8), codegen
+    @emitted(types.uint32, types.uint32, types.uint64 if bits == 64 else types.uint8)
+    def advance(builder: Any, crc: Any, data: Any) -> Any:
+        crc = crc if register is INDEX else builder.zext(crc, register)
+        data = data if operand.width == bits else builder.zext(data, operand)
+        result = call(builder, name, register, crc, data)
+        return result if register is INDEX else builder.trunc(result, INDEX)
 
     return advance
 
 
 @inlined
 def _advance_byte_by_table(crc: np.uint32, data: np.uint8) -> np.uint32:
-    return np.uint32(_SLICING[0, (crc ^ np.uint32(data)) & np.uint32(0xFF)] ^ (crc >> np.uint32(8)))
+    return np.uint32(_BYTE_TABLE[(crc ^ np.uint32(data)) & np.uint32(0xFF)] ^ (crc >> np.uint32(8)))
 
 
 @inlined
 def _advance_word_by_table(crc: np.uint32, data: np.uint64) -> np.uint32:
-    word = data ^ np.uint64(crc)
-    result = np.uint32(0)
     for k in range(8):
-        byte = (word >> np.uint64(8 * k)) & np.uint64(0xFF)
-        result ^= _SLICING[7 - k, byte]
-    return result
+        byte = np.uint8((data >> np.uint64(8 * k)) & np.uint64(0xFF))
+        crc = _advance_byte_by_table(crc, byte)
+    return crc
 
 
 def _build_multiply(name: str) -> Callable[..., Any]:
     """Wraps an LLVM intrinsic that multiplies 32-bit polynomials (in uint64) without carries."""
+    pair, wide = ir.VectorType(WORD, 2), ir.VectorType(BYTE, 16)
 
-    @intrinsic
-    def multiply(typingctx: Any, left: Any, right: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            word = ir.IntType(64)
-            pair = ir.VectorType(word, 2)
-            if "x86" in name:
-                empty, zero = ir.Constant(pair, None), ir.Constant(ir.IntType(32), 0)
-                left, right = (builder.insert_element(empty, arg, zero) for arg in args)
-                half = ir.IntType(8)
-                function = builder.module.declare_intrinsic(
-                    name, (), ir.FunctionType(pair, [pair, pair, half])
-                )
-                product = builder.call(function, [left, right, half(0)])
-                return builder.extract_element(product, zero)
-            wide = ir.VectorType(ir.IntType(8), 16)
-            function = builder.module.declare_intrinsic(
-                name, (), ir.FunctionType(wide, [word, word])
-            )
-            product = builder.bitcast(builder.call(function, list(args)), pair)
-            return builder.extract_element(product, ir.Constant(ir.IntType(32), 0))
-
-        return types.uint64(types.uint64, types.uint64), codegen
+    @emitted(types.uint64, types.uint64, types.uint64)
+    def multiply(builder: Any, left: Any, right: Any) -> Any:
+        if "x86" in name:
+            empty = ir.Constant(pair, None)
+            places = (builder.insert_element(empty, word, INDEX(0)) for word in (left, right))
+            product = call(builder, name, pair, *places, BYTE(0))
+        else:
+            product = builder.bitcast(call(builder, name, wide, left, right), pair)
+        return builder.extract_element(product, INDEX(0))
 
     return multiply
 
@@ -150,16 +117,7 @@ def _multiply_by_shifts(left: np.uint64, right: np.uint64) -> np.uint64:
 def select_advance(
     triple: str, features: dict[str, bool]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Picks the fastest implementation for a CPU.
-
-    Args:
-        triple: LLVM target triple, e.g. `x86_64-unknown-linux-gnu`.
-        features: CPU features by LLVM name.
-
-    Returns:
-        Two kernels advancing a CRC register: by a byte `(uint32, uint8) -> uint32` and by eight
-        bytes `(uint32, uint64) -> uint32`.
-    """
+    """Picks for a CPU what advances a CRC register, uint32: by a byte, and by eight, uint64."""
     machine = triple.partition("-")[0]
     if machine == "x86_64" and features.get("sse4.2"):
         return (
@@ -175,15 +133,10 @@ def select_advance(
 
 
 def select_multiply(triple: str, features: dict[str, bool]) -> tuple[Callable[..., Any], int]:
-    """Picks the fastest carry-less multiplication for a CPU.
-
-    Args:
-        triple: LLVM target triple.
-        features: CPU features by LLVM name.
+    """Picks a CPU's carry-less multiplication of 32-bit operands in uint64.
 
     Returns:
-        The kernel `(uint64, uint64) -> uint64`, for 32-bit operands, and the length in bytes from
-        which on hashing in lanes is worth its multiplications.
+        The kernel, and the bytes from which on hashing in lanes is worth its multiplications.
     """
     machine = triple.partition("-")[0]
     if machine == "x86_64" and features.get("pclmul"):
@@ -193,12 +146,8 @@ def select_multiply(triple: str, features: dict[str, bool]) -> tuple[Callable[..
     return _multiply_by_shifts, 1 << 62  # never
 
 
-_advance_byte, _advance_word = select_advance(
-    llvm.get_process_triple(), dict(llvm.get_host_cpu_features())
-)
-_multiply, _MIN_LANED_BYTES = select_multiply(
-    llvm.get_process_triple(), dict(llvm.get_host_cpu_features())
-)
+_advance_byte, _advance_word = select_advance(*HOST)
+_multiply, _MIN_LANED_BYTES = select_multiply(*HOST)
 
 
 @inlined
@@ -277,18 +226,14 @@ def crc32c(data: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> i
 
 BLOCK_BYTES = 64
 _NEEDED = ("avx512f", "vpclmulqdq", "sse4.2")
-_POLYNOMIAL = 0x82F63B78  # bit-reflected
 _CHAINS = 4
 
-_WORD, _WORDS = ir.IntType(64), ir.VectorType(ir.IntType(64), 8)
+_WORDS = ir.VectorType(WORD, 8)
 
 
 def _power(exponent: int) -> int:
     """x**exponent modulo the polynomial, in a reflected 64-bit word."""
-    register = 1 << 31
-    for _ in range(exponent):
-        register = (register >> 1) ^ (_POLYNOMIAL if register & 1 else 0)
-    return register << 32
+    return _shift(1 << 31, exponent) << 32
 
 
 def _factors(*distances: int) -> Any:
@@ -299,62 +244,51 @@ def _factors(*distances: int) -> Any:
 
 
 def _fold(builder: Any, register: Any, factors: Any) -> Any:
-    byte = ir.IntType(8)
-    function = builder.module.declare_intrinsic(
-        "llvm.x86.pclmulqdq.512", (), ir.FunctionType(_WORDS, [_WORDS, _WORDS, byte])
-    )
-    low, high = (builder.call(function, [register, factors, byte(i)]) for i in (0x00, 0x11))
+    name = "llvm.x86.pclmulqdq.512"
+    low, high = (call(builder, name, _WORDS, register, factors, BYTE(i)) for i in (0x00, 0x11))
     return builder.xor(low, high)
 
 
 def _finish(builder: Any, register: Any) -> Any:
     """The CRC register, uint32, that a register of four lanes stands for."""
     moved = _fold(builder, register, _factors(384, 256, 128, 0))
-    index = ir.IntType(32)
-    crc_type = ir.FunctionType(_WORD, [_WORD, _WORD])
-    advance = builder.module.declare_intrinsic("llvm.x86.sse42.crc32.64.64", (), crc_type)
-    crc = _WORD(0)
+    crc = WORD(0)
     for half in (0, 1):
-        word = builder.extract_element(register, index(6 + half))
+        word = builder.extract_element(register, INDEX(6 + half))
         for lane in (0, 1, 2):
-            word = builder.xor(word, builder.extract_element(moved, index(2 * lane + half)))
-        crc = builder.call(advance, [crc, word])
-    return builder.trunc(crc, index)
+            word = builder.xor(word, builder.extract_element(moved, INDEX(2 * lane + half)))
+        crc = call(builder, "llvm.x86.sse42.crc32.64.64", WORD, crc, word)
+    return builder.trunc(crc, INDEX)
 
 
-@intrinsic
-def _fold_blocks(typingctx: Any, crc: Any, address: Any, blocks: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        crc, address, blocks = args
-        source = builder.inttoptr(address, _WORDS.as_pointer())
+@emitted(types.uint32, types.uint32, types.int64, types.int64)
+def _fold_blocks(builder: Any, crc: Any, address: Any, blocks: Any) -> Any:
+    source = builder.inttoptr(address, _WORDS.as_pointer())
 
-        def load(index: Any) -> Any:
-            return builder.load(builder.gep(source, [index]), align=1)
+    def load(index: Any) -> Any:
+        return builder.load(builder.gep(source, [index]), align=1)
 
-        zero = ir.IntType(32)(0)
-        seed = builder.insert_element(ir.Constant(_WORDS, None), builder.zext(crc, _WORD), zero)
-        chains = [load(_WORD(i)) for i in range(_CHAINS)]
-        chains[0] = builder.xor(chains[0], seed)
-        places = [cgutils.alloca_once_value(builder, chain) for chain in chains]
-        far, near = _factors(*[512 * _CHAINS] * 4), _factors(*[512] * 4)
-        rounds = builder.udiv(blocks, _WORD(_CHAINS))
-        with cgutils.for_range(builder, rounds, start=_WORD(1)) as loop:
-            first = builder.mul(loop.index, _WORD(_CHAINS))
-            for i, place in enumerate(places):
-                moved = _fold(builder, builder.load(place), far)
-                data = load(builder.add(first, _WORD(i)))
-                builder.store(builder.xor(moved, data), place)
-        joined = builder.load(places[0])
-        for place in places[1:]:
-            joined = builder.xor(_fold(builder, joined, near), builder.load(place))
-        last = cgutils.alloca_once_value(builder, joined)
-        done = builder.mul(rounds, _WORD(_CHAINS))
-        with cgutils.for_range(builder, blocks, start=done) as loop:
-            moved = _fold(builder, builder.load(last), near)
-            builder.store(builder.xor(moved, load(loop.index)), last)
-        return _finish(builder, builder.load(last))
-
-    return types.uint32(types.uint32, types.int64, types.int64), codegen
+    seed = builder.insert_element(ir.Constant(_WORDS, None), builder.zext(crc, WORD), INDEX(0))
+    chains = [load(WORD(i)) for i in range(_CHAINS)]
+    chains[0] = builder.xor(chains[0], seed)
+    places = [cgutils.alloca_once_value(builder, chain) for chain in chains]
+    far, near = _factors(*[512 * _CHAINS] * 4), _factors(*[512] * 4)
+    rounds = builder.udiv(blocks, WORD(_CHAINS))
+    with cgutils.for_range(builder, rounds, start=WORD(1)) as loop:
+        first = builder.mul(loop.index, WORD(_CHAINS))
+        for i, place in enumerate(places):
+            moved = _fold(builder, builder.load(place), far)
+            data = load(builder.add(first, WORD(i)))
+            builder.store(builder.xor(moved, data), place)
+    joined = builder.load(places[0])
+    for place in places[1:]:
+        joined = builder.xor(_fold(builder, joined, near), builder.load(place))
+    last = cgutils.alloca_once_value(builder, joined)
+    done = builder.mul(rounds, WORD(_CHAINS))
+    with cgutils.for_range(builder, blocks, start=done) as loop:
+        moved = _fold(builder, builder.load(last), near)
+        builder.store(builder.xor(moved, load(loop.index)), last)
+    return _finish(builder, builder.load(last))
 
 
 @inlined
@@ -365,34 +299,22 @@ def _keep(crc, address, blocks):
 def select_fold(triple: str, features: dict[str, bool]) -> tuple[Callable[..., Any], int]:
     """Picks what a CPU can do.
 
-    Args:
-        triple: LLVM target triple.
-        features: CPU features by LLVM name.
-
     Returns:
         The kernel `(register, address, blocks) -> register`, which advances a CRC register past
-        blocks of `BLOCK_BYTES`, and the length in bytes from which on it is to be used.
+        blocks of `BLOCK_BYTES`, and the bytes from which on it is to be used.
     """
     if triple.startswith("x86_64") and all(features.get(name) for name in _NEEDED):
         return _fold_blocks, 16 * BLOCK_BYTES
     return _keep, 1 << 62  # never
 
 
-fold_blocks, MIN_FOLDED_BYTES = select_fold(
-    llvm.get_process_triple(), dict(llvm.get_host_cpu_features())
-)
-
+fold_blocks, MIN_FOLDED_BYTES = select_fold(*HOST)
 
 _READ_BYTES = 4 << 20
 
 
 def describe_file(root: Path, path: Path) -> FileInfo:
-    """Describes a file for the manifest.
-
-    Args:
-        root: Directory that holds the manifest.
-        path: The file.
-    """
+    """Describes a file for the manifest in a directory."""
     checksum = size = 0
     with path.open("rb") as handle:
         while piece := handle.read(_READ_BYTES):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
+from etl.tfrecord.codec.messages import build_head
 from etl.tfrecord.types.conversions import buffer_address, is_list
 from etl.tfrecord.types.wire_kinds import find_wire_kind
 
@@ -17,11 +20,13 @@ _ALLOWED = (
     "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
     "string and binary (bytes list); list, large_list and fixed_size_list of these"
 )
+_ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
 _LANES = {
     "int32": k.INT32, "int64": k.INT64, "float32": k.FLOAT32, "float64": k.FLOAT64,
     "binary": k.BINARY,
 }  # fmt: skip
-_ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
+# Bytes of an entry that holds a number of no bytes, its key, its own tag and length aside.
+_EMPTY_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -30,77 +35,54 @@ class ColumnPlan:
 
     Attributes:
         name: Column name, the feature's key.
-        key: The same in UTF-8.
         kind: Value kind of `encode_kernels`.
         value_type: Arrow type that values are cast to first, or None where they are used as is.
-        is_list: Whether a row holds a list.
-        is_sequence: Whether a row holds a list of lists: a feature list of a SequenceExample.
+        depth: 0 for one value, 1 for a list, 2 for a list of lists: a feature list.
     """
 
     name: str
-    key: bytes
     kind: int
     value_type: pa.DataType | None
-    is_list: bool
-    is_sequence: bool = False
+    depth: int
 
-    @property
+    @cached_property
     def is_compact(self) -> bool:
         """Whether an entry is one number under a short key, which has kernels of its own."""
-        is_number = self.kind != k.BINARY and not self.is_list
-        return is_number and len(self.key) <= k.COMPACT_KEY_BYTES
+        is_number = self.kind != k.BINARY and self.depth == 0
+        return is_number and self.fields[k.KEY_BYTES] <= k.COMPACT_KEY_BYTES
 
+    @cached_property
+    def head(self) -> np.ndarray:
+        """First bytes of an entry with a number of no bytes; the key starts at the fifth."""
+        key = self.name.encode()
+        return build_head(key, len(key) + _EMPTY_ENTRY_BYTES)
 
-@dataclass(frozen=True)
-class BoundColumn:
-    """A column's memory: addresses for the kernels and the objects that keep them alive."""
-
-    fields: tuple[int, ...]
-    keep_alive: tuple[Any, ...]
-
-
-class BoundBatch:
-    """The column table of one batch and all that its addresses point to.
-
-    Attributes:
-        batch: The batch.
-        table: Column table, int64 `[columns, COLUMN_FIELDS]`.
-    """
-
-    def __init__(self, batch: pa.RecordBatch, columns: tuple[BoundColumn, ...]) -> None:
-        self._columns = columns
-        self.batch = batch
-        self.table = np.array([column.fields for column in columns], np.int64).reshape(
-            len(columns), k.COLUMN_FIELDS
-        )
+    @cached_property
+    def fields(self) -> tuple[int, ...]:
+        """Row of the column table, as far as it is the same in all batches."""
+        known = {k.KIND: self.kind, k.DEPTH: self.depth, k.HEAD: self.head.ctypes.data,
+                 k.KEY_BYTES: len(self.name.encode())}  # fmt: skip
+        return tuple(known.get(field, 0) for field in range(k.COLUMN_FIELDS))
 
 
 def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
     """Checks a schema against the wire and plans each of its columns.
 
-    Args:
-        schema: Arrow schema of the batches to come.
-        record_type: `"Example"`, or `"SequenceExample"`, which takes lists of lists too.
-
-    Returns:
-        One plan per column, in the schema's order.
-
     Raises:
         ConfigError: A column has an unsupported type, or a name occurs twice; one error names
-            every such column.
+            every such column. SequenceExamples take lists of lists too.
     """
     plans, bad, seen = [], [], set()
+    deepest = 2 if record_type == "SequenceExample" else 1
     for field in schema:
         depth, value_type = _list_depth(field.type)
         kind = find_wire_kind(value_type)
-        if kind is None or depth > 2 or (depth == 2 and record_type != "SequenceExample"):
+        if kind is None or depth > deepest:
             bad.append(f"{field.name} ({field.type})")
         elif field.name in seen:
             bad.append(f"{field.name} (name occurs twice)")
         else:
-            key = field.name.encode()
-            lane = _LANES[kind.lane]
-            plans.append(ColumnPlan(field.name, key, lane, kind.cast, depth > 0, depth == 2))
+            plans.append(ColumnPlan(field.name, _LANES[kind.lane], kind.cast, depth))
         seen.add(field.name)
     if bad:
         raise ConfigError(
@@ -138,21 +120,14 @@ def read_byte_offsets(values: pa.Array) -> np.ndarray:
     if len(values) == 0:
         return np.zeros(1, np.int64)
     large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
-    width = np.int64 if large else np.int32
-    offsets = np.frombuffer(values.buffers()[1], width)
+    offsets = np.frombuffer(values.buffers()[1], np.int64 if large else np.int32)
     return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
 
 
 def _check_no_null(
     plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]]
 ) -> None:
-    """Refuses a null inside a list; values below a null list do not count.
-
-    Args:
-        plan: The column's plan.
-        values: Elements of the innermost of the parents.
-        parents: Lists and their offsets, the column itself first.
-    """
+    """Refuses a null among values of lists; what lies below a null list does not count."""
     if values.null_count == 0:
         return
     rows = np.flatnonzero(np.asarray(values.is_null()))
@@ -176,56 +151,49 @@ def _as_plain(column: pa.Array, data_type: pa.DataType | None) -> pa.Array:
     return column.cast(data_type)
 
 
-def bind_column(plan: ColumnPlan, column: pa.Array) -> BoundColumn:
-    """Resolves where a column's values, offsets and validity lie in memory.
+class ColumnMemory:
+    """Columns of a batch: their `table`, int64 `[columns, COLUMN_FIELDS]`, and their memory."""
 
-    Args:
-        plan: The column's plan.
-        column: Its data in one batch, sliced or not.
+    def __init__(self, plans: Iterable[ColumnPlan], columns: Iterable[pa.Array]) -> None:
+        bound = [_bind_column(*pair) for pair in zip(plans, columns, strict=True)]
+        self._kept_alive = [keep for _, keep in bound]
+        fields = [row for row, _ in bound]
+        self.table = np.array(fields, np.int64).reshape(len(fields), k.COLUMN_FIELDS)
+
+
+def _bind_column(plan: ColumnPlan, column: pa.Array) -> tuple[list[int], list[Any]]:
+    """Resolves where a column's values, offsets and validity lie; refuses a null inside a list.
 
     Returns:
-        Addresses in the order of the column table's fields.
-
-    Raises:
-        InputDataError: A list holds a null.
+        Row of the column table, and the objects that its addresses point to.
     """
-    keep: list[Any] = []
-    parents: list[tuple[pa.Array, np.ndarray]] = []
-    values, row_offsets, outer_offsets, outer_sizes = column, 0, 0, 0
-    for _ in range(plan.is_list + plan.is_sequence):
+    fields, keep = [*plan.fields], list[Any]()
+
+    def hold(field: int, array: np.ndarray) -> None:
+        keep.append(array)
+        fields[field] = array.ctypes.data
+
+    values, parents = column, list[tuple[pa.Array, np.ndarray]]()
+    for level in range(plan.depth):
         values, offsets = _row_offsets(lists := values)
         parents.append((lists, offsets))
         _check_no_null(plan, values, parents)
-        keep.append(offsets)
-        outer_offsets, row_offsets = row_offsets, offsets.ctypes.data
+        hold(k.ROW_OFFSETS if level + 1 == plan.depth else k.OUTER_OFFSETS, offsets)
     values = _as_plain(values, plan.value_type)
-    if not plan.is_list:
-        column = values
-    byte_offsets, sizes = 0, 0
+    rows = column if plan.depth else values
     if plan.kind == k.BINARY:
-        keep.append(read_byte_offsets(values))
-        byte_offsets, address = keep[-1].ctypes.data, buffer_address(values.buffers()[2])
+        hold(k.BYTE_OFFSETS, read_byte_offsets(values))
+        fields[k.VALUES] = buffer_address(values.buffers()[2])
     else:
         width = 8 if plan.kind in (k.INT64, k.FLOAT64) else 4
-        address = buffer_address(values.buffers()[1]) + width * values.offset
+        fields[k.VALUES] = buffer_address(values.buffers()[1]) + width * values.offset
     if not plan.is_compact:
-        keep.append(np.empty(len(parents[-1][0]) if parents else len(column), np.int64))
-        sizes = keep[-1].ctypes.data
-    if plan.is_sequence:
-        keep.append(np.empty(len(column), np.int64))
-        outer_sizes = keep[-1].ctypes.data
-    head = _entry_head(plan.key)
-    bitmap = buffer_address(column.buffers()[0]) if column.null_count else 0
-    fields = (plan.kind, plan.is_list, address, bitmap, column.offset, row_offsets, byte_offsets,
-              head.ctypes.data, len(plan.key), sizes, outer_offsets, outer_sizes)  # fmt: skip
-    return BoundColumn(tuple(int(field) for field in fields), (*keep, head, column, values))
-
-
-def _entry_head(key: bytes) -> np.ndarray:
-    """First bytes of a compact entry, padded to whole words; the key starts at the fifth byte."""
-    lengths = bytes([0x0A, (len(key) + 8) & 0xFF, 0x0A, len(key) & 0xFF])
-    padding = bytes(-(len(key) + 4) % 8)
-    return np.frombuffer(lengths + key + padding, np.uint8)
+        hold(k.SIZES, np.empty(len(parents[-1][0]) if parents else len(column), np.int64))
+    if plan.depth > 1:
+        hold(k.OUTER_SIZES, np.empty(len(column), np.int64))
+    fields[k.VALIDITY] = buffer_address(rows.buffers()[0]) if rows.null_count else 0
+    fields[k.VALIDITY_BIT] = rows.offset
+    return fields, [*keep, rows, values]
 
 
 _ALLOWED_DOUBLES = (
@@ -235,16 +203,10 @@ _ALLOWED_DOUBLES = (
 
 
 def find_refused_double(values: np.ndarray) -> np.ndarray:
-    """Which float64 values the encoder refuses.
+    """Which float64 values the encoder refuses, bool `[values]`.
 
     Refused are finite values beyond the float32 range, values other than zero that would become
     zero, and whole numbers that would become others: those are ids or times, not measurements.
-
-    Args:
-        values: float64 `[values]`.
-
-    Returns:
-        bool `[values]`.
     """
     with np.errstate(over="ignore", under="ignore"):
         narrow = values.astype(np.float32)
@@ -253,13 +215,7 @@ def find_refused_double(values: np.ndarray) -> np.ndarray:
 
 
 def describe_refusal(name: str, column: pa.Array, row: int) -> InputDataError:
-    """Builds the error for a row with a refused value.
-
-    Args:
-        name: Column name.
-        column: Its data: float64 or decimal, or lists of these, nested or not.
-        row: Row of the batch.
-    """
+    """Builds the error for a row of a column of doubles or decimals with a refused value."""
     values = column.slice(row, 1)
     while hasattr(values.type, "value_field"):
         values = values.flatten()

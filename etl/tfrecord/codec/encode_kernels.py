@@ -1,15 +1,19 @@
 """Compiled passes of the column-wise encoder: first the sizes of all records, then their bytes.
 
 A record is one `tf.train.Example`, a `SequenceExample`, or the bytes as they are, with its length
-and checksums around it (`frame`). Columns come
-as a table of addresses, so that one call serves a whole batch whatever its width.
+and checksums around it. Columns come as tables of addresses, so that one call serves a whole
+batch whatever its width: one of the context (an Example's features), one of the feature lists.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
+from typing import Any
+
 import numpy as np
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from etl.tfrecord.codec.crc32c import masked_crc
+from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES
 from etl.tfrecord.codec.kernels import (
     copy_bytes,
     float_bits,
@@ -25,6 +29,19 @@ from etl.tfrecord.codec.kernels import (
     store_u32,
     store_u64,
 )
+from etl.tfrecord.codec.messages import (
+    BYTES_TAIL,
+    ENTRY_TAG,
+    FEATURE_LISTS_TAG,
+    FEATURE_TAG,
+    FEATURES_TAG,
+    FLOAT_TAIL,
+    INT_TAIL,
+    KEY_TAG,
+    TAIL_STEP,
+    VALUE_TAG,
+    VALUES_TAG,
+)
 from etl.tfrecord.codec.varint import (
     load_int,
     packed_bytes,
@@ -37,10 +54,10 @@ from etl.tfrecord.codec.varint import (
 # Kinds of values.
 INT32, INT64, FLOAT32, FLOAT64, BINARY = 0, 1, 2, 3, 4
 
-# Fields of a row of the column table.
+# Fields of a row of a column table.
 (
     KIND,
-    IS_LIST,
+    DEPTH,  # 0 for one value, 1 for a list, 2 for a feature list
     VALUES,  # address of the first value
     VALIDITY,  # address of the validity bitmap of the rows, 0 where all are valid
     VALIDITY_BIT,  # bit of the bitmap that belongs to row 0
@@ -54,35 +71,43 @@ INT32, INT64, FLOAT32, FLOAT64, BINARY = 0, 1, 2, 3, 4
 ) = range(12)
 COLUMN_FIELDS = 12
 
+# Kernels read a row into a tuple first: for all LLVM knows, what they store changes the table.
+_as_tuple: Any = to_fixed_tuple
+
 # Up to this key length every length in an entry that holds one number takes one byte.
 COMPACT_KEY_BYTES = 100
-
-FRAME_BYTES = 16  # header and footer of a TFRecord
+# What may be written past the last record.
+SLACK_BYTES = 16
+# Records are laid out in blocks of about this size, so that all columns' visits hit the cache.
+_BLOCK_BYTES = 24 << 10
 
 
 @inlined
-def list_bytes(kind, payload):
+def _field_bytes(size):
+    """Size of a field of so many bytes whose tag takes one."""
+    return 1 + varint_bytes(size) + size
+
+
+@inlined
+def _list_bytes(kind, payload):
     """Size of the Int64List, FloatList or BytesList message around a payload."""
-    if kind == BINARY or payload == 0:
-        return payload
-    return 1 + varint_bytes(payload) + payload
+    return payload if kind == BINARY or payload == 0 else _field_bytes(payload)
 
 
 @inlined
-def feature_bytes(kind, payload):
+def _feature_bytes(kind, payload):
     """Size of the Feature message around a payload."""
-    inner = list_bytes(kind, payload)
-    return 1 + varint_bytes(inner) + inner
+    return _field_bytes(_list_bytes(kind, payload))
 
 
 @inlined
-def entry_bytes(key_bytes, value):
+def _entry_bytes(key_bytes, value):
     """Size of a map entry with a message of `value` bytes."""
-    return 1 + varint_bytes(key_bytes) + key_bytes + 1 + varint_bytes(value) + value
+    return _field_bytes(key_bytes) + _field_bytes(value)
 
 
 @inlined
-def payload_bytes(kind, values, byte_offsets, first, last):
+def _payload_bytes(kind, values, byte_offsets, first, last):
     """Bytes of the values [first, last) on the wire."""
     if FLOAT32 <= kind <= FLOAT64:
         return 4 * (last - first)
@@ -91,11 +116,19 @@ def payload_bytes(kind, values, byte_offsets, first, last):
         start = load_i64(byte_offsets + 8 * first)
         for i in range(first, last):
             end = load_i64(byte_offsets + 8 * (i + 1))
-            size += 1 + varint_bytes(end - start) + end - start
+            size += _field_bytes(end - start)
             start = end
     else:
         size += packed_bytes(kind == INT64, values, first, last)
     return size
+
+
+@inlined
+def _span(column, depth, offsets, i):
+    """Elements [first, last) of element `i` of a column, which stands for itself at depth 0."""
+    if column[DEPTH] <= depth:
+        return i, i + 1
+    return load_i64(column[offsets] + 8 * i), load_i64(column[offsets] + 8 * (i + 1))
 
 
 @inlined
@@ -113,32 +146,42 @@ def _measure_compact(column, first, sizes):
         for i in range(len(sizes)):
             row = first + i
             if is_valid(bitmap, column[VALIDITY_BIT] + row):
-                sizes[i] += fixed + payload_bytes(kind, values, 0, row, row + 1)
+                sizes[i] += fixed + _payload_bytes(kind, values, 0, row, row + 1)
+
+
+@inlined
+def _measure_feature(column, i):
+    """Size of the Feature of list or value `i`; notes its payload."""
+    start, end = _span(column, 0, ROW_OFFSETS, i)
+    payload = _payload_bytes(column[KIND], column[VALUES], column[BYTE_OFFSETS], start, end)
+    store_u64(column[SIZES] + 8 * i, np.uint64(payload))
+    return _feature_bytes(column[KIND], payload)
 
 
 @inlined
 def _measure_general(column, first, sizes):
-    kind, payloads = column[KIND], column[SIZES]
+    """Adds the entries of a column of any form."""
     for i in range(len(sizes)):
         row = first + i
         if not is_valid(column[VALIDITY], column[VALIDITY_BIT] + row):
             continue
-        start, end = row, row + 1
-        if column[IS_LIST] != 0:
-            start = load_i64(column[ROW_OFFSETS] + 8 * row)
-            end = load_i64(column[ROW_OFFSETS] + 8 * (row + 1))
-        payload = payload_bytes(kind, column[VALUES], column[BYTE_OFFSETS], start, end)
-        store_u64(payloads + 8 * row, np.uint64(payload))
-        entry = entry_bytes(column[KEY_BYTES], feature_bytes(kind, payload))
-        sizes[i] += 1 + varint_bytes(entry) + entry
+        if column[DEPTH] < 2:
+            value = _measure_feature(column, row)
+        else:
+            value = 0
+            low, high = _span(column, 1, OUTER_OFFSETS, row)
+            for j in range(low, high):
+                value += _field_bytes(_measure_feature(column, j))
+            store_u64(column[OUTER_SIZES] + 8 * row, np.uint64(value))
+        sizes[i] += _field_bytes(_entry_bytes(column[KEY_BYTES], value))
 
 
 @outlined
-def measure_entries(columns, first, sizes):
-    """Computes the bytes of the map entries of single features; see `measure`."""
+def _measure_entries(columns, first, sizes):
+    """Computes the bytes of the map entries of each row."""
     sizes[:] = 0
     for c in range(len(columns)):
-        column = columns[c]
+        column = _as_tuple(columns[c], COLUMN_FIELDS)
         if column[SIZES] == 0:
             _measure_compact(column, first, sizes)
         else:
@@ -146,33 +189,33 @@ def measure_entries(columns, first, sizes):
 
 
 @kernel
-def measure(columns, first, sizes):
-    """Computes the bytes of all map entries of each row from `first` on, into int64 `sizes`.
+def measure(context, lists, first, sizes):
+    """Computes the bytes of the map entries of each row from `first` on.
+
+    Args:
+        context: Column table of an Example or a context, int64 `[columns, COLUMN_FIELDS]`.
+        lists: Column table of the feature lists.
+        first: First row.
+        sizes: Output, int64 `[sections + 1, rows]`: the entries of each section, and the records.
+            An Example has one section, a SequenceExample two.
 
     Returns:
         Bytes of all framed records, and of the largest record.
     """
-    measure_entries(columns, first, sizes)
+    own, nested, records = sizes[0], sizes[1], sizes[-1]
+    is_sequence = len(sizes) > 2
+    _measure_entries(context, first, own)
+    if is_sequence:
+        _measure_entries(lists, first, nested)
     total, largest = 0, 0
-    for i in range(len(sizes)):
-        record = 1 + varint_bytes(sizes[i]) + sizes[i]
-        total += FRAME_BYTES + record
+    for i in range(len(records)):
+        record = _field_bytes(own[i])
+        if is_sequence:
+            record += _field_bytes(nested[i])
+        records[i] = record
+        total += HEADER_BYTES + record + FOOTER_BYTES
         largest = max(largest, record)
     return total, largest
-
-
-SLACK_BYTES = 16
-
-# Records are laid out in blocks of about this size, so that all columns' visits hit the cache.
-_BLOCK_BYTES = 24 << 10
-
-HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a TFRecord
-_PACKED_TAG, _ENTRY_TAG, _KEY_TAG, _VALUE_TAG = 0x0A, 0x0A, 0x0A, 0x12
-
-
-# 12 <n + 4> <kind tag> <n + 2> 0A <n> in one word, n being the bytes of the value.
-_INT_TAIL, _FLOAT_TAIL = 0x0000_000A_021A_0412, 0x0000_000A_0212_0412
-_BYTES_TAIL, _TAIL_STEP = 0x0000_000A_020A_0412, 0x0000_0100_0100_0100
 
 
 @inlined
@@ -181,7 +224,7 @@ def _store_cell_head(head, head_bytes, p, tail, size):
     store_u64(p, load_u64(head) + (np.uint64(size) << np.uint64(8)))
     for i in range(8, head_bytes, 8):
         store_u64(p + i, load_u64(head + i))
-    store_u64(p + head_bytes, np.uint64(tail) + np.uint64(size) * np.uint64(_TAIL_STEP))
+    store_u64(p + head_bytes, np.uint64(tail) + np.uint64(size) * np.uint64(TAIL_STEP))
     return p + head_bytes + 6
 
 
@@ -203,7 +246,7 @@ def _write_compact(column, row, cursors):
     """Writes single numbers under a short key; returns the first refused row, or -1."""
     kind, values = column[KIND], column[VALUES]
     is_int = kind <= INT64
-    tail = np.uint64(_INT_TAIL if is_int else _FLOAT_TAIL)
+    tail = np.uint64(INT_TAIL if is_int else FLOAT_TAIL)
     head, head_bytes = column[HEAD], column[KEY_BYTES] + 4
     bitmap, bit = column[VALIDITY], column[VALIDITY_BIT]
     for i in range(len(cursors)):
@@ -228,59 +271,75 @@ def _write_compact(column, row, cursors):
 
 
 @inlined
-def _write_values(column, address, first, last):
-    """Writes the values [first, last); returns the address past them, or -1 if one is refused."""
-    kind, values = column[KIND], column[VALUES]
-    if kind == BINARY:
-        offsets = column[BYTE_OFFSETS]
-        for i in range(first, last):
-            start = load_i64(offsets + 8 * i)
-            length = load_i64(offsets + 8 * (i + 1)) - start
-            store_u8(address, np.uint8(0x0A))
-            address = store_exact_varint(address + 1, length)
-            copy_bytes(address, values + start, length)
-            address += length
-    elif kind == FLOAT32:
-        size = 4 * (last - first)
-        copy_bytes(address, values + 4 * first, size)
-        address += size
-    elif kind == FLOAT64:
-        any_refused = False
-        for i in range(first, last):
-            value, refused = _narrow(load_f64(values + 8 * i))
-            any_refused |= refused
-            store_u32(address + 4 * (i - first), float_bits(value))
-        if any_refused:
-            return -1
-        address += 4 * (last - first)
-    else:
-        address = write_packed(kind == INT64, values, first, last, address)
+def _open_field(p, tag, size):
+    """Writes tag and length of a field; returns the address of its content."""
+    store_u8(p, np.uint8(tag))
+    return store_exact_varint(p + 1, size)
+
+
+@inlined
+def _write_strings(column, address, first, last):
+    values, offsets = column[VALUES], column[BYTE_OFFSETS]
+    for i in range(first, last):
+        start = load_i64(offsets + 8 * i)
+        length = load_i64(offsets + 8 * (i + 1)) - start
+        address = _open_field(address, VALUES_TAG, length)
+        copy_bytes(address, values + start, length)
+        address += length
     return address
 
 
 @inlined
-def write_feature(kind, column, p, payload, first, last):
-    """Writes a Feature, its own tag and length left out; returns the end, or -1 if refused."""
-    store_u8(p, np.uint8(0x0A if kind == BINARY else 0x12 if kind >= FLOAT32 else 0x1A))
-    p = store_exact_varint(p + 1, list_bytes(kind, payload))
-    if kind != BINARY and payload > 0:
-        store_u8(p, np.uint8(_PACKED_TAG))
-        p = store_exact_varint(p + 1, payload)
-    return _write_values(column, p, first, last)
+def _write_doubles(values, address, first, last):
+    any_refused = False
+    for i in range(first, last):
+        value, refused = _narrow(load_f64(values + 8 * i))
+        any_refused |= refused
+        store_u32(address + 4 * (i - first), float_bits(value))
+    return -1 if any_refused else address + 4 * (last - first)
 
 
 @inlined
-def write_entry_head(column, p, value_size):
+def _write_feature(column, i, p):
+    """Writes the Feature of list or value `i`; returns the end, or -1 if a value is refused."""
+    kind, payload = column[KIND], load_i64(column[SIZES] + 8 * i)
+    first, last = _span(column, 0, ROW_OFFSETS, i)
+    p = _open_field(
+        p, 0x0A if kind == BINARY else 0x12 if kind >= FLOAT32 else 0x1A, _list_bytes(kind, payload)
+    )
+    if kind == BINARY:
+        return _write_strings(column, p, first, last)
+    if payload > 0:
+        p = _open_field(p, VALUES_TAG, payload)
+    if kind == FLOAT32:
+        copy_bytes(p, column[VALUES] + 4 * first, payload)
+        return p + payload
+    if kind == FLOAT64:
+        return _write_doubles(column[VALUES], p, first, last)
+    return write_packed(kind == INT64, column[VALUES], first, last, p)
+
+
+@inlined
+def _write_entry_head(column, p, value_size):
     """Writes a map entry up to its value's first byte; returns the address there."""
     key_bytes = column[KEY_BYTES]
-    store_u8(p, np.uint8(_ENTRY_TAG))
-    p = store_exact_varint(p + 1, entry_bytes(key_bytes, value_size))
-    store_u8(p, np.uint8(_KEY_TAG))
-    p = store_exact_varint(p + 1, key_bytes)
+    p = _open_field(p, ENTRY_TAG, _entry_bytes(key_bytes, value_size))
+    p = _open_field(p, KEY_TAG, key_bytes)
     copy_bytes(p, column[HEAD] + 4, key_bytes)
-    p += key_bytes
-    store_u8(p, np.uint8(_VALUE_TAG))
-    return store_exact_varint(p + 1, value_size)
+    return _open_field(p + key_bytes, VALUE_TAG, value_size)
+
+
+@inlined
+def _write_nested(column, row, p):
+    """Writes the entry of a row's FeatureList; returns the end, or -1 if a value is refused."""
+    p = _write_entry_head(column, p, load_i64(column[OUTER_SIZES] + 8 * row))
+    low, high = _span(column, 1, OUTER_OFFSETS, row)
+    for j in range(low, high):
+        size = _feature_bytes(column[KIND], load_i64(column[SIZES] + 8 * j))
+        p = _write_feature(column, j, _open_field(p, FEATURE_TAG, size))
+        if p < 0:
+            break
+    return p
 
 
 @inlined
@@ -288,28 +347,27 @@ def _write_short_string(column, row, p):
     """Writes the entry of a byte string whose lengths take a byte each; returns the end."""
     start = load_i64(column[BYTE_OFFSETS] + 8 * row)
     size = load_i64(column[BYTE_OFFSETS] + 8 * (row + 1)) - start
-    p = _store_cell_head(column[HEAD], column[KEY_BYTES] + 4, p, _BYTES_TAIL, size)
+    p = _store_cell_head(column[HEAD], column[KEY_BYTES] + 4, p, BYTES_TAIL, size)
     copy_bytes(p, column[VALUES] + start, size)
     return p + size
 
 
 @inlined
 def _write_general(column, row, cursors):
-    """Returns the first row with a refused value, or -1."""
-    kind = column[KIND]
+    """Writes entries of any form; returns the first row with a refused value, or -1."""
+    kind, depth = column[KIND], column[DEPTH]
     for i in range(len(cursors)):
         if not is_valid(column[VALIDITY], column[VALIDITY_BIT] + row + i):
             continue
-        payload = load_i64(column[SIZES] + 8 * (row + i))
-        if column[IS_LIST] == 0 and kind == BINARY and payload + column[KEY_BYTES] < 120:
-            cursors[i] = _write_short_string(column, row + i, cursors[i])
-            continue
-        p = write_entry_head(column, cursors[i], feature_bytes(kind, payload))
-        start, end = row + i, row + i + 1
-        if column[IS_LIST] != 0:
-            start = load_i64(column[ROW_OFFSETS] + 8 * (row + i))
-            end = load_i64(column[ROW_OFFSETS] + 8 * (row + i + 1))
-        p = write_feature(kind, column, p, payload, start, end)
+        if depth == 2:
+            p = _write_nested(column, row + i, cursors[i])
+        else:
+            payload = load_i64(column[SIZES] + 8 * (row + i))
+            if depth == 0 and kind == BINARY and payload + column[KEY_BYTES] < 120:
+                p = _write_short_string(column, row + i, cursors[i])
+            else:
+                p = _write_entry_head(column, cursors[i], _feature_bytes(kind, payload))
+                p = _write_feature(column, row + i, p)
         if p < 0:
             return row + i
         cursors[i] = p
@@ -317,14 +375,10 @@ def _write_general(column, row, cursors):
 
 
 @outlined
-def write_entries(columns, row, cursors):
-    """Writes the map entries of single features at the cursors, and moves those past them.
-
-    Returns:
-        Column and row of the first refused value, or (-1, -1).
-    """
+def _write_entries(columns, row, cursors):
+    """Writes map entries at the cursors, which move; returns a refused column and row, or -1s."""
     for c in range(len(columns)):
-        column = columns[c]
+        column = _as_tuple(columns[c], COLUMN_FIELDS)
         if column[SIZES] != 0:
             bad = _write_general(column, row, cursors)
         else:
@@ -335,7 +389,7 @@ def write_entries(columns, row, cursors):
 
 
 @inlined
-def frame(start, record):
+def _frame(start, record):
     """Writes length and checksums around a record that stands; returns the end of the frame."""
     store_u64(start, np.uint64(record))
     store_u32(start + 8, masked_crc(start, 8))
@@ -345,178 +399,39 @@ def frame(start, record):
 
 
 @inlined
-def _frame_examples(start, sizes):
-    """Writes the outermost tag and the frame of the records whose entries stand."""
-    for i in range(len(sizes)):
-        body = sizes[i]
-        store_u8(start + HEADER_BYTES, np.uint8(0x0A))
-        store_exact_varint(start + HEADER_BYTES + 1, body)
-        start = frame(start, 1 + varint_bytes(body) + body)
-    return start
-
-
-@inlined
-def block_rows(total, rows):
-    """Rows per block, for `total` bytes in `rows` records."""
-    return max(8, min(1024, _BLOCK_BYTES * rows // max(1, total)))
-
-
-@kernel
-def write(columns, first, sizes, cursors, start):
-    """Writes framed Example records.
-
-    Args:
-        columns: Column table, int64 `[columns, COLUMN_FIELDS]`.
-        first: First row.
-        sizes: Bytes of each row's map entries, as `measure` computed them.
-        cursors: Scratch, int64, as long as `sizes`.
-        start: Address of the output, with `SLACK_BYTES` past the last record.
-
-    Returns:
-        Column and row of the first value that float32 cannot stand for, or (-1, -1).
-    """
-    total = 0
-    for i in range(len(sizes)):
-        total += sizes[i]
-    rows = block_rows(total, len(sizes))
-    for low in range(0, len(sizes), rows):
-        high = min(low + rows, len(sizes))
-        address = start
-        for i in range(low, high):
-            cursors[i] = address + HEADER_BYTES + 1 + varint_bytes(sizes[i])
-            address = cursors[i] + sizes[i] + FOOTER_BYTES
-        bad = write_entries(columns, first + low, cursors[low:high])
-        if bad[0] >= 0:
-            return bad
-        start = _frame_examples(start, sizes[low:high])
-    return -1, -1
-
-
-@kernel
-def write_raw(values, byte_offsets, start):
-    """Writes binary values as framed payloads.
-
-    Args:
-        values: Address of the data buffer.
-        byte_offsets: Offsets into it, int64 `[rows + 1]`.
-        start: Address of the output.
-    """
-    for row in range(len(byte_offsets) - 1):
-        length = byte_offsets[row + 1] - byte_offsets[row]
-        copy_bytes(start + HEADER_BYTES, values + byte_offsets[row], length)
-        start = frame(start, length)
-
-
-_CONTEXT_TAG, _FEATURE_LISTS_TAG, _FEATURE_TAG = 0x0A, 0x12, 0x0A
-
-
-@inlined
-def _measure_feature_list(column, row):
-    """Size of a row's FeatureList; notes the payload of each of its features."""
-    kind, size = column[KIND], 0
-    first = load_i64(column[OUTER_OFFSETS] + 8 * row)
-    last = load_i64(column[OUTER_OFFSETS] + 8 * (row + 1))
-    for j in range(first, last):
-        start = load_i64(column[ROW_OFFSETS] + 8 * j)
-        end = load_i64(column[ROW_OFFSETS] + 8 * (j + 1))
-        payload = payload_bytes(kind, column[VALUES], column[BYTE_OFFSETS], start, end)
-        store_u64(column[SIZES] + 8 * j, np.uint64(payload))
-        feature = feature_bytes(kind, payload)
-        size += 1 + varint_bytes(feature) + feature
-    return size
-
-
-@inlined
-def _section_bytes(body):
-    return 1 + varint_bytes(body) + body
-
-
-@kernel
-def measure_sequences(context, lists, first, context_sizes, list_sizes):
-    """Computes the bytes of each row's context and of its feature lists.
-
-    Args:
-        context: Column table of the context.
-        lists: Column table of the feature lists.
-        first: First row.
-        context_sizes: Output, int64 `[rows]`: bytes of the context's map entries.
-        list_sizes: Output, int64 `[rows]`: bytes of the feature lists' map entries.
-
-    Returns:
-        Bytes of all framed records, and of the largest record.
-    """
-    measure_entries(context, first, context_sizes)
-    list_sizes[:] = 0
-    for c in range(len(lists)):
-        column = lists[c]
-        for i in range(len(list_sizes)):
-            row = first + i
-            if is_valid(column[VALIDITY], column[VALIDITY_BIT] + row):
-                size = _measure_feature_list(column, row)
-                store_u64(column[OUTER_SIZES] + 8 * row, np.uint64(size))
-                list_sizes[i] += _section_bytes(entry_bytes(column[KEY_BYTES], size))
-    total, largest = 0, 0
-    for i in range(len(list_sizes)):
-        record = _section_bytes(context_sizes[i]) + _section_bytes(list_sizes[i])
-        total += FRAME_BYTES + record
-        largest = max(largest, record)
-    return total, largest
-
-
-@inlined
-def _write_feature_list(column, row, p):
-    """Writes a row's map entry; returns the address past it, or -1 if a value is refused."""
-    kind = column[KIND]
-    p = write_entry_head(column, p, load_i64(column[OUTER_SIZES] + 8 * row))
-    first = load_i64(column[OUTER_OFFSETS] + 8 * row)
-    last = load_i64(column[OUTER_OFFSETS] + 8 * (row + 1))
-    for j in range(first, last):
-        payload = load_i64(column[SIZES] + 8 * j)
-        store_u8(p, np.uint8(_FEATURE_TAG))
-        p = store_exact_varint(p + 1, feature_bytes(kind, payload))
-        start = load_i64(column[ROW_OFFSETS] + 8 * j)
-        end = load_i64(column[ROW_OFFSETS] + 8 * (j + 1))
-        p = write_feature(kind, column, p, payload, start, end)
-        if p < 0:
-            return p
-    return p
-
-
-@inlined
-def _write_lists(lists, row, cursors):
-    """Writes the feature lists at the cursors; returns the bad column and row, or (-1, -1)."""
-    for c in range(len(lists)):
-        column = lists[c]
+def _write_block(context, lists, row, sizes, cursors, start):
+    """Writes a block of records; returns table, column and row of a refused value, and the end."""
+    own, nested, records = sizes[0], sizes[1], sizes[-1]
+    address = start
+    for i in range(len(cursors)):
+        cursors[i] = address + HEADER_BYTES + 1 + varint_bytes(own[i])
+        address += HEADER_BYTES + records[i] + FOOTER_BYTES
+    column, bad = _write_entries(context, row, cursors)
+    if column >= 0:
+        return 0, column, bad, start
+    if len(sizes) > 2:
+        # What the context's last entries overshot is written over from here on.
         for i in range(len(cursors)):
-            if is_valid(column[VALIDITY], column[VALIDITY_BIT] + row + i):
-                p = _write_feature_list(column, row + i, cursors[i])
-                if p < 0:
-                    return c, row + i
-                cursors[i] = p
-    return -1, -1
-
-
-@inlined
-def _frame_sequences(start, context_sizes, list_sizes):
-    for i in range(len(context_sizes)):
-        payload = start + HEADER_BYTES
-        store_u8(payload, np.uint8(_CONTEXT_TAG))
-        store_exact_varint(payload + 1, context_sizes[i])
-        record = _section_bytes(context_sizes[i]) + _section_bytes(list_sizes[i])
-        start = frame(start, record)
-    return start
+            cursors[i] = _open_field(cursors[i], FEATURE_LISTS_TAG, nested[i])
+        column, bad = _write_entries(lists, row, cursors)
+        if column >= 0:
+            return 1, column, bad, start
+    for i in range(len(cursors)):
+        _open_field(start + HEADER_BYTES, FEATURES_TAG, own[i])
+        start = _frame(start, records[i])
+    return -1, -1, -1, start
 
 
 @kernel
-def write_sequences(context, lists, first, context_sizes, list_sizes, cursors, start):
-    """Writes framed SequenceExample records.
+def write(context, lists, first, sizes, total, cursors, start):
+    """Writes framed records.
 
     Args:
-        context: Column table of the context.
-        lists: Column table of the feature lists.
+        context: As for `measure`.
+        lists: As for `measure`.
         first: First row.
-        context_sizes: As `measure_sequences` computed them.
-        list_sizes: Likewise.
+        sizes: As `measure` computed them, and so the total.
+        total: Bytes of all framed records.
         cursors: Scratch, int64 `[rows]`.
         start: Address of the output, with `SLACK_BYTES` past the last record.
 
@@ -524,24 +439,21 @@ def write_sequences(context, lists, first, context_sizes, list_sizes, cursors, s
         Number of the table (0 context, 1 lists), column and row of the first value that float32
         cannot stand for, or (-1, -1, -1).
     """
-    total = np.sum(context_sizes) + np.sum(list_sizes)
-    rows = block_rows(total, len(cursors))
+    rows = max(8, min(1024, _BLOCK_BYTES * len(cursors) // max(1, total)))
     for low in range(0, len(cursors), rows):
         high = min(low + rows, len(cursors))
-        address = start
-        for i in range(low, high):
-            cursors[i] = address + HEADER_BYTES + 1 + varint_bytes(context_sizes[i])
-            rest = context_sizes[i] + _section_bytes(list_sizes[i])
-            address = cursors[i] + rest + FOOTER_BYTES
-        column, row = write_entries(context, first + low, cursors[low:high])
+        table, column, row, start = _write_block(
+            context, lists, first + low, sizes[:, low:high], cursors[low:high], start
+        )
         if column >= 0:
-            return 0, column, row
-        # What the context's last entries overshot is written over from here on.
-        for i in range(low, high):
-            store_u8(cursors[i], np.uint8(_FEATURE_LISTS_TAG))
-            cursors[i] = store_exact_varint(cursors[i] + 1, list_sizes[i])
-        column, row = _write_lists(lists, first + low, cursors[low:high])
-        if column >= 0:
-            return 1, column, row
-        start = _frame_sequences(start, context_sizes[low:high], list_sizes[low:high])
+            return table, column, row
     return -1, -1, -1
+
+
+@kernel
+def write_raw(values, byte_offsets, start):
+    """Writes binary values as framed payloads; offsets into their buffer are int64 `[rows + 1]`."""
+    for row in range(len(byte_offsets) - 1):
+        length = byte_offsets[row + 1] - byte_offsets[row]
+        copy_bytes(start + HEADER_BYTES, values + byte_offsets[row], length)
+        start = _frame(start, length)

@@ -72,11 +72,6 @@ def scan_records(address, length, verify, index):
 def find_record(address, length, ended):
     """Finds the first position at which a whole record stands, both of its checksums holding.
 
-    Args:
-        address: Where to search from.
-        length: Bytes there.
-        ended: Whether nothing follows them.
-
     Returns:
         Position (`length` where there is none), and the bytes that must be there from it on
         before it can be judged, or 0 where it is decided.
@@ -168,15 +163,7 @@ class BadRange:
 def corrupt_record(
     name: str, offset: int, record: int, reason: str, compressed: bool = False
 ) -> CorruptRecordError:
-    """Builds the error for a bad record.
-
-    Args:
-        name: File, or another name of the buffer.
-        offset: Byte offset of the record, in the uncompressed stream.
-        record: Number of records before it.
-        reason: What is wrong.
-        compressed: Whether the file is compressed.
-    """
+    """Builds the error for a bad record; the offset is that in the uncompressed stream."""
     place = f"byte offset {offset}{' of the uncompressed stream' if compressed else ''}"
     return CorruptRecordError(
         f"{name}: {reason}, at {place} (record {record})",
@@ -203,11 +190,7 @@ class DamageReport:
     is_stream_intact: Callable[[], bool]
 
     def tell(self, bad: BadRange, record: int) -> None:
-        """Reports a bad range that begins at record number `record`.
-
-        Raises:
-            CorruptRecordError: There is no hook.
-        """
+        """Reports a bad range that begins at record number `record`, or raises it."""
         if self.on_corrupt is None:
             raise corrupt_record(self.name, bad.offset, record, bad.reason, self.is_compressed)
         self.on_corrupt(bad)
@@ -235,17 +218,13 @@ class RecordBlock:
     offset: int
     first_record: int
 
+    def locate(self, record: int) -> tuple[int, int]:
+        """Offset and number of a record in the file."""
+        return self.offset + int(self.index[record, 0]), self.first_record + record
+
 
 def scan_buffer(data: np.ndarray, verify: bool) -> tuple[np.ndarray, int, int, int]:
-    """Locates the records of a buffer up to the first that is not whole and sound.
-
-    Args:
-        data: Bytes, uint8 `[bytes]`.
-        verify: Whether payload checksums are verified.
-
-    Returns:
-        Index of the payloads, and what `scan_records` says of the place after them.
-    """
+    """Index of a buffer's payloads, and what `scan_records` says of the place after them."""
     # Room for the most records that could fit; pages that are not needed are never touched.
     index = np.empty((data.size // (HEADER_BYTES + FOOTER_BYTES) + 1, 2), np.int64)
     n, position, reason, payload = scan_records(data.ctypes.data, data.size, verify, index)
@@ -256,28 +235,14 @@ class BlockCutter:
     """Cuts a stream into blocks; knows how far it has come."""
 
     def __init__(self, source: ByteSource, offset: int, report: DamageReport) -> None:
-        """Starts at the beginning of a record.
-
-        Args:
-            source: The bytes.
-            offset: Their position in the (uncompressed) file.
-            report: Called for each damage.
-        """
+        """Starts at the beginning of a record, at this offset of the (uncompressed) file."""
         self._source, self._report = source, report
         self._offset, self._records = offset, 0
         self._lost: str | None = None  # why no record has been found again yet
         self._is_counted, self._has_ended_early, self._has_told = True, False, False
 
     def cut(self, block_bytes: int, verify: bool) -> Iterator[RecordBlock]:
-        """Yields the blocks in order, none of them empty.
-
-        Args:
-            block_bytes: Bytes to read at a time, at least 1.
-            verify: Whether payload checksums are verified.
-
-        Raises:
-            CorruptRecordError: Damage that the report does not take.
-        """
+        """Yields the blocks in order, none of them empty; `block_bytes` are read at a time."""
         rest, wanted, ended = np.empty(0, np.uint8), block_bytes, False
         while not ended:
             data, ended = _read_up_to(self._source, rest, wanted)
@@ -378,14 +343,8 @@ _BLOCK_BYTES = 4 << 20
 def index_records(data: np.ndarray | bytes) -> np.ndarray:
     """Locates and verifies all records of a buffer that holds a whole uncompressed file.
 
-    Args:
-        data: The file's bytes.
-
     Returns:
         Start and length of each payload, int64 `[records, 2]`.
-
-    Raises:
-        CorruptRecordError: A record is truncated or a checksum does not match.
     """
     buffer = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     index, position, reason, _ = scan_buffer(np.ascontiguousarray(buffer), verify=True)
@@ -395,12 +354,9 @@ def index_records(data: np.ndarray | bytes) -> np.ndarray:
 
 
 def detect_compression(head: bytes) -> Compression | None:
-    """Tells the compression from a file's first bytes.
+    """Tells the compression from a file's first 12 bytes.
 
     A sound TFRecord header (its CRC matches) is never mistaken for a compressed stream.
-
-    Args:
-        head: The first 12 bytes, or the whole file if that is shorter.
     """
     if len(head) >= HEADER_BYTES:
         _, _, reason, _ = scan_buffer(np.frombuffer(head[:HEADER_BYTES], np.uint8), verify=False)

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import inspect
 import os
 import shutil
 import stat
@@ -36,6 +37,8 @@ if sys.byteorder != "little":  # pragma: no cover - no such host in reach
 
 intrinsic: Any = _intrinsic  # what it returns is called with other arguments than declared
 
+# LLVM's target triple, and features of the CPU by LLVM's names.
+HOST = llvmlite.binding.get_process_triple(), dict(llvmlite.binding.get_host_cpu_features())
 WORD_BYTES = 8
 LINE_BYTES = 64  # of a cache line
 _LONG_BYTES = 64  # from here on a call of memcpy pays
@@ -47,7 +50,7 @@ def _compile(function: Callable[..., Any], **options: bool) -> Any:
 
 
 NO_CACHE = "SLUICE_NO_JIT_CACHE"  # set to 1: compile in memory, touch no cache
-_DECORATORS = (b"@kernel", b"@inlined", b"@outlined", b"@intrinsic")
+_DECORATORS = (b"@kernel", b"@inlined", b"@outlined", b"@emitted")
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -67,14 +70,9 @@ def _name_sources(folder: Path) -> str:
 
 @functools.cache
 def digest_kernels(folder: Path) -> str:
-    """Digest of the sources that may end up in the code of a kernel in `folder`.
+    """Hex SHA-256 of the sources that may end up in the code of a kernel in `folder`.
 
-    Args:
-        folder: Folder of the kernel's module. In a package, all of the top-level package is
-            covered; in a zip file, all of that file.
-
-    Returns:
-        Hex SHA-256.
+    In a package, all of the top-level package is covered; in a zip file, all of that file.
     """
     archive = _find_archive(folder)
     if archive is not None:
@@ -139,14 +137,8 @@ def find_cache(folder: Path) -> Path | None:
 
     Next to the sources, in the user's cache directory, or in a private directory under the
     system's temporary one: the first that can be written to, and by nobody else, or was filled
-    by the user that installed the sources.
-
-    Args:
-        folder: Folder of the sources.
-
-    Returns:
-        A folder named by the sources' folder, the machine, and a digest of the sources' content;
-        None where there is none to be had.
+    by the user that installed the sources. It is named by the sources' folder, the machine, and a
+    digest of the sources' content.
     """
     sources = (digest_kernels(Path(__file__).parent) + digest_kernels(folder)).encode()
     parts = (_name_sources(folder).encode(), _describe_machine(), sources)
@@ -250,121 +242,116 @@ def outlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return _compile(function)
 
 
-def _build_load(element: ir.Type, result: types.Type) -> Callable[..., Any]:
-    @intrinsic
-    def load(typingctx: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(builder.inttoptr(args[0], element.as_pointer()), align=1)
+BIT, BYTE, INDEX, WORD = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 
-        return result(types.int64), codegen
+
+def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Emits a call of an intrinsic of LLVM."""
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.module.declare_intrinsic(name, (), signature), arguments)
+
+
+def emitted(result: types.Type, *arguments: types.Type) -> Callable[..., Any]:
+    """Makes a function of kernels from one that emits its code: `emit(builder, *values)`.
+
+    Args:
+        result: What it returns; of a void one the emitter returns None.
+        arguments: What it takes.
+    """
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def define(typingctx: Any, *_: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                value = emit(builder, *args)
+                return context.get_dummy_value() if value is None else value
+
+            return result(*arguments), codegen
+
+        names = ["typingctx", *list(inspect.signature(emit).parameters)[1:]]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in names]
+        define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        define.__name__ = emit.__name__
+        return intrinsic(define)
+
+    return wrap
+
+
+def _build_load(element: ir.Type, result: types.Type) -> Any:
+    @emitted(result, types.int64)
+    def load(builder: Any, address: Any) -> Any:
+        return builder.load(builder.inttoptr(address, element.as_pointer()), align=1)
 
     return load
 
 
-def _build_store(element: ir.Type, value_type: types.Type) -> Callable[..., Any]:
-    @intrinsic
-    def store(typingctx: Any, address: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            builder.store(args[1], builder.inttoptr(args[0], element.as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, value_type), codegen
+def _build_store(element: ir.Type, value_type: types.Type) -> Any:
+    @emitted(types.void, types.int64, value_type)
+    def store(builder: Any, address: Any, value: Any) -> None:
+        builder.store(value, builder.inttoptr(address, element.as_pointer()), align=1)
 
     return store
 
 
-load_u8 = _build_load(ir.IntType(8), types.uint8)
-load_u32 = _build_load(ir.IntType(32), types.uint32)
-load_u64 = _build_load(ir.IntType(64), types.uint64)
-load_i32 = _build_load(ir.IntType(32), types.int32)
-load_i64 = _build_load(ir.IntType(64), types.int64)
+load_u8 = _build_load(BYTE, types.uint8)
+load_u32 = _build_load(INDEX, types.uint32)
+load_u64 = _build_load(WORD, types.uint64)
+load_i32 = _build_load(INDEX, types.int32)
+load_i64 = _build_load(WORD, types.int64)
 load_f32 = _build_load(ir.FloatType(), types.float32)
 load_f64 = _build_load(ir.DoubleType(), types.float64)
-store_u8 = _build_store(ir.IntType(8), types.uint8)
-store_i32 = _build_store(ir.IntType(32), types.int32)
-store_u32 = _build_store(ir.IntType(32), types.uint32)
-store_u64 = _build_store(ir.IntType(64), types.uint64)
+store_u8 = _build_store(BYTE, types.uint8)
+store_i32 = _build_store(INDEX, types.int32)
+store_u32 = _build_store(INDEX, types.uint32)
+store_u64 = _build_store(WORD, types.uint64)
 
 
-@intrinsic
-def float_bits(typingctx: Any, value: Any) -> Any:
+@emitted(types.uint32, types.float32)
+def float_bits(builder: Any, value: Any) -> Any:
     """The 32 bits of a float32 as uint32."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), codegen
+    return builder.bitcast(value, INDEX)
 
 
-@intrinsic
-def trailing_zeros(typingctx: Any, value: Any) -> Any:
+@emitted(types.uint64, types.uint64)
+def trailing_zeros(builder: Any, value: Any) -> Any:
     """Trailing zero bits of a non-zero uint64, as uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.IntType(1)(1))
-
-    return types.uint64(types.uint64), codegen
+    return builder.cttz(value, BIT(1))
 
 
-@intrinsic
-def count_ones(typingctx: Any, value: Any) -> Any:
-    """Set bits of a uint64, as uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic
-def leading_zeros(typingctx: Any, value: Any) -> Any:
+@emitted(types.uint64, types.uint64)
+def leading_zeros(builder: Any, value: Any) -> Any:
     """Leading zero bits of a non-zero uint64, as uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.IntType(1)(1))
-
-    return types.uint64(types.uint64), codegen
+    return builder.ctlz(value, BIT(1))
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
+@emitted(types.uint64, types.uint64)
+def count_ones(builder: Any, value: Any) -> Any:
+    """Set bits of a uint64, as uint64."""
+    return builder.ctpop(value)
+
+
+@emitted(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
     """Asks for the cache line of an address, which may be any number."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        )
-        # To read, from as near as possible, data.
-        builder.call(function, [builder.inttoptr(args[0], byte), word(0), word(3), word(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    place = builder.inttoptr(address, BYTE.as_pointer())
+    to_read = INDEX(0), INDEX(3), INDEX(1)  # from as near as possible, data
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), place, *to_read)
 
 
-@intrinsic
-def _copy_long(typingctx: Any, target: Any, source: Any, length: Any) -> Any:
+@emitted(types.void, types.int64, types.int64, types.int64)
+def _copy_long(builder: Any, target: Any, source: Any, length: Any) -> None:
     """The C library's memcpy: the widest moves that the CPU has."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        target, source = (builder.inttoptr(arg, byte) for arg in args[:2])
-        cgutils.raw_memcpy(builder, target, source, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    byte = BYTE.as_pointer()
+    target, source = builder.inttoptr(target, byte), builder.inttoptr(source, byte)
+    cgutils.raw_memcpy(builder, target, source, length, 1)
 
 
-def _build_move(size: int) -> Callable[..., Any]:
-    @intrinsic
-    def move(typingctx: Any, target: Any, source: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            block = ir.VectorType(ir.IntType(8), size).as_pointer()
-            target, source = (builder.inttoptr(arg, block) for arg in args)
-            builder.store(builder.load(source, align=1), target, align=1)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), codegen
+def _build_move(size: int) -> Any:
+    @emitted(types.void, types.int64, types.int64)
+    def move(builder: Any, target: Any, source: Any) -> None:
+        block = ir.VectorType(BYTE, size).as_pointer()
+        loaded = builder.load(builder.inttoptr(source, block), align=1)
+        builder.store(loaded, builder.inttoptr(target, block), align=1)
 
     return move
 
@@ -397,29 +384,19 @@ def copy_bytes(target: int, source: int, length: int) -> None:
             store_u8(target + i, load_u8(source + i))
 
 
-@intrinsic
-def _stream_line(typingctx: Any, target: Any, source: Any) -> Any:
+@emitted(types.void, types.int64, types.int64)
+def _stream_line(builder: Any, target: Any, source: Any) -> None:
     """Copies a line to an address that is a multiple of `LINE_BYTES`, past the cache."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        line = ir.VectorType(ir.IntType(64), LINE_BYTES // WORD_BYTES).as_pointer()
-        target, source = (builder.inttoptr(arg, line) for arg in args)
-        stored = builder.store(builder.load(source, align=1), target, align=LINE_BYTES)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    line = ir.VectorType(WORD, LINE_BYTES // WORD_BYTES).as_pointer()
+    loaded = builder.load(builder.inttoptr(source, line), align=1)
+    stored = builder.store(loaded, builder.inttoptr(target, line), align=LINE_BYTES)
+    stored.set_metadata("nontemporal", builder.module.add_metadata([INDEX(1)]))
 
 
-@intrinsic
-def fence(typingctx: Any) -> Any:
+@emitted(types.void)
+def fence(builder: Any) -> None:
     """Lets all threads see what has been stored, past the cache too."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    builder.fence("seq_cst")
 
 
 @inlined

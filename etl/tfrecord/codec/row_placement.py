@@ -43,13 +43,10 @@ _LOCK = threading.RLock()
 
 
 def allocate(shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
-    """Returns arrays of any content, aligned, in one piece of memory.
+    """Returns arrays of these shapes and types, of any content, aligned, in one piece of memory.
 
     The memory is kept for the next call when the last of the arrays, and of all views of them,
     has gone.
-
-    Args:
-        shapes: Shape and type of each.
     """
     sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
     padded = {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}

@@ -18,9 +18,14 @@ from numba import types
 from numba.core import cgutils
 
 from etl.tfrecord.codec.kernels import (
+    BIT,
+    BYTE,
+    HOST,
+    WORD,
+    call,
     count_ones,
+    emitted,
     inlined,
-    intrinsic,
     leading_zeros,
     load_i32,
     load_i64,
@@ -37,6 +42,7 @@ from etl.tfrecord.codec.varint_lanes import (
     drop_lanes,
     pack_int32_lanes,
     pack_lanes,
+    repeat,
     unpack_lanes,
 )
 
@@ -45,19 +51,12 @@ _GROUPS = 0x7F7F7F7F7F7F7F7F
 _SLOW_CPUS = ("znver1", "znver2", "bdver4")
 
 
-def _build_instruction(name: str) -> Callable[..., Any]:
+def _build_instruction(name: str) -> Any:
     """Wraps an LLVM intrinsic of a word and a mask, the mask being that of the groups."""
 
-    @intrinsic
-    def apply(typingctx: Any, word: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            integer = ir.IntType(64)
-            function = builder.module.declare_intrinsic(
-                name, (), ir.FunctionType(integer, [integer, integer])
-            )
-            return builder.call(function, [args[0], integer(_GROUPS)])
-
-        return types.uint64(types.uint64), codegen
+    @emitted(types.uint64, types.uint64)
+    def apply(builder: Any, word: Any) -> Any:
+        return call(builder, name, WORD, word, WORD(_GROUPS))
 
     return apply
 
@@ -93,12 +92,7 @@ def _spread_by_shifts(value):
 def select_groups(
     triple: str, features: dict[str, bool], cpu: str
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Picks the fastest implementation for a CPU.
-
-    Args:
-        triple: LLVM target triple, e.g. `x86_64-unknown-linux-gnu`.
-        features: CPU features by LLVM name.
-        cpu: LLVM's name of the CPU.
+    """Picks what a CPU, by its name, is fastest at.
 
     Returns:
         Two kernels uint64 -> uint64: joins the low seven bits of each byte to 56 bits, and
@@ -112,10 +106,7 @@ def select_groups(
     return _gather_by_shifts, _spread_by_shifts
 
 
-gather_groups, spread_groups = select_groups(
-    llvm.get_process_triple(), dict(llvm.get_host_cpu_features()), llvm.get_host_cpu_name()
-)
-
+gather_groups, spread_groups = select_groups(*HOST, llvm.get_host_cpu_name())
 
 # The bit of each byte that says that more bytes follow.
 CONTINUATION = 0x8080_8080_8080_8080
@@ -178,17 +169,13 @@ _BLOCK_BYTES = 64
 _REACH_BYTES = _BLOCK_BYTES + 8
 
 
-@intrinsic
-def _load_ends(typingctx: Any, address: Any) -> Any:
+@emitted(types.uint64, types.int64)
+def _load_ends(builder: Any, address: Any) -> Any:
     """Bit i is set where byte i of the 64 at an address ends a varint, as uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        block = ir.VectorType(ir.IntType(8), _BLOCK_BYTES)
-        loaded = builder.load(builder.inttoptr(args[0], block.as_pointer()), align=1)
-        ends = builder.icmp_signed(">=", loaded, ir.Constant(block, None))
-        return builder.bitcast(ends, ir.IntType(_BLOCK_BYTES))
-
-    return types.uint64(types.int64), codegen
+    block = ir.VectorType(BYTE, _BLOCK_BYTES)
+    loaded = builder.load(builder.inttoptr(address, block.as_pointer()), align=1)
+    ends = builder.icmp_signed(">=", loaded, ir.Constant(block, None))
+    return builder.bitcast(ends, ir.IntType(_BLOCK_BYTES))
 
 
 def _build_sum(bits: int) -> Any:
@@ -196,35 +183,21 @@ def _build_sum(bits: int) -> Any:
 
     It adds up the bytes that 8 * blocks of them at an address take as varints; see `varint_bytes`.
     """
-    given = ir.VectorType(ir.IntType(bits), 8)
+    given, words = ir.VectorType(ir.IntType(bits), 8), ir.VectorType(WORD, 8)
 
-    @intrinsic
-    def sum_bytes(typingctx: Any, address: Any, blocks: Any) -> Any:
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            words, flag = ir.VectorType(ir.IntType(64), 8), ir.IntType(1)
-
-            def splat(value: int) -> Any:
-                return ir.Constant(words, [value] * 8)
-
-            def call(name: str, result: Any, *arguments: Any) -> Any:
-                signature = ir.FunctionType(result, [argument.type for argument in arguments])
-                return builder.call(
-                    builder.module.declare_intrinsic(name, (), signature), arguments
-                )
-
-            pointer = builder.inttoptr(args[0], given.as_pointer())
-            sums = cgutils.alloca_once_value(builder, splat(0))
-            with cgutils.for_range(builder, args[1]) as loop:
-                loaded = builder.load(builder.gep(pointer, [loop.index]), align=1)
-                loaded = loaded if bits == 64 else builder.sext(loaded, words)
-                zeros = call("llvm.ctlz.v8i64", words, builder.or_(loaded, splat(1)), flag(1))
-                nines = builder.add(builder.shl(zeros, splat(3)), zeros)  # 9 * (64 - bits)
-                sizes = builder.lshr(builder.sub(splat(64 + 9 * 64), nines), splat(6))
-                builder.store(builder.add(builder.load(sums), sizes), sums)
-            return call("llvm.vector.reduce.add.v8i64", words.element, builder.load(sums))
-
-        return types.int64(types.int64, types.int64), codegen
+    @emitted(types.int64, types.int64, types.int64)
+    def sum_bytes(builder: Any, address: Any, blocks: Any) -> Any:
+        pointer = builder.inttoptr(address, given.as_pointer())
+        sums = cgutils.alloca_once_value(builder, repeat(64, 0))
+        with cgutils.for_range(builder, blocks) as loop:
+            loaded = builder.load(builder.gep(pointer, [loop.index]), align=1)
+            loaded = loaded if bits == 64 else builder.sext(loaded, words)
+            some = builder.or_(loaded, repeat(64, 1))
+            zeros = call(builder, "llvm.ctlz.v8i64", words, some, BIT(1))
+            nines = builder.add(builder.shl(zeros, repeat(64, 3)), zeros)  # 9 * (64 - bits)
+            sizes = builder.lshr(builder.sub(repeat(64, 64 + 9 * 64), nines), repeat(64, 6))
+            builder.store(builder.add(builder.load(sums), sizes), sums)
+        return call(builder, "llvm.vector.reduce.add.v8i64", WORD, builder.load(sums))
 
     return sum_bytes
 
@@ -363,13 +336,13 @@ def read_words(p, end, target):
 
 @outlined
 def read_packed(p, end, limit, target):
-    """Decodes the varints in [p, end), which a byte of the same buffer precedes.
+    """Decodes the varints in [p, end), which a byte of the same buffer precedes, to int64.
 
     Args:
         p: Address of the first.
         end: Address past the last.
         limit: Address past the buffer.
-        target: Address of the output, int64.
+        target: Address of the output.
 
     Returns:
         The address past the values, or `FAILED` for a varint that is cut or over ten bytes long.
@@ -391,17 +364,10 @@ def write_words(is_wide, values, first, last, address):
 
 @outlined
 def write_packed(is_wide, values, first, last, address):
-    """Stores integers as varints, touching at most seven bytes past them.
-
-    Args:
-        is_wide: Whether they are int64, else int32.
-        values: Address of integer 0.
-        first: Number of the first to store.
-        last: Number to stop before.
-        address: Where to store.
+    """Stores the int64 (wide) or int32 [first, last) at an address as varints.
 
     Returns:
-        The address past the varints.
+        The address past the varints, of which at most seven bytes are touched.
     """
     while HAS_LANES and first < last:
         count = min(LANES, last - first)

@@ -251,7 +251,6 @@ def _traits(committed: OutputManifest) -> dict[str, Any]:
         "record type": committed.record_type,
         "compression": (committed.compression or "none").lower(),
         "partition columns": [list(column) for column in committed.partition_columns],
-        "layout": type_options.get("layout", "columns"),
         "timestamps": _timestamp_policies(type_options),
     }
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from conf.errors import ConfigError, did_you_mean
-from conf.schema import PackedSlot
 from conf.storage.locations import (
     STORAGE_OPTIONS,
     Compression,
@@ -92,7 +91,6 @@ class WriteOptions:
         type_options: How columns become features.
         job_id: Id that the job is to have, or None for a new one.
         storage: The directory where it lies in an object store, else None.
-        slots: Places of encoded columns in packed features.
         shard_ranges: Paths of the shards by Spark partition, where the directory is published by
             its owner; empty where the write publishes it.
     """
@@ -118,7 +116,6 @@ class WriteOptions:
     type_options: TypeOptions = field(default_factory=TypeOptions)
     job_id: str | None = None
     storage: Storage | None = None
-    slots: tuple[PackedSlot, ...] = ()
     shard_ranges: tuple[ShardRange, ...] = ()
 
     @property

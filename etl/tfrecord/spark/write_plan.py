@@ -21,7 +21,6 @@ from etl.tfrecord.commit.output_manifest import (
 from etl.tfrecord.files.partitions import check_partition_columns
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.types.conversions import nest_schema
-from etl.tfrecord.types.packed_slots import SlotPacking
 from etl.tfrecord.types.to_example import plan_to_example
 
 if TYPE_CHECKING:
@@ -125,13 +124,10 @@ def plan_write(
         schema = nest_schema(encoded, options.feature_lists)
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
     to_example = plan_to_example(source, options.record_type, options.type_options)
-    records = to_example.schema
-    if options.slots:
-        records = SlotPacking(records, options.slots).schema
     description = OutputManifest(
         record_type=options.record_type,
         compression=options.compression,
-        features=describe_features(records, options.record_type),
+        features=describe_features(to_example.schema, options.record_type),
         type_options=json.loads(json.dumps(to_example.describe())),
         partition_columns=tuple(
             (name, (partition_types or {})[name]) for name in options.partition_by

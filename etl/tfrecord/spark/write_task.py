@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.storage.object_store import Storage
-from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.files.data_files import WrittenShard
 from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
@@ -138,11 +138,7 @@ class WriteTask:
         options = self._options
         to_example = plan_to_example(pa.schema(fields), options.record_type, options.type_options)
         self._to_features = None if to_example.is_identity else to_example.apply
-        if options.slots:
-            # Packing is left to the encoder: statistics are of the features, not of what is packed.
-            self._encoder = PackedEncoder(to_example.schema, options.record_type, options.slots)
-        else:
-            self._encoder = build_encoder(to_example.schema, options.record_type)
+        self._encoder = build_encoder(to_example.schema, options.record_type)
 
     def _metadata(self, name: str) -> dict[bytes, bytes] | None:
         return self._marks.get(name)

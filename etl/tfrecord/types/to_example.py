@@ -63,14 +63,8 @@ def read_description(description: Mapping[str, Any]) -> TypeOptions:
     """Reads what `write_description` wrote; an empty one is that of the defaults.
 
     Raises:
-        InputDataError: It is not of that form, or that of a layout that is no longer read.
+        InputDataError: It is not of that form.
     """
-    if description.get("layout", "columns") != "columns":
-        raise InputDataError(
-            "these files have columns packed into lists by option `layout`, which is gone",
-            received=f"layout {description['layout']}",
-            fix="write the rows again with an earlier release that reads them, without that option",
-        )
     try:
         return TypeOptions(
             default=_read_policy(description.get("policy", {})),

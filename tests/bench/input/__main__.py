@@ -12,7 +12,6 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -33,12 +32,8 @@ from tests.bench.measurements import (
 )
 from tests.bench.shapes import SHAPES
 
-if TYPE_CHECKING:
-    from tests.bench.input.pipelines import InputFiles
-
 MEMORY = "memory: copy of the decoded rows"
 _SHAPES = ("ctr", "history2", "history")
-_LAYOUTS = ("columns", "packed")
 _COPY_BYTES = 256 << 20
 
 
@@ -47,7 +42,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = build_bench_parser("input", __doc__)
     add = parser.add_argument
     add("--shapes", nargs="+", choices=_SHAPES, default=list(_SHAPES))
-    add("--layouts", nargs="+", choices=_LAYOUTS, default=list(_LAYOUTS), help="of the records")
     add(
         "--rows",
         type=int,
@@ -79,17 +73,15 @@ def measure_shape(name: str, arguments: argparse.Namespace, directory: Path) -> 
     from tests.bench.input import pipelines
 
     settings = arguments.batch_size, arguments.shuffle_buffer, tuple(arguments.threads)
-    datasets, files_of = {}, {}
-    for layout in arguments.layouts:
-        files = _write_files(name, layout, arguments, directory)
-        build_all = pipelines.build_packed_pipelines if files.slots else pipelines.build_pipelines
-        for key, build in build_all(files, *settings).items():
-            datasets[key], files_of[key] = build(), files
+    shards = pipelines.write_shards(name, arguments.rows, arguments.shards, directory)
+    files = pipelines.InputFiles(SHAPES[name], directory, shards)
+    built = pipelines.build_pipelines(files, *settings)
+    datasets = {key: build() for key, build in built.items()}
     rows = {
         key: (min(arguments.slow_rows, files.rows) if key == pipelines.PER_RECORD else files.rows)
         // arguments.batch_size
         * arguments.batch_size
-        for key, files in files_of.items()
+        for key in datasets
     }
     best: dict[str, list[float]] = {}
     for _ in range(arguments.repeats + 1):  # the first round warms up
@@ -101,20 +93,9 @@ def measure_shape(name: str, arguments: argparse.Namespace, directory: Path) -> 
             best[key] = [min(a, b) for a, b in zip(best[key], times, strict=True)]
     measured = [_measure_memory(name, arguments.rows)]
     for key, (wall, cpu) in best.items():
-        size = files_of[key].bytes * rows[key] // files_of[key].rows
+        size = files.bytes * rows[key] // files.rows
         measured.append(Measurement("input", name, key, wall, cpu, rows[key], size))
     return measured
-
-
-def _write_files(
-    name: str, layout: str, arguments: argparse.Namespace, directory: Path
-) -> InputFiles:
-    from tests.bench.input import pipelines
-    from tests.bench.input.pipelines import write_shards
-
-    slots = pipelines.pack_shape(SHAPES[name]) if layout == "packed" else ()
-    found = write_shards(name, arguments.rows, arguments.shards, directory, slots)
-    return pipelines.InputFiles(SHAPES[name], directory, found, slots)
 
 
 def build_bars(threads: int) -> tuple[Bar, ...]:
@@ -130,8 +111,6 @@ def build_bars(threads: int) -> tuple[Bar, ...]:
         Bar(names.ARRAYS.format(threads), own, 0.9),
         Bar(own, names.RAW, None),
         Bar(own, MEMORY, None),
-        Bar(names.PACKED.format(own), own, None),
-        Bar(names.PACKED.format(own), names.PACKED.format(names.BATCHED), None),
     )
 
 

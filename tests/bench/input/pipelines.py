@@ -11,10 +11,10 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
-from conf.schema import FeatureSchema, FeatureSpec, PackedSlot, packed_lengths, plan_slots
+from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.tfrecord.codec.encode import PackedEncoder, build_encoder
+from etl.tfrecord.codec.encode import build_encoder
 from tests.bench.shapes import SHAPES, RowShape, build_batch
 from training.input.batches import build_train_dataset
 from training.reader import batch_plan
@@ -26,7 +26,7 @@ _PIECE_ROWS = 20_000
 
 
 def write_shards(
-    name: str, rows: int, shards: int, directory: Path, slots: tuple[PackedSlot, ...] = ()
+    name: str, rows: int, shards: int, directory: Path
 ) -> tuple[tuple[str, int, int], ...]:
     """Writes the shards of a shape, unless they are there.
 
@@ -35,17 +35,15 @@ def write_shards(
         rows: Records in all.
         shards: Files.
         directory: Folder.
-        slots: Places of columns in packed features; none for the layout of a feature per column.
 
     Returns:
         Name, records and bytes of each file.
     """
     shape, found = SHAPES[name], []
-    schema, layout = build_batch(shape, 0).schema, "-packed" if slots else ""
-    encoder = PackedEncoder(schema, "Example", slots) if slots else build_encoder(schema)
+    encoder = build_encoder(build_batch(shape, 0).schema)
     for number in range(shards):
         count = rows * (number + 1) // shards - rows * number // shards
-        path = directory / f"{name}{layout}-{number}-of-{shards}-{count}.tfrecord"
+        path = directory / f"{name}-{number}-of-{shards}-{count}.tfrecord"
         if not path.exists():
             with path.open("wb") as file:
                 for first in range(0, count, _PIECE_ROWS):
@@ -63,7 +61,6 @@ BATCHED_SHUFFLED = "batched parse_example, shuffled"
 BATCHED_RAGGED = "batched parse_example, padded"
 BLOCK = "block decoder, {} thread(s)"
 ARRAYS = "block decoder as NumPy arrays, {} thread(s)"
-PACKED = "packed: {}"
 
 _KINDS = {"int64": tf.int64, "float32": tf.float32}
 _READ_BUFFER_BYTES = 1 << 20
@@ -79,13 +76,11 @@ class InputFiles:
         shape: What the records hold.
         directory: Folder of the shards.
         shards: Name, records and bytes of each.
-        slots: Places of features in packed features.
     """
 
     shape: RowShape
     directory: Path
     shards: tuple[tuple[str, int, int], ...]
-    slots: tuple[PackedSlot, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -113,7 +108,7 @@ class InputFiles:
             schema=describe_shape(self.shape), keys=DatasetKeys(None, None), encoder_files=(),
             encoders_fingerprint="", statistics={}, label_rate={},
             source=SourceSnapshot((), None, {}, ""), counts=RowCounts({}, {}, 0, {}, {}),
-            code_version="", slots=self.slots,
+            code_version="",
         )  # fmt: skip
 
 
@@ -132,11 +127,6 @@ def describe_shape(shape: RowShape) -> FeatureSchema:
             for column in shape.columns
         )
     )
-
-
-def pack_shape(shape: RowShape) -> tuple[PackedSlot, ...]:
-    """The slots of a shape's columns in the packed layout."""
-    return plan_slots(describe_shape(shape))
 
 
 def build_pipelines(
@@ -177,27 +167,6 @@ def build_pipelines(
     if files.shape.has_lists:
         pipelines[BATCHED_RAGGED] = lambda: batched(padded, _records(files))
     return {**pipelines, **own.build(threads)}
-
-
-def build_packed_pipelines(
-    files: InputFiles, batch_size: int, shuffle_buffer: int, threads: tuple[int, ...]
-) -> dict[str, Callable[[], Batches]]:
-    """Builds the pipelines of the packed layout by name; arguments as for `build_pipelines`.
-
-    The peer parses each packed feature as one tensor of fixed length and takes it apart.
-    """
-    spec = _packed_spec(files)
-
-    def parse(payloads: tf.Tensor) -> dict[str, tf.Tensor]:
-        parsed = tf.io.parse_example(payloads, spec)
-        parts = {name: tf.unstack(parsed.pop(name), axis=1) for name in packed_lengths(files.slots)}
-        return {**parsed, **{s.feature: parts[s.packed][s.offset] for s in files.slots}}
-
-    pipelines = {
-        BATCHED: lambda: _parse_batches(_records(files), batch_size, parse),
-        **_Own(files, batch_size, shuffle_buffer).build(threads),
-    }
-    return {PACKED.format(name): build for name, build in pipelines.items()}
 
 
 class ArrayBatches:
@@ -297,15 +266,6 @@ def _specs(shape: RowShape) -> tuple[dict, dict]:
             else fixed[column.name]
         )
     return fixed, padded
-
-
-def _packed_spec(files: InputFiles) -> dict:
-    packed = {slot.feature for slot in files.slots}
-    spec = {name: part for name, part in _specs(files.shape)[0].items() if name not in packed}
-    kinds = {slot.packed: describe_shape(files.shape)[slot.feature].dtype for slot in files.slots}
-    for name, length in packed_lengths(files.slots).items():
-        spec[name] = tf.io.FixedLenFeature([length], _KINDS[kinds[name]])
-    return spec
 
 
 def _prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, index_records
 from tests.bench.clock import time_best
@@ -84,7 +84,7 @@ def _measure_own(shape: RowShape, batch: pa.RecordBatch) -> Iterator[_Work]:
     encoder = build_encoder(batch.schema)
     data: np.ndarray = encoder.encode(batch)
     index, rows = index_records(data), batch.num_rows
-    decoder = ExampleDecoder(shape.features)
+    decoder = build_decoder(shape.features)
     target = np.empty_like(data)
 
     def encode() -> None:

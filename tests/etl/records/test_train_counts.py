@@ -236,7 +236,7 @@ def build_log_config(folder: Path, **changes: Any) -> BuildConfig:
 
 OUTPUTS: list[dict[str, Any]] = [
     {},
-    {"layout": "packed", "compression": "gzip"},
+    {"compression": "gzip"},
     {"record_type": "SequenceExample"},
     {"partition_by": ["date"]},
 ]

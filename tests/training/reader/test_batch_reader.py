@@ -16,15 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError, TooFewRowsError
-from conf.manifest import MANIFEST_FILE, Manifest
+from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
+from conf.schema import PackedSlot
 from conf.storage.atomic_output import write_text_atomic
-from tests.datasets import pack_version
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.encode import build_encoder
+from etl.tfrecord.types.features import WireFeature
 from tests.machine import IS_EXHAUSTIVE
+from tests.tfrecord_files import read_file
 from tests.training.sequence_dataset import write_sequences
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import open_batches, open_dataset
@@ -114,8 +119,34 @@ def test_batches_are_those_of_open_dataset(way: str, version: Path) -> None:
         assert reader.batches_per_epoch is None
 
 
+def pack_version(version: Path, target: Path) -> Path:
+    """Copies an uncompressed version, its int64 scalars side by side in one list."""
+    shutil.copytree(version, target)
+    manifest = read_manifest(version)
+    specs = [s for s in manifest.schema.features if s.dtype == "int64" and not s.is_list]
+    wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
+
+    def pack(shard: ShardInfo) -> ShardInfo:
+        table = read_file(version / shard.path, wire)
+        columns = [table[s.name].to_numpy() for s in specs]
+        values = pa.array(np.stack(columns, axis=1).reshape(-1))
+        packed = pa.FixedSizeListArray.from_arrays(values, len(specs))
+        (batch,) = table.drop([s.name for s in specs]).append_column("all", packed).to_batches()
+        data = build_encoder(batch.schema).encode(batch)
+        (target / shard.path).write_bytes(data)
+        return replace(shard, bytes=data.size, crc32c=f"{crc32c(data):08x}")
+
+    splits = tuple(replace(s, shards=tuple(map(pack, s.shards))) for s in manifest.splits)
+    slots = tuple(PackedSlot(s.name, "all", place) for place, s in enumerate(specs))
+    changed = replace(manifest, splits=splits, slots=slots)
+    write_text_atomic(target / MANIFEST_FILE, changed.dumps())
+    return target
+
+
 @pytest.mark.parametrize("way", ["shuffled", "filtered", "by length"])
-def test_both_layouts_give_the_same_batches(way: str, version: Path, tmp_path: Path) -> None:
+def test_scalars_that_share_a_list_give_the_same_batches(
+    way: str, version: Path, tmp_path: Path
+) -> None:
     packed = pack_version(version, tmp_path / version.name)
     assert read_epochs(open_way(packed, way), 1) == read_epochs(open_way(version, way), 1)
 

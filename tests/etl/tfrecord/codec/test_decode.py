@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import decode_columns
-from etl.tfrecord.codec.decode import ExampleDecoder, SequenceDecoder, read_batches
+from etl.tfrecord.codec.decode import build_decoder, read_batches
 from etl.tfrecord.codec.decode_columns import expect_rooms
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
@@ -54,7 +54,7 @@ def decode_payloads(payloads: list[bytes], features=WANTED) -> pa.RecordBatch:
     lengths = [len(payload) for payload in payloads]
     starts = np.cumsum([0, *lengths])[:-1]
     index = np.stack([starts, lengths], axis=1).astype(np.int64).reshape(-1, 2)
-    batch = ExampleDecoder(features).decode(np.frombuffer(b"".join(payloads), np.uint8), index)
+    batch = build_decoder(features).decode(np.frombuffer(b"".join(payloads), np.uint8), index)
     batch.validate(full=True)
     return batch
 
@@ -196,7 +196,7 @@ def test_round_trip_with_encoder() -> None:
     from etl.tfrecord.codec.framing import index_records
 
     data = encode(batch)
-    assert ExampleDecoder(WANTED).decode(data, index_records(data)).equals(batch)
+    assert build_decoder(WANTED).decode(data, index_records(data)).equals(batch)
 
 
 def test_agrees_with_tensorflow_parser(tmp_path) -> None:
@@ -226,7 +226,7 @@ def test_long_keys_and_unwanted_features_are_handled() -> None:
     data = encode(batch)
     wanted = [WireFeature(key, "int64") for key in reversed(keys[::3])]
     wanted.append(WireFeature("absent", "int64"))
-    decoded = ExampleDecoder(wanted).decode(data, index_records(data))
+    decoded = build_decoder(wanted).decode(data, index_records(data))
     assert decoded.column(len(wanted) - 1).null_count == 3
     for feature in wanted[:-1]:
         assert decoded[feature.name].equals(batch[feature.name])
@@ -287,14 +287,14 @@ def test_index_outside_the_buffer_is_refused() -> None:
     data = np.zeros(10, np.uint8)
     for index in ([[0, 11]], [[-1, 2]], [[8, 3]], [[2**62, 2**62]], [[0, -1]]):
         with pytest.raises(IndexError):
-            ExampleDecoder(WANTED).decode(data, np.array(index, np.int64))
+            build_decoder(WANTED).decode(data, np.array(index, np.int64))
 
 
 def test_wanted_features_are_checked() -> None:
     with pytest.raises(ConfigError, match="float64"):
-        ExampleDecoder([WireFeature("x", "float64")])  # type: ignore[arg-type]
+        build_decoder([WireFeature("x", "float64")])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="twice"):
-        ExampleDecoder([WireFeature("x", "int64"), WireFeature("x", "bytes")])
+        build_decoder([WireFeature("x", "int64"), WireFeature("x", "bytes")])
 
 
 def test_no_feature_wanted_keeps_the_row_count() -> None:
@@ -361,7 +361,7 @@ def build_batch(lengths: list[int]) -> pa.RecordBatch:
 )
 def test_rows_of_changing_size_survive(lengths: list[int], monkeypatch) -> None:
     monkeypatch.setattr(decode_columns, "_RUN_BYTES", 4096)
-    decoder = SequenceDecoder(FEATURES)
+    decoder = build_decoder(FEATURES, "SequenceExample")
     few = build_batch([1, 2, 1])
     for batch in (build_batch(lengths), few, build_batch(lengths)):  # what a row takes is learnt
         data = build_encoder(batch.schema, "SequenceExample").encode(batch)
@@ -377,7 +377,7 @@ def test_malformed_records_of_all_runs_are_left_out(monkeypatch) -> None:
     index = index_records(data)
     bad = [0, 7, 150, 151, 299]
     index[bad, 1] -= 1
-    block, decoder = RecordBlock(data, index, 0, 0), SequenceDecoder(FEATURES)
+    block, decoder = RecordBlock(data, index, 0, 0), build_decoder(FEATURES, "SequenceExample")
     with pytest.raises(CorruptRecordError, match="record 0"):
         decoder.decode_block(block)
     found, left_out = decoder.decode_sound(block)
@@ -388,7 +388,9 @@ def test_malformed_records_of_all_runs_are_left_out(monkeypatch) -> None:
 def test_numbers_below_a_null_are_zero() -> None:
     batch = pa.record_batch({"i": pa.array([5, None, 7])})
     data = build_encoder(batch.schema, "SequenceExample").encode(batch)
-    found = SequenceDecoder([WireFeature("i", "int64")]).decode(data, index_records(data))
+    found = build_decoder([WireFeature("i", "int64")], "SequenceExample").decode(
+        data, index_records(data)
+    )
     assert np.frombuffer(found["i"].buffers()[1], np.int64, 3).tolist() == [5, 0, 7]
 
 
@@ -397,7 +399,7 @@ def test_more_values_than_offsets_reach_are_refused(monkeypatch) -> None:
     batch = build_batch([150])
     data = build_encoder(batch.schema, "SequenceExample").encode(batch)
     with pytest.raises(InputDataError, match="too many values"):
-        SequenceDecoder(FEATURES).decode(data, index_records(data))
+        build_decoder(FEATURES, "SequenceExample").decode(data, index_records(data))
 
 
 def test_room_is_made_for_what_rows_have_taken_but_no_more_than_can_come() -> None:

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.decode import (
     ByteArrayDecoder,
-    ExampleDecoder,
-    SequenceDecoder,
     build_decoder,
 )
 from etl.tfrecord.codec.encode import encode
@@ -56,7 +54,7 @@ def block_of(payloads: list[bytes]) -> RecordBlock:
 
 
 def decode_rows(payloads: list[bytes], features=WANTED) -> list[dict]:
-    batch = SequenceDecoder(features).decode_block(block_of(payloads))
+    batch = build_decoder(features, "SequenceExample").decode_block(block_of(payloads))
     batch.validate(full=True)
     return batch.to_pylist()
 
@@ -187,11 +185,11 @@ def test_round_trip_with_encoder() -> None:
     )  # fmt: skip
     data = encode(batch, "SequenceExample")
     index = index_records(data)
-    decoded = SequenceDecoder(WANTED).decode(data, index)
+    decoded = build_decoder(WANTED, "SequenceExample").decode(data, index)
     decoded.validate(full=True)
     assert decoded.equals(batch)
     for few in ([WANTED[4], WANTED[1]], [WANTED[0]], [WANTED[3]], []):
-        part = SequenceDecoder(few).decode(data, index)
+        part = build_decoder(few, "SequenceExample").decode(data, index)
         assert part.num_rows == rows
         assert all(part[f.name].equals(batch[f.name]) for f in few)
     collector = FeatureCollector("SequenceExample")
@@ -223,7 +221,7 @@ def test_malformed_records_are_named_or_left_out() -> None:
     sound = good[start : start + length].tobytes()
     payloads = [sound, sound[:-1], sound, overlong(b"il"), b"\x0a\x7f", sound]
     block = block_of(payloads)
-    decoder = SequenceDecoder(WANTED)
+    decoder = build_decoder(WANTED, "SequenceExample")
     with pytest.raises(CorruptRecordError, match="record 1"):
         decoder.decode_block(block)
     batch, bad = decoder.decode_sound(block, "f")
@@ -239,7 +237,7 @@ def test_another_kind_is_refused_even_where_malformed_records_are_left_out() -> 
     ((start, length),) = index_records(wrong).tolist()
     block = block_of([b"\xff", b"", wrong[start : start + length].tobytes()])
     with pytest.raises(InputDataError, match=r"(?s)'il' holds another kind.*record 2"):
-        SequenceDecoder(WANTED).decode_sound(block)
+        build_decoder(WANTED, "SequenceExample").decode_sound(block)
 
 
 def test_example_records_left_out_likewise() -> None:
@@ -248,12 +246,12 @@ def test_example_records_left_out_likewise() -> None:
         1, field(1, field(1, b"l") + field(2, field(3, field(1, b"\xff" * 11 + b"\0"))))
     )
     wanted = [WireFeature("i", "int64"), WireFeature("l", "int64", True)]
-    batch, bad = ExampleDecoder(wanted).decode_sound(
+    batch, bad = build_decoder(wanted).decode_sound(
         block_of([b"\x0a", sound, long_int, sound, b"\x08"])
     )
     assert batch.to_pylist() == [{"i": 1, "l": None}] * 2
     assert [record.record for record in bad] == [0, 2, 4]
-    batch, bad = ExampleDecoder(wanted).decode_sound(block_of([b"\x0a"] * 50))
+    batch, bad = build_decoder(wanted).decode_sound(block_of([b"\x0a"] * 50))
     assert batch.num_rows == 0
     assert len(bad) == 50
 

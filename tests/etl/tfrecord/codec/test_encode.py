@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
-from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.encode_columns import find_refused_double, plan_columns, read_byte_offsets
 from etl.tfrecord.codec.framing import index_records
@@ -242,7 +242,7 @@ def test_zero_rows_give_zero_bytes(record_type: str) -> None:
 def test_kinds_and_casts(data_type: pa.DataType, kind: int, cast: pa.DataType | None) -> None:
     for column_type, is_list in ((data_type, False), (pa.list_(data_type), True)):
         (plan,) = plan_columns(pa.schema([("x", column_type)]))
-        assert (plan.kind, plan.value_type, plan.is_list) == (kind, cast, is_list)
+        assert (plan.kind, plan.value_type, plan.depth) == (kind, cast, int(is_list))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_kernel_and_rule_agree(value: float) -> None:
             continue
         data = encode(batch)
         wanted = [WireFeature("price", "float32", is_list=pa.types.is_list(column.type))]
-        decoded = ExampleDecoder(wanted).decode(data, index_records(data))
+        decoded = build_decoder(wanted).decode(data, index_records(data))
         values = decoded.column(0)
         flat = (values.flatten() if wanted[0].is_list else values).to_numpy()
         with np.errstate(all="ignore"):

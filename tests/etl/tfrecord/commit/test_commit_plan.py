@@ -166,9 +166,7 @@ def test_without_a_jvm_above_there_is_no_owner(monkeypatch: pytest.MonkeyPatch) 
 
 
 SHARD = OutputShard("d=1/part-0", 3, 99, "00000000", "j", 0, {"d": "1"}, (16, 32), {"a": {}})
-OLD = OutputManifest(
-    "Example", None, (WireFeature("a", "int64"),), {"layout": "columns"}, (("d", "int"),), (SHARD,)
-)
+OLD = OutputManifest("Example", None, (WireFeature("a", "int64"),), {}, (("d", "int"),), (SHARD,))
 
 
 def test_features_of_every_arrow_type() -> None:
@@ -200,7 +198,6 @@ def test_features_add_up() -> None:
         ({"compression": "GZIP"}, r"(?s)compression gzip.*compression none"),
         ({"record_type": "ByteArray"}, "record type"),
         ({"partition_columns": ()}, "partition columns"),
-        ({"type_options": {"layout": "packed"}}, "layout packed"),
         ({"type_options": {"columns": {"t": {"timestamps": "ms"}}}}, "timestamps"),
         ({"features": (WireFeature("a", "int64", True),)}, "'a': list of int64"),
     ],

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.codec.decode import ExampleDecoder
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
@@ -241,7 +241,7 @@ def test_through_the_codec() -> None:
     described = read_description(json.loads(json.dumps(to_example.describe())))
     from_example = plan_from_example(batch.schema, "Example", described)
     data = encode(to_example.apply(batch))
-    decoded = ExampleDecoder(from_example.features).decode(data, index_records(data))
+    decoded = build_decoder(from_example.features).decode(data, index_records(data))
     assert from_example.apply(decoded).to_pylist() == [
         {f.name: expected(row[f.name], f.type, "entries") for f in batch.schema}
         for row in batch.to_pylist()

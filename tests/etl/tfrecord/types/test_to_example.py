@@ -301,8 +301,3 @@ def test_nothing_said_means_the_defaults() -> None:
 def test_damage_is_refused(damaged: dict) -> None:
     with pytest.raises(InputDataError, match="damaged"):
         read_description(damaged)
-
-
-def test_a_layout_that_is_no_longer_read_is_refused() -> None:
-    with pytest.raises(InputDataError, match="layout packed"):
-        read_description({"layout": "packed", "slots": {"packed.int64": []}})
