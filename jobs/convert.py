@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -25,12 +25,13 @@ from etl.convert import (
 from etl.row_count_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.types.column_policies import TYPE_OPTIONS, parse_type_options
-from etl.tfrecord.types.features import RECORD_TYPES
+from etl.tfrecord.types.features import RECORD_TYPES, RecordType
 from jobs.support.terminal import ListSeparator, show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)
 
 _COMPRESSIONS: dict[str, Compression | None] = {"none": None, "gzip": "GZIP", "zlib": "ZLIB"}
+_ENDINGS = {".gz": "gzip", ".deflate": "zlib", ".zlib": "zlib"}
 
 
 @app.command()
@@ -40,12 +41,13 @@ def main(
     ],
     output: Annotated[Path, typer.Argument(parser=local_path, help="File to create.")],
     source_format: Annotated[
-        str | None, typer.Option("--from", help=f"{', '.join(FORMATS)}; default: by the name.")
+        Format | None, typer.Option("--from", help=f"{', '.join(FORMATS)}; default: by the name.")
     ] = None,
-    target_format: Annotated[str | None, typer.Option("--to", help="Likewise.")] = None,
-    record_type: Annotated[str, typer.Option(help=", ".join(RECORD_TYPES))] = "Example",
+    target_format: Annotated[Format | None, typer.Option("--to", help="Likewise.")] = None,
+    record_type: Annotated[RecordType, typer.Option(help=", ".join(RECORD_TYPES))] = "Example",
     compression: Annotated[
-        str | None, typer.Option(help="Of TFRecord: none, gzip, zlib; default: by the name.")
+        Literal["none", "gzip", "zlib"] | None,
+        typer.Option(help="Of TFRecord: none, gzip, zlib; default: by the name."),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -70,49 +72,23 @@ def main(
         )
     if not output.parent.is_dir():
         raise ConfigError("the output's directory does not exist", received=output.parent)
-    read_as = _parse_format(source_format)
-    files = list_inputs(source, read_as)
+    files = list_inputs(source, source_format)
+    chosen = compression or _ENDINGS.get(output.suffix.lower(), "none")
+    tab = "\t" if separator == r"\t" else separator  # few shells give a tab easily
     options = ConvertOptions(
-        shard=ShardOptions(
-            record_type=_choose("record type", record_type, {name: name for name in RECORD_TYPES}),
-            compression=_choose_compression(output, compression),
-        ),
-        policies=parse_type_options(_parse_policies(option or ())),
-        text=TextOptions(_parse_separator(separator), list_separator, tuple(null or ())),
-        types=_parse_types(",".join(types or ())),
-        folder=source if source.is_dir() else None,
+        ShardOptions(record_type, _COMPRESSIONS[chosen]),
+        parse_type_options(_parse_policies(option or ())),
+        TextOptions(tab, list_separator, tuple(null or ())),
+        _parse_types(",".join(types or ())),
+        source if source.is_dir() else None,
     )
-    target = _parse_format(target_format) or detect_format(output)
-    read_as = read_as or detect_format(files[0])
+    target = target_format or detect_format(output)
+    read_as = source_format or detect_format(files[0])
     columns = (BarColumn(), TextColumn("{task.completed:,} rows"), TimeRemainingColumn())
     with show_progress(estimate_rows(files, read_as), *columns) as on_rows:
         done = convert_files(files, read_as, output, target, options, on_rows)
-    print(
-        f"wrote {output}: {done.rows:,} rows, {output.stat().st_size:,} bytes",
-        *done.notes,
-        sep="\n",
-    )
-
-
-def _choose(what: str, value: str, choices: dict[str, Any]) -> Any:
-    if value not in choices:
-        raise ConfigError(
-            f"unknown {what}", received=value, allowed=", ".join(choices),
-            fix=did_you_mean(value, choices),
-        )  # fmt: skip
-    return choices[value]
-
-
-def _parse_format(name: str | None) -> Format | None:
-    return None if name is None else _choose("format", name, {f: f for f in FORMATS})
-
-
-def _choose_compression(output: Path, name: str | None) -> Compression | None:
-    if name is not None:
-        chosen: Compression | None = _choose("compression", name, _COMPRESSIONS)
-        return chosen
-    by_suffix: dict[str, Compression] = {".gz": "GZIP", ".deflate": "ZLIB", ".zlib": "ZLIB"}
-    return by_suffix.get(output.suffix.lower())
+    written = f"wrote {output}: {done.rows:,} rows, {output.stat().st_size:,} bytes"
+    print(written, *done.notes, sep="\n")
 
 
 def _parse_policies(pairs: Sequence[str]) -> dict[str, str]:
@@ -129,18 +105,13 @@ def _parse_policies(pairs: Sequence[str]) -> dict[str, str]:
     return policies
 
 
-def _parse_separator(text: str | None) -> str | None:
-    return "\t" if text == r"\t" else text  # few shells give a tab easily
-
-
 def _parse_types(text: str) -> dict[str, Any]:
     types = {}
-    for pair in text.split(","):
+    for pair in filter(str.strip, text.split(",")):
         name, equals, value = pair.partition("=")
-        if equals:
-            types[name.strip()] = parse_type(value)
-        elif pair.strip():
+        if not equals:
             raise ConfigError("--types takes name=type pairs", received=pair)
+        types[name.strip()] = parse_type(value)
     return types
 
 

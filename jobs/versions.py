@@ -12,8 +12,13 @@ from conf.errors import ConfigError
 from conf.manifest import MANIFEST_FILE
 from conf.paths import CURRENT_FILE
 from etl.versions.diff import diff_manifests
-from etl.versions.retention import VersionInfo, collect_garbage, list_versions
-from etl.versions.rollback import find_previous, roll_back
+from etl.versions.retention import (
+    VersionInfo,
+    collect_garbage,
+    find_previous,
+    list_versions,
+    roll_back,
+)
 from etl.versions.stored import Dataset, find_current, open_dataset
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 

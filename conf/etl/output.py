@@ -84,7 +84,6 @@ class OutputConfig(Strict):
         description="List features that go into the feature lists of a SequenceExample, one value "
         "per step; None: all of them. The others are in its context.",
     )
-    parquet: bool = Field(False, description="Also write the encoded records as Parquet.")
     writer: Literal["native", "connector"] = Field(
         "native",
         description="`connector`: the shards are written by the JVM connector spark-tfrecord, "

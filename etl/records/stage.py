@@ -16,20 +16,17 @@ from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.splits import CATALOG, TRAIN, USERS
-from etl.encoders.pipeline import read_pipeline
 from etl.events.most_frequent import add_most_frequent
 from etl.features.plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
 from etl.records.fitted_encoders import FittedEncoders
-from etl.records.jvm_connector import wire_features
 from etl.records.kept_partitions import (
     link_shards,
     read_shard_statistics,
     select_kept,
     write_shard_statistics,
 )
-from etl.records.parquet_copy import ParquetExport, export_parquet
 from etl.records.samples import (
     add_raw_values,
     add_train_folds,
@@ -171,19 +168,6 @@ class RecordStage:
         # An attempt that Spark gave up on may still be leaving files there.
         shutil.rmtree(request.directory, ignore_errors=True)
         return write_counts(self.staging, merge_counts(files))
-
-    def export_parquet(self, written: WrittenRecords, encoders: FittedEncoders) -> WrittenRecords:
-        """Writes the records as Parquet too."""
-        encoders_dir = self.staging / ENCODERS_DIR
-        schema = read_pipeline(encoders_dir).output_schema
-        lists = RecordFormat(encoders_dir, encoders.plan.schema, self.config).feature_lists
-        features = tuple(
-            replace(feature, is_sequence=feature.name in lists) for feature in wire_features(schema)
-        )
-        export = ParquetExport(str(self.staging), features, self.config.output.record_type)
-        paths = [shard.path for split in written.splits for shard in split.shards]
-        files = export_parquet(self.spark, export, paths)
-        return replace(written, exports=(*written.exports, *files))
 
     def _plan_shards(self, keyed: DataFrame, records_format: RecordFormat) -> ShardPlan:
         if not needs_row_counts(self.config):

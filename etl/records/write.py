@@ -22,7 +22,7 @@ from conf.splits import ALL_SPLITS
 from conf.storage.locations import Compression
 from etl.events.splits import SPLIT_COLUMN
 from etl.quality.label_statistics import LabelFocus
-from etl.records.jvm_connector import ConnectorWrite, move_shards, write_with_connector
+from etl.records.jvm_connector import ConnectorWrite
 from etl.records.sharding import HASH_COLUMN, ShardPlan
 from etl.records.spark_source import RECORD_HOOKS
 from etl.records.train_counts import CountsRequest
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-RECORD_COMPRESSIONS: Mapping[str | None, Compression | None] = {
+_COMPRESSIONS: Mapping[str | None, Compression | None] = {
     None: None, "gzip": "GZIP", "zlib": "ZLIB",
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def _build_options(
         directory=str(target.absolute()),
         mode="overwrite",
         record_type=output.record_type,
-        compression=RECORD_COMPRESSIONS[output.compression],
+        compression=_COMPRESSIONS[output.compression],
         deterministic_names=True,
         encoders=str(records_format.encoders.absolute()),
         feature_lists=records_format.feature_lists,
@@ -177,19 +177,10 @@ def _write_by_connector(
     ranges: Sequence[ShardRange],
     counts: CountsRequest,
 ) -> list[dict[str, Any]]:
-    config, directory, raw = records_format.config, target / "records", target / "raw"
-    compression = RECORD_COMPRESSIONS[config.output.compression]
-    focus = _find_focus(config)
-    encoders = str(records_format.encoders)
-    write = ConnectorWrite(
-        str(directory), encoders, compression, focus, tuple(ranges), counts, str(raw)
-    )
-    raw.mkdir()
-    entries = move_shards(write_with_connector(records, write), directory, target, ranges)
-    # An attempt that Spark gave up on may still be leaving files here.
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(raw, ignore_errors=True)
-    return entries
+    config, encoders = records_format.config, str(records_format.encoders)
+    compression = config.output.compression
+    write = ConnectorWrite(encoders, compression, _find_focus(config), tuple(ranges), counts)
+    return write.write(records, target)
 
 
 logger = logging.getLogger("sluice.build")

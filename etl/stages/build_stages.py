@@ -180,14 +180,7 @@ def _sample_events(build: Build) -> Negatives:
     return add_negatives(samples, build.log, config, build.counted.sources, all_samples)
 
 
-def _export_parquet(build: Build) -> None:
-    build.written = build.record_stage.export_parquet(build.written, build.encoders)
-
-
 WRITE_RECORDS = Stage("write records", _write_records, _check_record_config)
-EXPORT_PARQUET = Stage(
-    "export Parquet", _export_parquet, applies=lambda config: config.output.parquet
-)
 
 
 def _check_version(build: Build) -> None:
@@ -208,6 +201,5 @@ STAGES = (
     JOIN_EVENTS,
     FIT_ENCODERS,
     WRITE_RECORDS,
-    EXPORT_PARQUET,
     CHECK_FEATURES,
 )

@@ -131,10 +131,8 @@ class Stage:
         name: What the log and the manifest call it.
         run: Does its work.
         check: Refuses a config with a `ConfigError`, before anything is read.
-        applies: Whether a config has this stage.
     """
 
     name: str
     run: Callable[[Build], None]
     check: Callable[[ConfigChecks], None] = lambda _: None
-    applies: Callable[[BuildConfig], bool] = lambda _: True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -24,7 +24,6 @@ from etl.tfrecord.types.to_example import plan_to_example
 if TYPE_CHECKING:
     import pandas as pd
 
-
 PathLike = str | Path
 
 
@@ -32,6 +31,15 @@ class TableWriter:
     """Context manager that writes Arrow batches to one TFRecord file, by the policies of types.
 
     The file appears whole on a clean exit, and not at all otherwise.
+
+    Args:
+        path: Target file; its directory must exist.
+        schema: Schema of the batches.
+        options: Record type and compression; the defaults if None.
+        type_options: Policies of types and values; the defaults if None.
+
+    Raises:
+        ConfigError: Columns that do not fit, all of them named.
 
     Example:
         >>> with TableWriter("train.tfrecord", batch.schema) as writer:
@@ -46,19 +54,10 @@ class TableWriter:
         options: ShardOptions | None = None,
         type_options: TypeOptions | None = None,
     ) -> None:
-        """Plans the encoding; touches no file yet.
-
-        Args:
-            path: Target file; its directory must exist.
-            schema: Schema of the batches.
-            options: Record type and compression; the defaults if None.
-            type_options: Policies of types and values; the defaults if None.
-
-        Raises:
-            ConfigError: Columns that do not fit, all of them named.
-        """
-        options, type_options = options or ShardOptions(), type_options or TypeOptions()
-        self._to_example = plan_to_example(schema, options.record_type, type_options)
+        options = options or ShardOptions()
+        self._to_example = plan_to_example(
+            schema, options.record_type, type_options or TypeOptions()
+        )
         self._writer = ShardWriter(path, self._to_example.schema, options)
         self._rows = 0
 
@@ -92,20 +91,10 @@ def write_table(
     options: ShardOptions | None = None,
     type_options: TypeOptions | None = None,
 ) -> ShardInfo:
-    """Writes a table as one TFRecord file.
-
-    Args:
-        data: Rows; each column of a type that an Example or a policy has a place for.
-        path: File to create or replace.
-        options: Record type and compression; the defaults if None.
-        type_options: Policies of types and values; the defaults if None.
+    """Writes a table as one TFRecord file; arguments and errors as for `TableWriter`.
 
     Returns:
         Name, rows, bytes and checksum of the file.
-
-    Raises:
-        ConfigError: Columns that do not fit, all of them named.
-        InputDataError: A value that does not fit.
 
     Example:
         >>> write_table(pa.table({"user": [1, 2], "tags": [["a"], []]}), "train.tfrecord")
@@ -117,22 +106,39 @@ def write_table(
     return writer.info
 
 
+def write_frame(
+    frame: pd.DataFrame,
+    path: PathLike,
+    *,
+    options: ShardOptions | None = None,
+    type_options: TypeOptions | None = None,
+) -> ShardInfo:
+    """Writes a frame as one TFRecord file; as `write_table`, without the frame's index.
+
+    A NaN in a float column is a null, as everywhere in pandas, and so a feature left out.
+
+    Raises:
+        ConfigError: Columns that do not fit, all of them named; a column of mixed types; two of one
+            name.
+        InputDataError: A value that does not fit.
+    """
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:  # Arrow's too
+        raise ConfigError(
+            "a column of the frame has no one type, none that Arrow has, or no name of its own",
+            received=str(error),
+            fix="convert it with `astype`, rename it, or drop it",
+        ) from error
+    return write_table(table, path, options=options, type_options=type_options)
+
+
 def infer_table_schema(
     paths: Iterable[PathLike],
     record_type: RecordType = "Example",
     slots: Sequence[PackedSlot] = (),
 ) -> pa.Schema:
-    """Finds out the columns of files by reading them: int64, float32, string, lists of these.
-
-    Args:
-        paths: TFRecord files.
-        record_type: What the records are.
-        slots: Places of scalars that share a list, which they take the place of.
-
-    Raises:
-        CorruptRecordError: A file is damaged.
-        InputDataError: A feature is of several kinds.
-    """
+    """Reads files for their columns: int64, float32, string, lists of these; errors as in reads."""
     if record_type == "ByteArray":
         return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
     features = infer_features(paths, record_type=record_type)
@@ -177,31 +183,28 @@ def read_table_batches(
         InputDataError: A feature does not fit its column.
     """
     target = infer_table_schema(paths, record_type, slots) if schema is None else schema
-    if record_type == "ByteArray":
-        return target, _read_payloads(paths, target)
-    from_example = plan_from_example(target, record_type, type_options)
-    decoder = build_decoder(from_example.features, record_type, slots)
+    features, restore = _plan_read(target, record_type, type_options)
+    decoder = build_decoder(features, record_type, slots)
 
     def read() -> Iterator[pa.RecordBatch]:
         for path in paths:
             for block in read_record_blocks(path):
                 batch = decoder.decode_block(block, str(path))
                 with locate_rows(batch, block.first_record, "the file"):
-                    restored = from_example.apply(batch, str(path))
+                    restored = restore(batch, str(path))
                 yield restored
 
     return target, read()
 
 
-def _read_payloads(paths: Sequence[PathLike], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    if len(schema) != 1 or not pa.types.is_binary(schema.field(0).type):
-        raise ConfigError(
-            "record type ByteArray is read as one binary column", received=str(schema)
-        )
-    decoder = build_decoder((WireFeature(schema.names[0], "bytes"),), "ByteArray")
-    for path in paths:
-        for block in read_record_blocks(path):
-            yield decoder.decode_block(block, str(path)).cast(schema)
+def _plan_read(
+    target: pa.Schema, record_type: RecordType, type_options: TypeOptions | None
+) -> tuple[Sequence[WireFeature], Callable[[pa.RecordBatch, str], pa.RecordBatch]]:
+    """The features to decode, and what makes a file's columns of them."""
+    if record_type == "ByteArray":
+        return [WireFeature(name, "bytes") for name in target.names], lambda b, _: b.cast(target)
+    from_example = plan_from_example(target, record_type, type_options)
+    return from_example.features, from_example.apply
 
 
 def read_table(
@@ -224,41 +227,6 @@ def read_table(
     return pa.Table.from_batches(batches, found)
 
 
-def write_frame(
-    frame: pd.DataFrame,
-    path: PathLike,
-    *,
-    options: ShardOptions | None = None,
-    type_options: TypeOptions | None = None,
-) -> ShardInfo:
-    """Writes a frame as one TFRecord file; its index is left out.
-
-    Args:
-        frame: Columns of numbers, text, bytes, dates, or lists and arrays of these. A NaN in a
-            float column is a null, as everywhere in pandas, and so a feature left out.
-        path: File to create or replace.
-        options: Record type and compression; the defaults if None.
-        type_options: Policies of types and values; the defaults if None.
-
-    Returns:
-        Name, rows, bytes and checksum of the file.
-
-    Raises:
-        ConfigError: Columns that do not fit, all of them named; a column of mixed types; two of one
-            name.
-        InputDataError: A value that does not fit.
-    """
-    try:
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:  # Arrow's too
-        raise ConfigError(
-            "a column of the frame has no one type, none that Arrow has, or no name of its own",
-            received=str(error),
-            fix="convert it with `astype`, rename it, or drop it",
-        ) from error
-    return write_table(table, path, options=options, type_options=type_options)
-
-
 def read_frame(
     paths: PathLike | Sequence[PathLike],
     *,
@@ -276,10 +244,6 @@ def read_frame(
     import pandas as pd
 
     nullable = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
-    with_nulls = {
-        field.type
-        for field, column in zip(table.schema, table.columns, strict=True)
-        if column.null_count
-    }
+    with_nulls = {column.type for column in table.columns if column.null_count}
     chosen = {kind: dtype for kind, dtype in nullable.items() if kind in with_nulls}
     return table.to_pandas(types_mapper=chosen.get)

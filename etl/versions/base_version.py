@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,12 +101,7 @@ def check_built_by_day(config: BuildConfig) -> None:
         ConfigError: The split, the rows of train or their weights depend on the days, or the days
             of partitions are the log's own.
     """
-    moving = (
-        _find_moving_split(config.split)
-        or _find_undated_source(config)
-        or _find_moving_samples(config)
-        or _find_own_day(config)
-    )
+    moving = next(_list_moving(config), None)
     if moving is not None:
         received, allowed = moving
         raise ConfigError(
@@ -118,50 +113,37 @@ def check_built_by_day(config: BuildConfig) -> None:
         )
 
 
-def _find_own_day(config: BuildConfig) -> tuple[str, str] | None:
-    """Returns a column of the log that stands for the days, which are those of UTC."""
-    if DATE_PARTITION not in config.output.partition_by:
-        return None
-    if DATE_PARTITION not in config.event_column_types:
-        return None
-    received = f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads"
-    return received, f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time"
-
-
-def _find_moving_split(split: SplitConfig) -> tuple[str, str] | None:
-    """Returns what of a split moves with the days that are read, and what would not."""
-    fixed = "temporal with fixed test_from_ts and validation_from_ts"
-    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
-    if split.strategy == "temporal":
-        keeps_validation = split.validation is not True or split.validation_from_ts is not None
-        if split.test_from_ts is not None and keeps_validation:
-            return None
-        how = "by fractions" if split.test is None else f"test: {split.test}"
-        return f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
-    if split.strategy == "leave_one_out":
-        return "split.strategy: leave_one_out, the last events of each user", others
-    if split.strategy == "sliding" and split.start_date is None:
-        return "split.strategy: sliding without start_date, from the log's first day", others
-    if split.strategy == "given" and split.validation is True and split.validation_source is None:
-        return "split.strategy: given, with validation from the end of the log", others
-    return None
-
-
-def _find_undated_source(config: BuildConfig) -> tuple[str, str] | None:
-    """Returns a source of given events without times: they come after whatever log is read."""
+def _list_moving(config: BuildConfig) -> Iterator[tuple[str, str]]:
+    """Yields what of a config moves with the days that are read, and what would not."""
+    yield from _list_moving_splits(config.split)
     for source in (config.split.test_source, config.split.validation_source):
+        # Events without times come after whatever log is read.
         if source is not None and config.sources[source].column(config.events.time or "") is None:
             received = f"split.strategy: given, with events of {source!r} that have no time"
-            return received, f"given events with the log's column {config.events.time!r}"
-    return None
-
-
-def _find_moving_samples(config: BuildConfig) -> tuple[str, str] | None:
-    """Returns what of the rows of train moves with the days that are read."""
+            yield received, f"given events with the log's column {config.events.time!r}"
     if config.train_samples != "all":
         received = f"train_samples: {config.train_samples}, counted from each user's last event"
-        return received, "train_samples: all"
+        yield received, "train_samples: all"
     if config.weights is not None and config.weights.half_life_days is not None:
         received = f"weights.half_life_days: {config.weights.half_life_days:g}"
-        return received, "weights without half_life_days: it counts from the newest event"
-    return None
+        yield received, "weights without half_life_days: it counts from the newest event"
+    if DATE_PARTITION in config.output.partition_by and DATE_PARTITION in config.event_column_types:
+        yield (
+            f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads",
+            f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time",
+        )
+
+
+def _list_moving_splits(split: SplitConfig) -> Iterator[tuple[str, str]]:
+    fixed = "temporal with fixed test_from_ts and validation_from_ts"
+    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
+    keeps_validation = split.validation is not True or split.validation_from_ts is not None
+    if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
+        how = "by fractions" if split.test is None else f"test: {split.test}"
+        yield f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
+    if split.strategy == "leave_one_out":
+        yield "split.strategy: leave_one_out, the last events of each user", others
+    if split.strategy == "sliding" and split.start_date is None:
+        yield "split.strategy: sliding without start_date, from the log's first day", others
+    if split.strategy == "given" and split.validation is True and split.validation_source is None:
+        yield "split.strategy: given, with validation from the end of the log", others

@@ -1,7 +1,4 @@
-"""The published versions of a dataset, which of them may go, and their removal.
-
-`remove_version` and `StoredDataset.remove` remove a single one.
-"""
+"""The published versions of a dataset: listed, rolled back to, and removed when they may go."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from functools import partial
 from typing import Any
 
 from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.manifest import Manifest
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError, did_you_mean
 from etl.versions.publish import hold_lock, remove_version, sweep_leftovers
-from etl.versions.stored import Dataset, StoredDataset, find_current
+from etl.versions.stored import Dataset, StoredDataset, find_current, make_current
 
 
 @dataclass(frozen=True)
@@ -73,22 +69,66 @@ def _describe(dataset: Dataset, version_id: str, is_current: bool) -> VersionInf
         manifest = read_manifest(dataset.version(version_id))
     except InputDataError as error:
         return VersionInfo(version_id, is_current, damage=error.what)
+    rows, run = {split.name: split.rows for split in manifest.splits}, manifest.run
+    dates = None
+    if run is not None and run.first_day is not None and run.last_day is not None:
+        dates = run.first_day, run.last_day
     return VersionInfo(
-        version_id,
-        is_current,
-        manifest.created_at,
-        {split.name: split.rows for split in manifest.splits},
-        manifest.bytes,
-        _dates(manifest),
-        manifest.parent,
+        version_id, is_current, manifest.created_at, rows, manifest.bytes, dates, manifest.parent
     )
 
 
-def _dates(manifest: Manifest) -> tuple[str, str] | None:
-    run = manifest.run
-    if run is None or run.first_day is None or run.last_day is None:
-        return None
-    return run.first_day, run.last_day
+def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | None, str]:
+    """Makes another published version current; readers see the old one or the new.
+
+    Args:
+        dataset: The dataset.
+        version_id: The version; None for the one that was current before the current one was
+            built.
+
+    Returns:
+        The version that was current, None where `CURRENT` named none, and the one that is now.
+
+    Raises:
+        ConfigError: There is no such version, or none before the current one.
+        InputDataError: The version is damaged; the current one stays.
+        UpstreamNotReadyError: Another process is publishing and does not end, or was faster.
+    """
+    ids = published_versions(dataset.base)
+    try:
+        current = find_current(dataset)
+    except InputDataError:  # an empty `CURRENT`, which this mends
+        current = None
+    chosen = version_id or find_previous(dataset, ids, current)
+    if chosen is None or chosen not in ids:
+        raise ConfigError(
+            "there is no such published version to go back to",
+            received=chosen or f"none before the current one, {current}",
+            allowed=", ".join(ids) or "no version is published",
+            fix=did_you_mean(chosen, ids) if chosen else "name one by --to",
+        )
+    read_manifest(dataset.version(chosen))  # refuses a damaged one
+    if chosen != current:
+        make_current(dataset, chosen, before=current)
+    return current, chosen
+
+
+def find_previous(dataset: Dataset, ids: list[str], current: str | None) -> str | None:
+    """Returns the version that was current before another: its parent, or the newest before it.
+
+    Args:
+        dataset: The dataset.
+        ids: Published versions, oldest first.
+        current: The other version; None: there is none, and the newest one is meant.
+    """
+    if current is not None:
+        try:
+            parent = read_manifest(dataset.version(current)).parent
+        except InputDataError:  # a damaged version is a reason to roll back
+            parent = None
+        if parent in ids:
+            return parent
+    return next((name for name in reversed(ids) if current is None or name < current), None)
 
 
 def select_garbage(
@@ -123,22 +163,16 @@ def select_garbage(
             received=f"--keep {keep}, --older-than {older_than_days}",
             allowed="--keep 1 or more, --older-than 0 or more",
         )
-    kept = {v.version_id for v in (versions[-keep:] if keep is not None else ())}
     limit = None
     if older_than_days is not None:
         limit = (now or datetime.now(UTC)) - timedelta(days=older_than_days)
-    return [
-        v.version_id
-        for v in versions
-        if not v.is_current and v.version_id not in kept and _is_older(v, limit)
-    ]
+    may_go = versions if keep is None else versions[:-keep]
+    return [v.version_id for v in may_go if not v.is_current and _is_older(v, limit)]
 
 
 def _is_older(version: VersionInfo, limit: datetime | None) -> bool:
-    if limit is None:
-        return True
     moment = _created(version)
-    return moment is not None and moment < limit
+    return limit is None or (moment is not None and moment < limit)
 
 
 def _created(version: VersionInfo) -> datetime | None:

@@ -22,7 +22,6 @@ STAGES: Mapping[str, float] = {
     "join and split events": 0.2,
     "fit encoders": 0.16,
     "write records": 0.36,
-    "export Parquet": 0.0,
     "check features": 0.02,
 }
 """Stages of a build, and the share of its time that each takes where nothing is known of it."""

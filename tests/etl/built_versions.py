@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ def _decode(value: Any, tokens: dict[int, Any]) -> Any:
     if isinstance(value, list):
         return [tokens.get(item, "OOV") for item in value]
     return None if value is None else tokens.get(value, "OOV")
+
+
+def without_raw(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Statistics without those of raw columns, which a write by the connector does not see."""
+    return {
+        split: {
+            name: {key: value for key, value in found.items() if key != "raw"}
+            for name, found in features.items()
+        }
+        for split, features in statistics.items()
+    }
 
 
 def shard_digests(version: Path, manifest: Manifest) -> dict[str, str]:

@@ -62,7 +62,7 @@ def test_what_has_no_place_is_named_before_anything_is_written(source, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--from", "cvs"], "did you mean 'csv'"),
+        (["--from", "cvs"], "'csv'"),
         (["--option", "null=default"], "nulls"),
         (["--option", "dates"], "policy"),
         (["--types", "id"], "name=type"),
@@ -102,7 +102,7 @@ def test_libsvm_is_no_format_of_conversions(tmp_path, sluice):
     for arguments in ([], ["--from", "libsvm"]):
         code, _, err = sluice(tmp_path / "a.libsvm", tmp_path / "b.parquet", *arguments)
         assert code == 2
-        assert "tfrecord, parquet, csv" in err
+        assert all(name in err for name in ("tfrecord", "parquet", "csv"))
 
 
 def test_separator_and_nulls_can_be_named(tmp_path, sluice):

@@ -29,9 +29,8 @@ from conf.publication.working_copy import WORK_DIR_VARIABLE
 from conf.storage import processes
 from conf.storage.locations import find_path
 from conf.storage.processes import Owner
-from etl.versions import rollback
+from etl.versions import retention
 from etl.versions.publish import sweep_leftovers
-from etl.versions.retention import collect_garbage
 from etl.versions.stored import find_dataset, hold_dataset
 from tests.etl.built_versions import publish
 from tests.fake_hdfs import reached_as_hdfs
@@ -164,10 +163,10 @@ class DatasetPlace:
         return State(tuple(names))
 
     def roll_back(self) -> None:
-        rollback.roll_back(find_dataset(self.root, "d"))
+        retention.roll_back(find_dataset(self.root, "d"))
 
     def collect(self) -> None:
-        collect_garbage(find_dataset(self.root, "d"), KEPT, None)
+        retention.collect_garbage(find_dataset(self.root, "d"), KEPT, None)
 
 
 @dataclass

@@ -34,8 +34,7 @@ from etl.versions.publish import (
     stage_version,
     sweep_leftovers,
 )
-from etl.versions.retention import list_versions
-from etl.versions.rollback import roll_back
+from etl.versions.retention import list_versions, roll_back
 from jobs.support.run_app import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish

@@ -24,8 +24,7 @@ from etl.build import BuildResult, build_dataset
 from etl.import_dataset import import_dataset
 from etl.tfrecord.table import write_table
 from etl.versions.publish import read_current
-from etl.versions.retention import list_versions
-from etl.versions.rollback import roll_back
+from etl.versions.retention import list_versions, roll_back
 from etl.versions.run_fingerprint import RunRequest
 from etl.versions.stored import StoredDataset, find_dataset, hold_dataset, open_dataset
 from jobs.cli import main
