@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from etl.build import build_dataset
-    from etl.tfrecord.spark.reader import read_tfrecords
-    from etl.tfrecord.spark.writer import write_tfrecords
+    from etl.tfrecord.spark.frames import read_tfrecords, write_tfrecords
     from etl.tfrecord.table import read_table, write_table
 
 __all__ = ["build_dataset", "read_table", "read_tfrecords", "write_table", "write_tfrecords"]
@@ -19,9 +18,9 @@ __all__ = ["build_dataset", "read_table", "read_tfrecords", "write_table", "writ
 _MODULES = {
     "build_dataset": "etl.build",
     "read_table": "etl.tfrecord.table",
-    "read_tfrecords": "etl.tfrecord.spark.reader",
+    "read_tfrecords": "etl.tfrecord.spark.frames",
     "write_table": "etl.tfrecord.table",
-    "write_tfrecords": "etl.tfrecord.spark.writer",
+    "write_tfrecords": "etl.tfrecord.spark.frames",
 }
 
 

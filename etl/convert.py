@@ -41,9 +41,9 @@ from etl.tfrecord.files.partitions import (
 )
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
-from etl.tfrecord.types.column_policies import TypeOptions
-from etl.tfrecord.types.conversions import is_list
+from etl.tfrecord.types.arrays import is_list
 from etl.tfrecord.types.row_errors import refuse_unknown
+from etl.tfrecord.types.type_options import TypeOptions
 
 Format = Literal["tfrecord", "parquet", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)

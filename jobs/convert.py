@@ -24,8 +24,8 @@ from etl.convert import (
 )
 from etl.row_count_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
-from etl.tfrecord.types.column_policies import TYPE_OPTIONS, parse_type_options
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
+from etl.tfrecord.types.type_options import TYPE_OPTIONS, parse_type_options
 from jobs.support.terminal import ListSeparator, show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)
@@ -51,7 +51,7 @@ def main(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Column policy, such as nulls=default."),
+        typer.Option(metavar="NAME=VALUE", help="What a type becomes, such as dates=iso."),
     ] = None,
     types: Annotated[
         list[str] | None,
@@ -77,7 +77,7 @@ def main(
     tab = "\t" if separator == r"\t" else separator  # few shells give a tab easily
     options = ConvertOptions(
         ShardOptions(record_type, _COMPRESSIONS[chosen]),
-        parse_type_options(_parse_policies(option or ())),
+        parse_type_options(_parse_type_options(option or ())),
         TextOptions(tab, list_separator, tuple(null or ())),
         _parse_types(",".join(types or ())),
         source if source.is_dir() else None,
@@ -91,18 +91,18 @@ def main(
     print(written, *done.notes, sep="\n")
 
 
-def _parse_policies(pairs: Sequence[str]) -> dict[str, str]:
-    known = {name.lower() for name in TYPE_OPTIONS}
-    policies = {}
+def _parse_type_options(pairs: Sequence[str]) -> dict[str, str]:
+    names = [option.name for option in TYPE_OPTIONS]
+    given = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or name.lower() not in known:
+        if not equals or name.lower() not in names:
             raise ConfigError(
-                "unknown column policy", received=pair, allowed=", ".join(TYPE_OPTIONS),
-                fix=did_you_mean(name, TYPE_OPTIONS),
+                "unknown option of types", received=pair, allowed=", ".join(names),
+                fix=did_you_mean(name, names),
             )  # fmt: skip
-        policies[name.lower()] = value
-    return policies
+        given[name.lower()] = value
+    return given
 
 
 def _parse_types(text: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from etl.features.plan import FeaturePlan
 from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.files.partitions import partition_path
-from etl.tfrecord.spark.writer import assign_buckets
+from etl.tfrecord.spark.frames import assign_buckets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -36,7 +36,7 @@ from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import read_parquet
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
-from etl.tfrecord.types.conversions import is_list
+from etl.tfrecord.types.arrays import is_list
 from etl.tfrecord.types.features import WireFeature
 
 _PENDING_IDS = 1 << 20

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etl.tfrecord.files.writer import ShardOptions
     from etl.tfrecord.spark.datasource import register_tfrecord
-    from etl.tfrecord.spark.reader import read_tfrecords
-    from etl.tfrecord.spark.writer import WriteConfig, write_tfrecords
+    from etl.tfrecord.spark.frames import read_tfrecords, write_tfrecords
     from etl.tfrecord.table import (
         TableWriter,
         read_frame,
@@ -26,14 +25,12 @@ if TYPE_CHECKING:
         write_frame,
         write_table,
     )
-    from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
+    from etl.tfrecord.types.type_options import TypeOptions
 
 __all__ = [
-    "ColumnPolicy",
     "ShardOptions",
     "TableWriter",
     "TypeOptions",
-    "WriteConfig",
     "read_frame",
     "read_table",
     "read_table_batches",
@@ -46,19 +43,17 @@ __all__ = [
 
 _TABLE = "table"
 _MODULES = {
-    "ColumnPolicy": "types.column_policies",
     "ShardOptions": "files.writer",
     "TableWriter": _TABLE,
-    "TypeOptions": "types.column_policies",
-    "WriteConfig": "spark.writer",
+    "TypeOptions": "types.type_options",
     "read_frame": _TABLE,
     "read_table": _TABLE,
     "read_table_batches": _TABLE,
-    "read_tfrecords": "spark.reader",
+    "read_tfrecords": "spark.frames",
     "register_tfrecord": "spark.datasource",
     "write_frame": _TABLE,
     "write_table": _TABLE,
-    "write_tfrecords": "spark.writer",
+    "write_tfrecords": "spark.frames",
 }
 
 

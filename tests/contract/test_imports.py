@@ -158,7 +158,7 @@ def test_no_job_hides_a_module_of_the_standard_library():
         ("etl.tfrecord", ["numba", "pyspark", "pandas", "pyarrow", "pydantic", "tensorflow"]),
         # Spark starts a process each to look a format up, to plan a read or write, to commit it.
         (
-            "etl.tfrecord.spark.datasource, pyspark_tfrecord, etl.tfrecord.spark.reader",
+            "etl.tfrecord.spark.datasource, pyspark_tfrecord, etl.tfrecord.spark.frames",
             ["numba", "tensorflow", "pandas", "pydantic"],
         ),
         ("etl.build", ["tensorflow", "keras", "training"]),

@@ -13,7 +13,13 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.docs_site import command_pages, config_reference, messages, preset_pages  # noqa: E402
+from tests.docs_site import (  # noqa: E402
+    command_pages,
+    config_reference,
+    messages,
+    option_pages,
+    preset_pages,
+)
 
 # Folders of generated pages that are read in the checkout, too.
 KEPT_FOLDERS = ("reference", "presets")
@@ -23,6 +29,7 @@ KEPT_FOLDERS = ("reference", "presets")
 def list_kept() -> dict[str, str]:
     """Returns the Markdown of the generated pages that are part of the checkout, by path."""
     pages = {"reference/commands.md": command_pages.render_page()}
+    pages["reference/tfrecord.md"] = option_pages.render_page()
     pages |= {f"reference/{name}": page for name, page in config_reference.render_pages().items()}
     pages |= {f"presets/{name}": page for name, page in preset_pages.render_pages().items()}
     note = "<!-- Made from the code by `make pages`. -->\n\n"

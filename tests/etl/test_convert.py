@@ -24,7 +24,7 @@ from etl.convert import (
 )
 from etl.tfrecord.commit.output_manifest import OutputManifest, OutputShard
 from etl.tfrecord.table import read_table, write_table
-from etl.tfrecord.types.column_policies import parse_type_options
+from etl.tfrecord.types.type_options import parse_type_options
 from tests.datasets import build_manifest
 
 

@@ -17,7 +17,7 @@ from etl.tfrecord.codec.encode_columns import (
 )
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.codec.messages import check_record_type
-from etl.tfrecord.types.conversions import buffer_address
+from etl.tfrecord.types.arrays import buffer_address
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048

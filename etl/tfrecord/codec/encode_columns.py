@@ -13,8 +13,8 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
 from etl.tfrecord.codec.messages import build_head
-from etl.tfrecord.types.conversions import buffer_address, is_list
-from etl.tfrecord.types.wire_kinds import find_wire_kind
+from etl.tfrecord.types.arrays import buffer_address, is_list
+from etl.tfrecord.types.features import find_wire_kind
 
 _ALLOWED = (
     "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
@@ -139,7 +139,7 @@ def _check_no_null(
             f"column {plan.name!r} has a null inside a list",
             received=f"row {int(rows[0])} of the batch",
             allowed="null for the whole list (the feature is left out), never for an element",
-            fix="option nullElements=drop or nullElements=default, or fill them before the write",
+            fix=f"write array_compact({plan.name}), or fill them before the write",
         )
 
 
@@ -233,6 +233,6 @@ def describe_refusal(name: str, column: pa.Array, row: int) -> InputDataError:
         f"column {name!r} {problem}",
         received=f"{value!r} in row {row} of the batch",
         allowed=_ALLOWED_DOUBLES,
-        fix="cast ids and times to int64, rescale the column, or choose another float64 policy "
-        "for it (cast, clip)",
+        fix=f"cast ids and times to int64, rescale the column, or write cast({name} as float); "
+        "option float64=cast takes all",
     )

@@ -145,7 +145,7 @@ def read_output_manifest(directory: str | Path) -> OutputManifest | None:
 
 
 # Policies by which a column's features differ, not only the values in them.
-_READING_POLICIES = ("dates", "timestamps", "maps", "map_keys", "vectors")
+_READING_OPTIONS = ("dates", "timestamps", "maps", "vectors")
 
 
 def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature, ...]:
@@ -236,13 +236,7 @@ def _merge_columns(old: OutputManifest, new: OutputManifest) -> Mapping[str, Any
 
 def _reading_rules(type_options: Mapping[str, Any]) -> Any:
     """What of a description decides how features are read back."""
-    policies = {"": type_options.get("policy", {}), **type_options.get("columns", {})}
-    rules = {
-        name: {key: policy[key] for key in _READING_POLICIES if key in policy}
-        for name, policy in policies.items()
-    }
-    separator = type_options.get("struct_separator", ".")
-    return rules, separator, type_options.get("renamed", {})
+    return {name: type_options.get(name) for name in _READING_OPTIONS}
 
 
 def _traits(committed: OutputManifest) -> dict[str, Any]:
@@ -251,14 +245,9 @@ def _traits(committed: OutputManifest) -> dict[str, Any]:
         "record type": committed.record_type,
         "compression": (committed.compression or "none").lower(),
         "partition columns": [list(column) for column in committed.partition_columns],
-        "timestamps": _timestamp_policies(type_options),
+        # Two units of time in one feature look alike.
+        "timestamps": type_options.get("timestamps"),
     }
-
-
-def _timestamp_policies(type_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Units of time by column, "" for all others: two of them in one feature look alike."""
-    policies = {"": type_options.get("policy", {}), **type_options.get("columns", {})}
-    return {n: p["timestamps"] for n, p in sorted(policies.items()) if "timestamps" in p}
 
 
 def _name_type(feature: WireFeature) -> str:

@@ -1,13 +1,13 @@
 """`format("tfrecord")` for Spark: TFRecord files in and out through the Python Data Source API.
 
-Spark starts a process each to look the format up, to plan a write and to commit it; none of these
-needs compiled code, so what does is imported where it is used.
+Spark starts a process each to look the format up, to plan a write or a read and to commit it; none
+of these needs compiled code, so what does is imported where it is used.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
@@ -24,16 +25,26 @@ from pyspark.sql.types import StructType
 from conf.errors import ConfigError
 from conf.storage.processes import find_jvm
 from etl.tfrecord.commit.commit_plan import TaskResult
-from etl.tfrecord.spark.loaded_code import freeze_planner
-from etl.tfrecord.spark.options import parse_read_options, parse_write_options
-from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
-from etl.tfrecord.spark.write_job import use_own_python, write_partition
+from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_splits
+from etl.tfrecord.spark.options import ReadOptions, parse_read_options, parse_write_options
+from etl.tfrecord.spark.read_plan import (
+    infer_schema,
+    partition_types,
+    plan_read,
+    select_files,
+)
+from etl.tfrecord.spark.write_job import (
+    freeze_loaded_code,
+    freeze_planner,
+    use_own_python,
+    write_partition,
+)
 from etl.tfrecord.spark.write_plan import (
     NO_HOOKS,
     WriteHooks,
     WritePlan,
     build_committer,
-    plan_write,
+    plan_frame,
 )
 
 if TYPE_CHECKING:
@@ -54,17 +65,7 @@ class TFRecordWriter(DataSourceArrowWriter):
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:
-        """Runs in a task: writes the partition's rows to files of this attempt.
-
-        Args:
-            iterator: Batches of the partition.
-
-        Returns:
-            The attempt, for the commit.
-
-        Raises:
-            InputDataError: A value that the wire cannot carry; the attempt's files are removed.
-        """
+        """Runs in a task: writes the partition's rows to files of this attempt."""
         return TaskMessage(write_partition(self._plan, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -78,29 +79,66 @@ class TFRecordWriter(DataSourceArrowWriter):
         build_committer(self._plan.options).discard(self._plan.job.job_id)
 
 
-class TFRecordDataSource(DataSource):
-    """TFRecord files as `format("tfrecord")`.
+@dataclass
+class ReadPartition(InputPartition):
+    """What one task reads: files and ranges of files, in order."""
 
-    Write options: `recordType` (Example, SequenceExample, ByteArray); `compression` (none, gzip,
-    zlib) or `codec` (Hadoop class name), `compressionLevel`; `partitionBy` (Spark refuses
-    `.partitionBy()` for Python data sources), `partitionOverwriteMode`; `maxRecordsPerFile`,
-    `maxBytesPerFile`; `index`, `statistics`, `statisticsLabel`, `statisticsSlices`,
-    `statisticsWeight`, `statisticsWeighted`, `statisticsCounts`, `encoders`,
-    `deterministicNames`; `saveMode`; `storage` or `fs.<setting>` for object stores; and those of
-    `etl.tfrecord.types.column_policies`. `encoders` and `statistics*` need their hooks.
+    splits: tuple[FileSplit, ...]
+
+
+class TFRecordReader(DataSourceReader):
+    """Reads files into the columns of a schema: features, and partition columns by their names.
+
+    It takes no filters (`pushFilters`): Spark plans a Python source once for all queries of a
+    frame, so that what one filter leaves would be all that the others see.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        listing = list_input_files(options)
+        self._plan = plan_read(options, listing, schema)
+        self._files = select_files(listing.files, partition_types(listing), options.where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what tasks do not need."""
+        return {name: value for name, value in self.__dict__.items() if name != "_files"}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plans the tasks."""
+        options = self._options
+        planned = plan_splits(
+            self._files,
+            compression=options.compression,
+            split_bytes=options.split_bytes,
+            min_partitions=options.min_partitions,
+            opener=options.opener,
+        )
+        freeze_planner()
+        return [ReadPartition(splits) for splits in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task: reads its files."""
+        if not isinstance(partition, ReadPartition):  # Spark's stand-in where there is nothing
+            return
+        from etl.tfrecord.spark.read_task import ReadTask  # compiled: not for Spark's planner
+
+        task = ReadTask(self._plan, self._options)
+        for split in partition.splits:
+            yield from task.read(split)
+        freeze_loaded_code()
+
+
+class TFRecordDataSource(DataSource):
+    """TFRecord files as `format("tfrecord")`; its options: `etl.tfrecord.spark.options`.
 
     Attributes:
-        hooks: What others add to a write.
+        hooks: What others add to a write; options `encoders` and `statistics*` need theirs.
     """
 
     hooks: ClassVar[WriteHooks] = NO_HOOKS
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Takes the options as Spark gives them; runs where the format is looked up or planned.
-
-        Raises:
-            ConfigError: It would be a table of the catalog.
-        """
+        """Takes the options as Spark gives them; runs where the format is looked up or planned."""
         super().__init__(options)
         _refuse_table({name.lower() for name in options}, self.name())
         freeze_planner()
@@ -111,46 +149,23 @@ class TFRecordDataSource(DataSource):
         return "tfrecord"
 
     def schema(self) -> StructType:
-        """Infers the schema from the files, all of them; give one to save that pass.
-
-        Raises:
-            ConfigError: No such path, or a bad option.
-            CorruptRecordError: A file is damaged.
-        """
-        from etl.tfrecord.spark.reader import infer_schema
-
+        """Schema of all that the files hold; see `infer_schema`."""
         return infer_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Builds the reader.
-
-        Raises:
-            ConfigError: A bad option, or a column type that no feature can be read as.
-        """
-        from etl.tfrecord.spark.reader import TFRecordReader
-
+        """Builds the reader, whose options and columns have been checked."""
         return TFRecordReader(parse_read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:
-        """Checks options and schema before any task starts, and builds the writer.
-
-        Raises:
-            ConfigError: A bad option, or columns that the wire cannot carry, all of them named.
-        """
+        """Checks options and schema before any task starts, and builds the writer."""
         options = parse_write_options(self.options, overwrite)
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        columns = describe_columns(schema, options)
-        plan = plan_write(to_arrow_schema(schema), options, types, columns, self.hooks)
+        plan = plan_frame(schema, options, self.hooks)
         build_committer(options).begin(plan.job, find_jvm())
         return TFRecordWriter(plan)
 
 
 def _refuse_table(given: Set[str], name: str) -> None:
-    """Refuses to be a table: Spark says where it lies when it is made, and not when it is used.
-
-    Raises:
-        ConfigError: Spark gives what it keeps of a table, or no path.
-    """
+    """Refuses to be a table: Spark says where it lies when it is made, and not when it is used."""
     if "provider" in given or not given & {"path", "paths"}:
         raise ConfigError(
             f"a table of format {name!r} could not be read: Spark gives it no path, nor options",
@@ -187,15 +202,6 @@ def _register(spark: SparkSession, source: type[DataSource]) -> None:
         spark.dataSource.register(source)
 
 
-def _activate(spark: SparkSession) -> None:
-    """Makes the session that of this thread: a write looks formats up in no other.
-
-    Spark does so by itself in the thread that built the session alone.
-    """
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-
-
 def register_tfrecord(spark: SparkSession) -> None:
     """Registers the formats `tfrecord`, `tfrecords` and `sluice`; twice does no harm.
 
@@ -210,7 +216,9 @@ def register_tfrecord(spark: SparkSession) -> None:
     Args:
         spark: Session to register in.
     """
-    _activate(spark)
+    # A write looks formats up in the thread's session, which Spark sets where it was built alone.
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
     use_own_python()
     _register(spark, find_source("sluice"))
     providers = _find_jvm_providers(spark)

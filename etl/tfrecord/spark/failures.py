@@ -57,11 +57,7 @@ def describe_failure(error: BaseException) -> str:
 
 @contextmanager
 def known_failures() -> Iterator[None]:
-    """Raises the cause of what Spark raises, where it is one of the known kinds.
-
-    Raises:
-        SluiceError: The error to show the user.
-    """
+    """Raises the cause of what Spark raises, where it is one of the known kinds."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -75,11 +71,7 @@ def known_failures() -> Iterator[None]:
 
 
 def import_in_task(context: SparkContext) -> None:
-    """Runs a task that imports what those of a write do.
-
-    Raises:
-        ConfigError: The executors' Python lacks Sluice's code, or a package.
-    """
+    """Runs a task that imports what those of a write do, and says what its Python lacks."""
     with known_failures():
         context.parallelize([""], 1).foreach(_import_code)
 
@@ -89,14 +81,7 @@ def _import_code(_: str) -> None:
 
 
 def translate_failure(error: BaseException) -> SluiceError | None:
-    """Finds the cause in an error that came through Spark.
-
-    Args:
-        error: Whatever an action raised.
-
-    Returns:
-        The error to show the user, or None where the cause is not one of the known kinds.
-    """
+    """The error to show the user for one that came through Spark; None: the cause is not known."""
     text = str(error)
     raised = _RAISED.search(text)
     if raised:

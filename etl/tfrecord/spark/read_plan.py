@@ -15,21 +15,33 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
 
 from conf.errors import ConfigError, InputDataError, did_you_mean
+from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.files.data_files import DataFile
 from etl.tfrecord.files.partitions import parse_partition_value
-from etl.tfrecord.spark.input_files import InputListing
+from etl.tfrecord.spark.input_files import InputListing, list_input_files
 from etl.tfrecord.spark.options import ReadOptions
 from etl.tfrecord.spark.schema import restore_columns, to_arrow_schema, to_spark_schema
-from etl.tfrecord.types.column_policies import parse_type_options
 from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, WireFeature
-from etl.tfrecord.types.from_example import (
-    FeatureNames,
-    FromExample,
-    find_name,
-    plan_from_example,
-    read_names,
-)
-from etl.tfrecord.types.to_example import read_description
+from etl.tfrecord.types.from_example import FeatureNames, FromExample, find_name, plan_from_example
+from etl.tfrecord.types.type_options import TypeOptions
+
+
+def partition_types(listing: InputListing) -> Mapping[str, pa.DataType]:
+    """Arrow type of each partition column, in their order."""
+    fields = [
+        spark_types.StructField(name, parse_simple_type(kind))
+        for name, kind in listing.partition_columns
+    ]
+    schema = _arrow_schema(spark_types.StructType(fields))
+    return {field.name: field.type for field in schema}
+
+
+def _partition_row(file: DataFile, types: Mapping[str, pa.DataType]) -> dict[str, Any]:
+    """Partition values of a file by column, as Python's."""
+    return {
+        name: parse_partition_value(name, text, types[name]).as_py()
+        for name, text in zip(types, file.partition, strict=True)
+    }
 
 
 def select_files(
@@ -37,19 +49,8 @@ def select_files(
     types: Mapping[str, pa.DataType],
     where: Mapping[str, Sequence[str | None]],
 ) -> list[DataFile]:
-    """Leaves the files whose partition has one of the allowed values in each column.
-
-    Args:
-        files: With their partition values, in the order of `types`.
-        types: Type by partition column.
-        where: Allowed values, as text, by partition column.
-
-    Raises:
-        ConfigError: No such partition column.
-        InputDataError: A value does not fit its column's type.
-    """
-    allowed: dict[int, set[Any]] = {}
-    for name, texts in where.items():
+    """Leaves the files whose partition has one of the allowed values in each column of `where`."""
+    for name in where:
         if name not in types:
             raise ConfigError(
                 f"there is no partition column {name!r} to select files by",
@@ -57,18 +58,14 @@ def select_files(
                 allowed=", ".join(types) or "none: the files are not partitioned",
                 fix=did_you_mean(name, types) if types else "filter the rows with .where(...)",
             )
-        allowed[list(types).index(name)] = {
-            parse_partition_value(name, text, types[name]).as_py() for text in texts
-        }
-    names = list(types)
-    return [
-        file
-        for file in files
-        if all(
-            parse_partition_value(names[k], file.partition[k], types[names[k]]).as_py() in values
-            for k, values in allowed.items()
-        )
-    ]
+    if not where:
+        return list(files)
+    allowed = {
+        name: {parse_partition_value(name, text, types[name]).as_py() for text in texts}
+        for name, texts in where.items()
+    }
+    rows = ((file, _partition_row(file, types)) for file in files)
+    return [file for file, row in rows if all(row[n] in values for n, values in allowed.items())]
 
 
 # Where a type's name in SQL differs from that in a schema's JSON form.
@@ -86,16 +83,17 @@ def resolve_record_type(options: ReadOptions, listing: InputListing) -> str:
     return options.record_type or known or "Example"
 
 
-def build_schema(options: ReadOptions, listing: InputListing) -> spark_types.StructType:
-    """Builds the schema of all that the files hold, partition columns last.
+def infer_schema(options: ReadOptions) -> spark_types.StructType:
+    """Schema of all that the files hold: from the manifest, else inferred from a sample.
 
-    Args:
-        options: Options of the read.
-        listing: Its files.
-
-    Raises:
-        InputDataError: A file is damaged, a feature is not of one kind, or nothing is there.
+    Inference follows the JVM connectors: Long, Float, String, and arrays of them. Partition
+    columns come last.
     """
+    return build_schema(options, list_input_files(options))
+
+
+def build_schema(options: ReadOptions, listing: InputListing) -> spark_types.StructType:
+    """Schema of all that listed files hold; see `infer_schema`."""
     schema = _data_schema(options, listing)
     partitions = {name for name, _ in listing.partition_columns}
     fields = [field for field in schema.fields if field.name not in partitions]
@@ -110,24 +108,27 @@ def _data_schema(options: ReadOptions, listing: InputListing) -> spark_types.Str
         return spark_types.StructType().add(BYTE_ARRAY_COLUMN, spark_types.BinaryType())
     committed = listing.committed
     if committed is not None and committed.record_type == record_type:
-        read_description(committed.type_options)  # refuses one that is damaged
-        features: Sequence[WireFeature] = committed.features
-        binary = committed.type_options.get("binary", ())
-    else:
-        from etl.tfrecord.spark.schema_sample import infer_sample  # compiled, and seldom needed
+        return _committed_schema(options, committed)
+    from etl.tfrecord.spark.read_task import infer_sample  # compiled, and seldom needed
 
-        binary = ()
-        features = infer_sample(listing.files, options, record_type)
+    return to_spark_schema(_some(infer_sample(listing.files, options, record_type), options))
+
+
+def _committed_schema(options: ReadOptions, committed: OutputManifest) -> spark_types.StructType:
+    TypeOptions.read_manifest(committed.type_options)  # refuses one that is damaged
+    features = _some(committed.features, options)
+    schema = to_spark_schema(features, binary=committed.type_options.get("binary", ()))
+    return schema if options.reads_features else restore_columns(schema, committed)
+
+
+def _some(features: Sequence[WireFeature], options: ReadOptions) -> Sequence[WireFeature]:
     if not features:
         raise InputDataError(
             "no schema can be inferred: the files hold no feature",
             received=", ".join(options.paths),
             fix="give a schema: spark.read.schema(...)",
         )
-    schema = to_spark_schema(features, binary=binary)
-    if options.reads_features or committed is None or committed.record_type != record_type:
-        return schema
-    return restore_columns(schema, committed)
+    return features
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,7 @@ class ReadPlan:
     """Plan of a read; picklable.
 
     Attributes:
-        record_type: Record type of the files.
         target: Arrow schema that Spark expects.
-        features: What to decode.
         from_example: From features to data columns; None for raw payloads.
         partitions: For each partition column of the files, in their order, the column of `target`
             that it fills, or None.
@@ -155,87 +154,49 @@ class ReadPlan:
     def complete(
         self, batch: pa.RecordBatch, partition: Sequence[str | None], name: str
     ) -> pa.RecordBatch:
-        """Turns a decoded batch into one of Spark's.
-
-        Args:
-            batch: Decoded features.
-            partition: Partition values of the file.
-            name: What to call the file in an error.
-
-        Raises:
-            InputDataError: A value does not fit its column.
-        """
+        """Decoded features of a file, and its partition values, as one of Spark's batches."""
         columns = (self.from_example.apply(batch, name) if self.from_example else batch).columns
         if not self.target.names:
             return batch
-        if not self.partitions:
-            return pa.RecordBatch.from_arrays(columns, schema=self.target)
-        values = dict(zip(self.partitions, partition, strict=True))
-        data = iter(columns)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.repeat(parse_partition_value(f.name, values[f.name], f.type), batch.num_rows)
-                if f.name in values
-                else next(data)
-                for f in self.target
-            ],
-            schema=self.target,
-        )
+        values, data = dict(zip(self.partitions, partition, strict=True)), iter(columns)
+        filled = [
+            pa.repeat(parse_partition_value(f.name, values[f.name], f.type), batch.num_rows)
+            if f.name in values
+            else next(data)
+            for f in self.target
+        ]
+        return pa.RecordBatch.from_arrays(filled, schema=self.target)
 
 
 def plan_read(
     options: ReadOptions, listing: InputListing, schema: spark_types.StructType
 ) -> ReadPlan:
-    """Plans a read.
-
-    Args:
-        options: Options of the read.
-        listing: Its files.
-        schema: Columns to read: features, and partition columns by their names.
-
-    Raises:
-        ConfigError: Columns that cannot be read, all of them in one message.
-    """
+    """Plans a read of the columns of a schema: features, and partition columns by their names."""
     record_type = resolve_record_type(options, listing)
-    partitions = _match_partitions(listing, schema.names)
+    # Upper and lower case do not matter, as in Spark.
+    matches = [find_name(name, schema.names) for name, _ in listing.partition_columns]
+    partitions = tuple(names[0] if names else None for names in matches)
     wanted = _arrow_schema(schema)
     data = pa.schema([field for field in wanted if field.name not in partitions])
     target = pa.schema([field.remove_metadata() for field in wanted])
     if record_type == "ByteArray":
-        if data.types not in ([pa.binary()], []):
-            raise ConfigError(
-                "record type ByteArray is read as one binary column",
-                received=schema.simpleString(),
-                allowed=f"struct<{BYTE_ARRAY_COLUMN}:binary>",
-            )
-        features = tuple(WireFeature(name, "bytes") for name in data.names)
-        return ReadPlan(record_type, target, features, None, partitions)
-    committed = listing.committed
-    type_options = read_description(committed.type_options if committed else {})
-    if options.type_options:
-        type_options = parse_type_options(options.type_options)
-    names = FeatureNames()
-    if committed is not None:
-        names = read_names(committed.type_options, committed.features)
-    from_example = plan_from_example(data, record_type, type_options, names)
+        return ReadPlan(record_type, target, _plan_payload(data), None, partitions)
+    committed, types = listing.committed, options.type_options
+    names = FeatureNames(tuple(f.name for f in committed.features) if committed else ())
+    written = TypeOptions.read_manifest(committed.type_options if committed else {})
+    from_example = plan_from_example(data, record_type, types or written, names)
     suspects = frozenset() if committed else frozenset(f.name for f in from_example.features)
     return ReadPlan(record_type, target, from_example.features, from_example, partitions, suspects)
 
 
-def _match_partitions(listing: InputListing, columns: Sequence[str]) -> tuple[str | None, ...]:
-    """Column that each partition column fills; upper and lower case do not matter, as in Spark."""
-    matches = [find_name(name, columns) for name, _ in listing.partition_columns]
-    return tuple(names[0] if names else None for names in matches)
-
-
-def partition_types(listing: InputListing) -> Mapping[str, pa.DataType]:
-    """Arrow type of each partition column, in their order."""
-    fields = [
-        spark_types.StructField(name, parse_simple_type(kind))
-        for name, kind in listing.partition_columns
-    ]
-    schema = _arrow_schema(spark_types.StructType(fields))
-    return {field.name: field.type for field in schema}
+def _plan_payload(data: pa.Schema) -> tuple[WireFeature, ...]:
+    if data.types not in ([pa.binary()], []):
+        raise ConfigError(
+            "record type ByteArray is read as one binary column",
+            received=str(data.remove_metadata()),
+            allowed=f"struct<{BYTE_ARRAY_COLUMN}:binary>",
+        )
+    return tuple(WireFeature(name, "bytes") for name in data.names)
 
 
 def _arrow_schema(schema: spark_types.StructType) -> pa.Schema:

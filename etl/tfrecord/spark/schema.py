@@ -13,10 +13,11 @@ from pyspark.sql.pandas.types import to_arrow_type
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.features import Kind, WireFeature
-from etl.tfrecord.types.from_example import plan_from_example, read_names
-from etl.tfrecord.types.to_example import ToExamplePlanner, read_description
+from etl.tfrecord.types.from_example import FeatureNames, plan_from_example
+from etl.tfrecord.types.to_example import plan_to_example
+from etl.tfrecord.types.type_options import TypeOptions
+from etl.tfrecord.types.vectors import VECTOR_METADATA, VECTOR_STORAGE
 
 # Told by name, so that the ML libraries need not be imported.
 VECTOR_CLASSES = ("pyspark.ml.linalg.VectorUDT", "pyspark.mllib.linalg.VectorUDT")
@@ -29,23 +30,19 @@ def quote_name(name: str) -> str:
 
 
 def to_arrow_schema(schema: spark_types.StructType) -> pa.Schema:
-    """Arrow form of a Spark schema.
+    """Arrow form of a Spark schema: a field per column, which names its Spark type.
 
-    Args:
-        schema: Spark's schema of the rows to come.
-
-    Returns:
-        A field per column, which names the Spark type in its metadata under `sluice.spark_type`.
-        ML vectors are structs in Spark's storage, marked by `VECTOR_METADATA`; a type without an
-        Arrow form is null, which nothing carries. Batches may differ in the zone of timestamps,
-        which is the session's.
+    ML vectors are structs in Spark's storage, marked by `VECTOR_METADATA`; a type without an Arrow
+    form is null, which nothing carries. Batches may differ in the zone of timestamps, which is the
+    session's.
     """
     return pa.schema([_to_field(field.name, field.dataType, field.nullable) for field in schema])
 
 
 def _to_field(name: str, data_type: spark_types.DataType, nullable: bool) -> pa.Field:
     metadata = {SPARK_TYPE_KEY: data_type.simpleString().encode()}
-    if _is_vector(data_type):
+    kind = type(data_type)
+    if f"{kind.__module__}.{kind.__name__}" in VECTOR_CLASSES:
         return pa.field(name, VECTOR_STORAGE, nullable, {**metadata, **VECTOR_METADATA})
     arrow_type = _to_type(data_type)
     # Arrow takes no field of nulls alone that is not nullable.
@@ -74,12 +71,6 @@ def _to_type(data_type: spark_types.DataType) -> pa.DataType:
         return pa.null()
 
 
-def _is_vector(data_type: spark_types.DataType) -> bool:
-    """Whether a type is a vector of either ML library."""
-    kind = type(data_type)
-    return f"{kind.__module__}.{kind.__name__}" in VECTOR_CLASSES
-
-
 def to_spark_schema(
     features: Sequence[WireFeature],
     string_type: spark_types.DataType | None = None,
@@ -87,10 +78,7 @@ def to_spark_schema(
 ) -> spark_types.StructType:
     """Spark schema of features, as the JVM connectors infer it: Long, Float, String, arrays.
 
-    Args:
-        features: In column order.
-        string_type: Type of bytes features; None for String.
-        binary: Names of features that are Binary, whatever the others are.
+    Bytes are `string_type`, None for String; those of the features in `binary` are Binary.
     """
     text, known = string_type or spark_types.StringType(), frozenset(binary)
     fields = []
@@ -119,15 +107,9 @@ _FLOAT32_DIGITS = 6
 def describe_columns(
     schema: spark_types.StructType, options: WriteOptions
 ) -> dict[str, Any] | None:
-    """Describes the columns of a write for its manifest.
+    """JSON form of the columns of a write, for its manifest, partition columns left out.
 
-    Args:
-        schema: Columns as they come from Spark.
-        options: Options of the write.
-
-    Returns:
-        Their JSON form, partition columns left out; None where the records hold something else:
-        what encoders made of them, or a payload.
+    None where the records hold something else: what encoders made of them, or a payload.
     """
     if options.encoders is not None or options.record_type == "ByteArray":
         return None
@@ -141,29 +123,21 @@ def restore_columns(
     """Schema of the columns as they were written, as far as the wire allows.
 
     Each has its own type wherever that holds every value of the wire: a decimal of more than six
-    digits comes back as a float. All may be null, as in Spark's own file formats.
-
-    Args:
-        wire: Schema of the features alone.
-        committed: The manifest.
-
-    Returns:
-        The columns, then features that are no part of one, as they are on the wire.
+    digits comes back as a float. All may be null, as in Spark's own file formats. Features that
+    are no part of a column come last, as they are on the wire.
     """
     if committed.columns is None:
         return wire
-    options = read_description(committed.type_options)
-    names = read_names(committed.type_options, committed.features)
+    options = TypeOptions.read_manifest(committed.type_options)
+    names = FeatureNames(tuple(feature.name for feature in committed.features))
     left = {field.name: field for field in wire.fields}
     restored = []
     for field in _parse_columns(committed.columns).fields:
-        planner = ToExamplePlanner(committed.record_type, options)
-        node = planner.plan(field.name, _to_arrow(field).field(0))
-        outputs = () if node is None else node.outputs
-        features = {names.resolve(field.name, output.name) for output in outputs}
         data_type = _readable(field.dataType)
         column = spark_types.StructField(field.name, data_type, True, field.metadata)
         with contextlib.suppress(ConfigError):  # left as features, then
+            plan = plan_to_example(_to_arrow(field), committed.record_type, options)
+            features = plan.schema.names
             if features and all(name in left for name in features):
                 plan_from_example(_to_arrow(column), committed.record_type, options, names)
                 restored.append(column)
@@ -193,12 +167,7 @@ def _readable(data_type: spark_types.DataType) -> spark_types.DataType:
 
 
 def _parse_columns(columns: Mapping[str, Any]) -> spark_types.StructType:
-    """Parses the JSON form of a schema.
-
-    Raises:
-        InputDataError: It is damaged, or names a class other than Spark's vectors, which parsing
-            it would import.
-    """
+    """Parses the JSON form of a schema; imports no class but those of Spark's vectors."""
     try:
         for item in _walk(columns):
             if item.get("type") == "udt" and item.get("pyClass") not in VECTOR_CLASSES:

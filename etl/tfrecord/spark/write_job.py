@@ -6,6 +6,7 @@ plan the write and to commit it, one after another. Who has planned a write need
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.files.data_files import WrittenShard, find_stem
-from etl.tfrecord.spark.loaded_code import freeze_loaded_code
 from etl.tfrecord.spark.write_plan import build_committer
 
 if TYPE_CHECKING:
@@ -34,17 +34,12 @@ _RESULT = "result"
 def write_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     """Writes a Spark partition's rows to files of this attempt; runs in a task.
 
-    Args:
-        plan: The write, whose job has begun.
-        batches: Batches of the partition.
-
-    Returns:
-        The attempt, for the commit; the protocol: `etl.tfrecord.commit.local_commit`.
+    Returns the attempt, for the commit; the protocol: `etl.tfrecord.commit.local_commit`.
 
     Raises:
         InputDataError: A value that the wire cannot carry; the attempt's files are removed.
     """
-    from etl.tfrecord.spark.write_task import WriteTask
+    from etl.tfrecord.spark.write_task import WriteTask  # compiled
 
     context = TaskContext.get()
     if context is None:
@@ -63,24 +58,8 @@ def write_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskR
     return TaskResult(partition, attempt, shards)
 
 
-def use_own_python() -> None:
-    """Lets tasks on this machine run in this process's Python, where nobody has named one.
-
-    Spark would start the `python3` of the path: another one, if the environment is not active.
-    """
-    context = SparkContext._active_spark_context
-    if context is None or not (context.master or "").startswith("local"):
-        return
-    if context.pythonExec == "python3":  # PySpark's default
-        context.pythonExec = sys.executable
-
-
 def run_write(rows: DataFrame, plan: WritePlan) -> OutputManifest | None:
-    """Writes rows and publishes the files; where a task fails for good, no trace is left.
-
-    Args:
-        rows: Columns as planned.
-        plan: The write.
+    """Writes rows, columns as planned, and publishes the files; a failed job leaves no trace.
 
     Returns:
         The manifest of the directory; None where the mode is `ignore` and another job was faster.
@@ -112,3 +91,42 @@ def _read_result(data: dict[str, Any]) -> TaskResult:
 def _read_shard(data: dict[str, Any]) -> WrittenShard:
     info, offsets = ShardInfo(**data["info"]), tuple(data["split_offsets"])
     return WrittenShard(**{**data, "info": info, "split_offsets": offsets})
+
+
+def use_own_python() -> None:
+    """Lets tasks on this machine run in this process's Python, where nobody has named one.
+
+    Spark would start the `python3` of the path: another one, if the environment is not active.
+    """
+    context = SparkContext._active_spark_context
+    if context is None or not (context.master or "").startswith("local"):
+        return
+    if context.pythonExec == "python3":  # PySpark's default
+        context.pythonExec = sys.executable
+
+
+_PLANNERS = "pyspark.sql.worker."  # what the modules of Spark's planner processes are called by
+
+
+class _Frozen:
+    modules = 0
+
+
+def freeze_planner() -> None:
+    """Freezes what a planner process of Spark has loaded; nothing in a user's own process."""
+    if any(name.startswith(_PLANNERS) for name in sys.modules):
+        freeze_loaded_code()
+
+
+def freeze_loaded_code() -> None:
+    """Keeps what is loaded out of later garbage collections, once for the same modules.
+
+    After every task Spark's worker collects garbage in full, which looks at each object of NumPy,
+    Arrow, Numba and PySpark again: 30 ms and more. To be called at the end of a task, when all that
+    tasks of its kind use has been loaded.
+    """
+    if len(sys.modules) == _Frozen.modules:
+        return
+    _Frozen.modules = len(sys.modules)
+    gc.collect()
+    gc.freeze()

@@ -20,32 +20,28 @@ from etl.tfrecord.commit.output_manifest import (
 )
 from etl.tfrecord.files.partitions import check_partition_columns
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.types.conversions import nest_schema
+from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
+from etl.tfrecord.types.arrays import nest_schema
 from etl.tfrecord.types.to_example import plan_to_example
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from etl.tfrecord.files.writer import ShardStatistics
 
 
 class BatchEncoder(Protocol):
-    """Turns the rows of a write into those of its records."""
+    """Turns the rows of a write into those of its records, which have `output_schema`."""
 
     @property
-    def output_schema(self) -> pa.Schema:
-        """Schema of the records."""
-        ...
+    def output_schema(self) -> pa.Schema: ...
 
-    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Encodes a batch."""
-        ...
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
 
 
 @dataclass(frozen=True)
 class WriteHooks:
-    """What others add to a write, for the options that ask for it.
-
-    Both are functions or classes of importable modules: they are pickled by name, to run in
-    Spark's planner and executors.
+    """What others add to a write, for the options that ask for it; pickled by name.
 
     Attributes:
         open_encoders: Opens the encoders of option `encoders`, a directory.
@@ -57,11 +53,7 @@ class WriteHooks:
     build_statistics: Callable[[WriteOptions, pa.Schema, str], ShardStatistics] | None = None
 
     def check(self, options: WriteOptions) -> None:
-        """Refuses options that nothing here serves.
-
-        Raises:
-            ConfigError: Option `encoders` or `statistics` without its hook.
-        """
+        """Refuses options that nothing here serves."""
         missing = []
         if options.encoders is not None and self.open_encoders is None:
             missing.append("encoders")
@@ -83,11 +75,8 @@ NO_HOOKS = WriteHooks()
 class WritePlan:
     """A write that has passed all checks.
 
-    Attributes:
-        options: Its options.
-        job: What is published, and how.
-        source: Columns of the records before type mapping, partition columns left out.
-        hooks: What others add to the write.
+    `job` says what is published, and how; `source` are the columns of the records before type
+    mapping, partition columns left out.
     """
 
     options: WriteOptions
@@ -103,19 +92,14 @@ def plan_write(
     columns: Mapping[str, Any] | None = None,
     hooks: WriteHooks = NO_HOOKS,
 ) -> WritePlan:
-    """Checks a schema against the options, and describes what will be written.
+    """Checks the columns of the rows against the options, and describes what will be written.
 
-    Args:
-        schema: Columns of the rows.
-        options: Options of the write.
-        partition_types: Spark's simple type name by partition column.
-        columns: Columns for the manifest, see `OutputManifest`; None where it is to hold none.
-        hooks: What others add to the write.
+    `partition_types` are Spark's simple type names by partition column, `columns` those of the
+    manifest.
 
     Raises:
         ConfigError: Columns that the wire cannot carry or partitions cannot be made of, all of
-            them named in one error; policies for columns that are not there; options without
-            their hook.
+            them named in one error; options without their hook.
     """
     hooks.check(options)
     check_partition_columns(schema, options.partition_by)
@@ -133,11 +117,18 @@ def plan_write(
             (name, (partition_types or {})[name]) for name in options.partition_by
         ),
         shards=(),
-        columns=None if to_example.renames is None else columns,
+        columns=columns,
     )
     job_id = options.job_id or uuid.uuid4().hex
     job = JobPlan(job_id, options.mode, options.replaces_partitions, description)
     return WritePlan(options, job, source, hooks)
+
+
+def plan_frame(schema: StructType, options: WriteOptions, hooks: WriteHooks) -> WritePlan:
+    """Plans the write of a DataFrame by its schema; see `plan_write`."""
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    columns = describe_columns(schema, options)
+    return plan_write(to_arrow_schema(schema), options, types, columns, hooks)
 
 
 def build_committer(options: WriteOptions) -> LocalCommitter | ObjectCommitter:

@@ -19,7 +19,7 @@ from etl.tfrecord.files.partitions import PartitionValues, partition_path, split
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_plan import NO_HOOKS, BatchEncoder, WriteHooks
-from etl.tfrecord.types.conversions import nest_lists
+from etl.tfrecord.types.arrays import nest_lists
 from etl.tfrecord.types.row_errors import locate_rows
 from etl.tfrecord.types.to_example import plan_to_example
 
@@ -47,15 +47,8 @@ class WriteTask:
     ) -> None:
         """Plans the files; touches none yet.
 
-        Args:
-            root: Directory of the task attempt, or its place in an object store.
-            stem: Name of its files without number and ending, for example `part-00000-<job>`.
-            options: Options of the write.
-            source: Columns as planned; their metadata says what a column stands for.
-            hooks: What others add to the write.
-
-        Raises:
-            ConfigError: Options without their hook.
+        `stem` is their name without number and ending, for example `part-00000-<job>`; the metadata
+        of `source`, the columns as planned, says what a column stands for.
         """
         # Not looked up in the schema: it would be searched from its start for every column.
         self._marks = {} if source is None else {field.name: field.metadata for field in source}
@@ -82,18 +75,9 @@ class WriteTask:
     def write_all(
         self, batches: Iterator[pa.RecordBatch], origin: str = "the rows"
     ) -> tuple[WrittenShard, ...]:
-        """Writes all rows; without any, no file.
+        """Writes batches of one schema; the files, by partition value and number.
 
-        Args:
-            batches: Batches of one schema.
-            origin: What to call all of them in an error.
-
-        Returns:
-            The files, by partition value and number.
-
-        Raises:
-            InputDataError: A value that the wire cannot carry.
-            OSError: A file cannot be written.
+        Without a row there is none. Errors call the rows `origin`.
         """
         first_row = 0
         try:
@@ -134,14 +118,11 @@ class WriteTask:
 
     def _plan_records(self, schema: pa.Schema) -> None:
         """Plans by the batches' own types, which settings of the session may vary."""
-        fields = [field.with_metadata(self._metadata(field.name)) for field in schema]
+        fields = [field.with_metadata(self._marks.get(field.name)) for field in schema]
         options = self._options
         to_example = plan_to_example(pa.schema(fields), options.record_type, options.type_options)
         self._to_features = None if to_example.is_identity else to_example.apply
         self._encoder = build_encoder(to_example.schema, options.record_type)
-
-    def _metadata(self, name: str) -> dict[bytes, bytes] | None:
-        return self._marks.get(name)
 
     def _find_writer(self, values: PartitionValues) -> RollingWriter:
         writer = self._writers.get(values)

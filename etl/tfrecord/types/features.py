@@ -1,4 +1,4 @@
-"""Features as a reader asks for them, and the kinds of records that a TFRecord file may hold."""
+"""Features of a record: how a reader asks for them, and which types of Arrow become which kind."""
 
 from __future__ import annotations
 
@@ -55,3 +55,42 @@ BYTE_ARRAY_FEATURE = WireFeature(BYTE_ARRAY_COLUMN, "bytes")
 
 RecordType = Literal["Example", "SequenceExample", "ByteArray"]
 RECORD_TYPES: tuple[RecordType, ...] = ("Example", "SequenceExample", "ByteArray")
+
+Lane = Literal["int32", "int64", "float32", "float64", "binary"]
+
+
+@dataclass(frozen=True)
+class WireKind:
+    """How the encoder takes values of a type: as what it reads them, once cast where need be."""
+
+    lane: Lane
+    cast: pa.DataType | None = None
+
+
+def find_wire_kind(data_type: pa.DataType) -> WireKind | None:
+    """Returns how the encoder takes values of a type; None: it does not."""
+    t = pa.types
+    if t.is_dictionary(data_type):
+        found = find_wire_kind(data_type.value_type)
+        return None if found is None else WireKind(found.lane, found.cast or data_type.value_type)
+    if t.is_boolean(data_type) or (t.is_integer(data_type) and data_type.bit_width < 32):
+        return WireKind("int32", pa.int32())
+    for matches, found in _KINDS:
+        if matches(data_type):
+            return found
+    return None
+
+
+_KINDS = (
+    (pa.types.is_int64, WireKind("int64")),
+    (pa.types.is_int32, WireKind("int32")),
+    (pa.types.is_uint32, WireKind("int64", pa.int64())),
+    (pa.types.is_float32, WireKind("float32")),
+    (pa.types.is_float64, WireKind("float64")),
+    (pa.types.is_float16, WireKind("float32", pa.float32())),
+    (pa.types.is_decimal, WireKind("float64", pa.float64())),
+    (pa.types.is_large_string, WireKind("binary")),
+    (pa.types.is_large_binary, WireKind("binary")),
+    (pa.types.is_string, WireKind("binary")),
+    (pa.types.is_binary, WireKind("binary")),
+)

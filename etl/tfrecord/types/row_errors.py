@@ -21,14 +21,8 @@ def locate_rows(
 ) -> Iterator[None]:
     """Numbers a row in the errors of the block, which know its number in the batch alone.
 
-    Args:
-        batch: Rows that the block works on, whose values are shown; None to show none.
-        first_row: Number of the first of them, from 0, or of each, int64 `[rows]`; None where
-            that is not known.
-        origin: What the number counts the rows of.
-
-    Raises:
-        InputDataError: What the block raises, with the row's number in `origin`.
+    `first_row` is the number in `origin` of the batch's first row, or of each, int64 `[rows]`; None
+    where it is not known. Of a batch that is given the row's values are shown.
     """
     try:
         yield
@@ -65,16 +59,7 @@ def _show(batch: pa.RecordBatch, row: int) -> str:
 
 
 def refuse_unknown(what: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Refuses names that are not there, with the nearest one that is.
-
-    Args:
-        what: What is wrong, for the error.
-        unknown: Names that are not there; without any nothing happens.
-        known: Names that are.
-
-    Raises:
-        ConfigError: There is an unknown name; all of them are listed.
-    """
+    """Refuses names that are not there, if any, with the nearest one that is."""
     names, known = list(unknown), list(known)
     if names:
         raise ConfigError(

@@ -77,7 +77,7 @@ class FeedReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        from etl.tfrecord.types.from_example_nodes import cast_values
+        from etl.tfrecord.types.from_example import cast_values
         from tests.bench.shapes import SHAPES, build_batch
 
         if not isinstance(partition, FeedPartition):

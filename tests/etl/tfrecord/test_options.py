@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,7 @@ from conf.errors import ConfigError, InternalError
 from conf.storage.locations import resolve_local_path
 from etl.tfrecord.files.data_files import ShardRange, find_stem
 from etl.tfrecord.spark.options import parse_read_options, parse_write_options
-from etl.tfrecord.types.column_policies import (
-    TYPE_OPTIONS,
-    ColumnPolicy,
-    TypeOptions,
-    option_name,
-    parse_type_options,
-)
+from etl.tfrecord.types.type_options import TYPE_OPTIONS, TypeOptions, parse_type_options
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_an_unknown_record_type_is_refused_with_what_is_allowed() -> None:
         {"partitionOverwriteMode": "dynamic", "partitionBy": "d,d"},
         {"jobId": "../x"},
         {"saveMode": "replace"},
-        {"columns": "x"},
+        {"dates": "x"},
     ],
 )
 def test_bad_values_name_the_option(options: dict[str, str]) -> None:
@@ -182,14 +175,15 @@ def test_quarantine_is_complete_and_outside() -> None:
 
 
 def test_what_would_lose_data_silently_is_refused() -> None:
-    with pytest.raises(ConfigError, match="onCorrupt=skip"):
+    with pytest.raises(ConfigError, match="unknown TFRecord option 'ignoreCorruptFiles'"):
         parse(ignoreCorruptFiles="true")
     with pytest.raises(ConfigError, match="did you mean 'onCorrupt'"):
         parse(onCorupt="skip")
 
 
 def test_type_options_pass() -> None:
-    assert parse(timestamps="ms").type_options == {"timestamps": "ms"}
+    assert parse(timestamps="ms").type_options == TypeOptions(timestamps="ms")
+    assert parse().type_options is None
 
 
 def test_nothing_given_is_the_default_and_other_options_are_ignored() -> None:
@@ -197,77 +191,26 @@ def test_nothing_given_is_the_default_and_other_options_are_ignored() -> None:
     assert parse_type_options({"path": "/x", "recordtype": "Example"}) == TypeOptions()
 
 
-def test_parses_every_option() -> None:
-    options = parse_type_options(
-        {
-            "float64": "CLIP", "integers": "clip", "nulls": "default", "nullelements": "drop",
-            "default": "-1", "dates": "iso", "timestamps": "ms", "maps": "keys",
-            "mapkeys": '["a", "b"]', "vectors": "sparse", "structseparator": "/",
-            "namecollisions": "rename",
-            "columns": '{"price": {"float64": "cast", "nullElements": "default", "default": 2.5}}',
-        }
-    )  # fmt: skip
-    everywhere = ColumnPolicy(
-        "clip", "clip", "default", "drop", "-1", "iso", "ms", "keys", ("a", "b"), "sparse"
-    )
-    assert options.default == everywhere
-    assert (options.struct_separator, options.name_collisions) == ("/", "rename")
-    price = options.columns["price"]
-    assert (price.float64, price.null_elements, price.default) == ("cast", "default", 2.5)
-    assert price.dates == "iso"  # what a column does not say is as for all columns
+def test_every_option_of_types_reaches_the_parser_in_lower_case() -> None:
+    given = {"float64": "CAST", "dates": "iso", "timestamps": "ms", "maps": "entries",
+             "vectors": "sparse"}  # fmt: skip
+    assert parse_type_options(given) == TypeOptions("cast", "iso", "ms", "entries", "sparse")
+    assert TypeOptions(**{**given, "float64": "cast"}).chosen() == {**given, "float64": "cast"}
+    for option in TYPE_OPTIONS:
+        with pytest.raises(ConfigError, match=option.name):
+            parse_type_options({option.name.lower(): "nonsense"})
+    with pytest.raises(ConfigError, match=r"(?s)error, cast.*did you mean 'cast'"):
+        parse_type_options({"float64": "cats"})
 
 
-def test_every_option_name_reaches_the_parser_in_lower_case() -> None:
-    bad = {"mapKeys": "1", "columns": "[]", "structSeparator": ""}
-    for name in set(TYPE_OPTIONS) - {"default"}:
-        with pytest.raises(ConfigError, match=name):
-            parse_type_options({name.lower(): bad.get(name, "nonsense")})
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"float64": "clipp"}, "did you mean 'clip'"),
-        ({"columns": '{"x": {"float46": "cast"}}'}, r"(?s)column 'x'.*did you mean 'float64'"),
-        ({"columns": '{"x": {"float64": "cats"}}'}, r"(?s)column 'x'.*did you mean 'cast'"),
-        ({"columns": '{"x": {"float64": 1}}'}, "allowed:  error, exact, cast, clip"),
-        ({"columns": '{"x": "cast"}'}, "object of objects"),
-        ({"columns": '{"x": '}, r'(?s)not JSON: .*allowed:  JSON such as {"price"'),
-        ({"columns": '{"x": {"default": [1]}}'}, "number or text"),
-        ({"columns": '{"x": {"default": true}}'}, "number or text"),
-        ({"mapkeys": "a,b"}, r"(?s)'mapKeys' is not JSON: .*received: a,b.*allowed:  a JSON list"),
-        ({"mapkeys": '["a", "a"]'}, "different keys"),
-        ({"mapkeys": '["a", 1]'}, "mapKeys"),
-    ],
-)
-def test_bad_values_say_what_is_allowed(given: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_type_options(given)
-
-
-def test_fields_go_by_the_nearest_struct_around_them() -> None:
-    inner, outer = ColumnPolicy(nulls="error"), ColumnPolicy(nulls="default")
-    options = TypeOptions(columns={"a.b": inner, "a": outer})
-    assert options.policy("a.b.c") is inner
-    assert options.policy("a.c") is outer
-    assert options.policy("b") is options.default
-    assert options.policy_name("a.b.c") == "a.b"
-    assert options.policy_name("ab") is None
-
-
-def test_options_can_be_pickled_and_hashed() -> None:
-    options = parse_type_options({"columns": '{"x": {"nulls": "error"}}'})
-    assert pickle.loads(pickle.dumps(options)) == options
-    assert len({options, parse_type_options({})}) <= 2
-
-
-def test_option_names_of_fields() -> None:
-    assert option_name("null_elements") == "nullElements"
+def test_options_of_columns_are_gone() -> None:
+    with pytest.raises(ConfigError, match="unknown TFRecord option 'columns'"):
+        parse_write_options({"path": "/x", "columns": "{}"}, True)
 
 
 def test_needs_the_standard_library_alone() -> None:
     code = (
-        "import sys, etl.tfrecord.types.column_policies; "
+        "import sys, etl.tfrecord.types.type_options; "
         "sys.exit(bool({'numpy', 'pyarrow', 'pyspark', 'numba'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

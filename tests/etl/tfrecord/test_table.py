@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, read_frame, read_table, write_frame, write_table
-from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
 from etl.tfrecord.types.row_errors import locate_rows, refuse_unknown
+from etl.tfrecord.types.type_options import TypeOptions
 from tests.machine import some_of
 
 TABLE = pa.table(
@@ -67,7 +67,7 @@ def test_policies_on_both_ways(tmp_path):
     path = tmp_path / "a.tfrecord"
     with pytest.raises(ConfigError, match="day"):
         write_table(table, path)
-    type_options = TypeOptions(ColumnPolicy(dates="days"))
+    type_options = TypeOptions(dates="days")
     write_table(table, path, type_options=type_options)
     assert read_table(path).column("day").to_pylist() == [20455, None]
     assert read_table(path, schema=table.schema, type_options=type_options).equals(table)
@@ -166,7 +166,7 @@ def test_tables_name_their_own_row(tmp_path: Path) -> None:
         write_table(table, tmp_path / "f")
     write_table(pa.table({"m.keys": [["a"], ["b"]], "m.values": [[1], []]}), tmp_path / "f")
     schema = pa.schema({"m": pa.map_(pa.string(), pa.int64())})
-    type_options = TypeOptions(ColumnPolicy(maps="entries"))
+    type_options = TypeOptions(maps="entries")
     with pytest.raises(InputDataError, match=r"row 1 \(from 0\) of the file"):
         read_table(tmp_path / "f", schema=schema, type_options=type_options)
 

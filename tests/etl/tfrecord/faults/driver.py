@@ -40,7 +40,7 @@ def main(master: str) -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
 
-    from etl.tfrecord.spark.writer import write_tfrecords
+    from etl.tfrecord.spark.frames import write_tfrecords
 
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -72,7 +72,7 @@ def test_a_task_that_is_always_killed_fails_the_job_alone(
 
 
 def kill_driver(driver: Driver, out: Path, after_s: float) -> None:
-    driver.send(path=str(out), mode="overwrite", **JOB, settings={"shard_rows": 500})
+    driver.send(path=str(out), mode="overwrite", **JOB, settings={"max_records_per_file": 500})
     wait_for_writers(out)
     time.sleep(after_s)
     driver.kill()

@@ -37,7 +37,7 @@ class Job(threading.Thread):
         self.error: SluiceError | None = None
 
     def run(self) -> None:
-        from etl.tfrecord.spark.writer import write_tfrecords
+        from etl.tfrecord.spark.frames import write_tfrecords
 
         try:
             write_tfrecords(self.frame, self.root, mode=self.mode)
@@ -49,7 +49,7 @@ class Job(threading.Thread):
     ("mode", "wins"), [("overwrite", False), ("errorifexists", False), ("append", True)]
 )
 def test_a_job_meets_one_that_was_faster(spark, tmp_path: Path, mode: str, wins: bool) -> None:
-    from etl.tfrecord.spark.writer import write_tfrecords
+    from etl.tfrecord.spark.frames import write_tfrecords
 
     out, gate = tmp_path / "out", tmp_path / "gate"
     slow = Job(spark, out, range(100), mode, gate)

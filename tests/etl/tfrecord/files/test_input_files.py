@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.codec import framing
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, OutputShard
 from etl.tfrecord.files.data_files import DataFile
 from etl.tfrecord.spark import input_files
@@ -178,22 +177,6 @@ def test_offsets_of_the_manifest_are_taken_without_a_look(tmp_path: Path) -> Non
     assert [s.start for g in plan(file, size=200) for s in g] == [0, 210, 800]
     none = write(tmp_path / "g", bytes(1000), ())  # listed, and no offset known
     assert [s.start for g in plan(none, size=200) for s in g] == [0]
-
-
-@pytest.mark.usefixtures("_cheap_files")
-def test_side_index_is_used_where_it_fits(frame, tmp_path: Path, monkeypatch) -> None:
-    folder = tmp_path / "date=1"
-    folder.mkdir()
-    file = write(folder / "f", frame([bytes(84)] * 10))
-    index = tmp_path / "_index" / "date=1" / "f.idx"
-    index.parent.mkdir(parents=True)
-    monkeypatch.setattr(framing, "walk_headers", lambda *a: pytest.fail("walked"))
-    index.write_text("".join(f"{100 * k} 100\n" for k in range(10)))
-    assert [s.start for g in plan(file, size=300) for s in g] == [0, 300, 600, 900]
-    monkeypatch.undo()
-    for text in ("", "0 100\n", "x", "0 990\n990 10\n"):
-        index.write_text(text)
-        assert [s.start for g in plan(file, size=300) for s in g] == [0, 300, 600, 900]
 
 
 @pytest.mark.usefixtures("_cheap_files")

@@ -287,8 +287,7 @@ def test_without_a_manifest_all_that_is_shown_counts(object_input_root: Storage)
 
 def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> None:
     rows = pa.record_batch({"payload": [bytes([65 + k]) * 1_000_000 for k in range(20)]})
-    write(object_input_root, rows, index="true")
-    object_input_root.delete(COMMIT_FILE)
+    write(object_input_root, rows)
 
     def split() -> list[tuple[int, int | None]]:
         options = parse_read_options({"path": object_input_root.uri})
@@ -298,22 +297,20 @@ def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> N
         )
         return [(s.start, s.stop) for part in planned for s in part]
 
-    with_index = split()
-    assert len(with_index) > 3
+    by_manifest = split()
+    assert len(by_manifest) > 3
     opener = parse_read_options({"path": object_input_root.uri}).opener
     [file] = listing(object_input_root.uri).files
     read = [
         bytes(b.data[s : s + 1])
-        for start, stop in with_index
+        for start, stop in by_manifest
         for b in read_record_blocks(
             file.path, compression=None, start=start, stop=stop, opener=opener
         )
         for s, _ in b.index
     ]
     assert read == [bytes([65 + k]) for k in range(20)]
-    for key in list(object_input_root.list_objects()):
-        if key.startswith("_index/"):
-            object_input_root.put(key, b"0 17 damaged")
+    object_input_root.delete(COMMIT_FILE)
     assert split() == [(0, None)]
 
 

@@ -20,8 +20,7 @@ from conf.errors import ConfigError
 from conf.storage.locations import check_settings
 from conf.storage.object_store import Storage
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
-from etl.tfrecord.spark.reader import read_tfrecords
-from etl.tfrecord.spark.writer import write_tfrecords
+from etl.tfrecord.spark.frames import read_tfrecords, write_tfrecords
 from tests.etl.tfrecord.commit.word_jobs import leftovers
 from tests.object_servers import (
     ACCESS_KEY,
@@ -86,7 +85,7 @@ def test_partitions_and_dynamic_overwrite(spark: Any, place: Storage, server: Ob
     write_tfrecords(frame, place.uri, partition_by="part", index=True, storage=storage)
     again = spark.range(1).selectExpr("1000 as id", "1L as part", "0f as score")
     committed = write_tfrecords(
-        again, place.uri, mode="overwrite", partition_by="part", replace_partitions=True,
+        again, place.uri, mode="overwrite", partition_by="part", partition_overwrite_mode="dynamic",
         storage=storage, index=True,
     )  # fmt: skip
     assert sum(shard.rows for shard in committed.shards) == 61

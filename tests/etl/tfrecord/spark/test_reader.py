@@ -18,9 +18,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.framing import CorruptRecordError
 from etl.tfrecord.files.writer import ShardWriter
-from etl.tfrecord.spark import reader as reader_module
+from etl.tfrecord.spark import datasource as reader_module
+from etl.tfrecord.spark.datasource import TFRecordReader
+from etl.tfrecord.spark.frames import read_tfrecords
 from etl.tfrecord.spark.options import parse_read_options
-from etl.tfrecord.spark.reader import TFRecordReader, infer_schema, read_tfrecords
+from etl.tfrecord.spark.read_plan import infer_schema
 from etl.tfrecord.table import write_table
 from tests.tfrecord_files import read_quarantine
 
@@ -367,7 +369,7 @@ def test_record_that_contradicts_the_sample_says_what_to_do(spark, tmp_path: Pat
 PROGRAM = """
 import gc, sys
 import numpy
-from etl.tfrecord.spark.loaded_code import freeze_loaded_code
+from etl.tfrecord.spark.write_job import freeze_loaded_code
 
 class Node:
     died = 0

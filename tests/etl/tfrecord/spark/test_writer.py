@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,58 +20,16 @@ from etl.records.spark_source import open_encoders
 from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
 from etl.tfrecord.files.data_files import ShardLimits, index_path
 from etl.tfrecord.spark import write_task
-from etl.tfrecord.spark.options import WriteOptions, parse_write_options
+from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
-from etl.tfrecord.spark.writer import WriteConfig
-from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.type_options import TypeOptions
 from tests.machine import growth
 from tests.tfrecord_files import read_index, read_records
 
 
-def parse(config: WriteConfig, mode: str = "overwrite"):
-    options = config.to_options("/x", mode, uuid.uuid4().hex)
-    return parse_write_options(options, overwrite=mode == "overwrite")
-
-
-def test_every_setting_arrives() -> None:
-    policy = ColumnPolicy(float64="cast", nulls="default", map_keys=("a", "b"))
-    columns = {"p": ColumnPolicy(), "q": ColumnPolicy(float64="clip", default=3, dates="iso")}
-    config = WriteConfig(
-        compression="gzip", compression_level=3, partition_by=("d", "a,b"), shard_rows=5,
-        replace_partitions=True, shard_bytes=999, policy=policy, columns=columns,
-        statistics=True, deterministic_names=True, encoders="/enc",
-    )  # fmt: skip
-    parsed = parse(config)
-    assert parsed.type_options == TypeOptions(policy, columns)
-    assert parsed.limits == ShardLimits(5, 999)
-    assert (parsed.partition_by, parsed.replaces_partitions) == (("d", "a,b"), True)
-    assert (parsed.compression, parsed.compression_level) == ("GZIP", 3)
-    assert (parsed.statistics, parsed.deterministic_names, parsed.encoders) == (True, True, "/enc")
-
-
-@pytest.mark.parametrize("mode", ["append", "overwrite", "errorifexists", "ignore"])
-def test_modes_arrive(mode: str) -> None:
-    assert parse(WriteConfig(index=True), mode).mode == mode
-    assert parse(WriteConfig(index=True), mode).index
-
-
-def test_a_mode_that_contradicts_sparks_is_refused() -> None:
-    options = WriteConfig().to_options("/x", "append", uuid.uuid4().hex)
-    with pytest.raises(ConfigError, match="saveMode"):
-        parse_write_options(options, overwrite=True)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"shards": 0}, {"shards": 2, "shard_rows": 5}, {"shards": 2, "partition_by": "d"}]
-)
-def test_bad_numbers_of_shards(settings) -> None:
-    with pytest.raises(ConfigError, match="shards"):
-        WriteConfig(**settings)
-
-
 @pytest.fixture(scope="module")
 def write_tfrecords(spark):
-    from etl.tfrecord.spark.writer import write_tfrecords
+    from etl.tfrecord.spark.frames import write_tfrecords
 
     return write_tfrecords
 
@@ -114,10 +71,10 @@ def test_faults_are_the_products_own_errors(spark, tmp_path: Path, write_tfrecor
     bad = spark.range(1).select("id", F.expr("interval 1 day").alias("i"), F.lit(None).alias("n"))
     with pytest.raises(ConfigError, match=r"(?s)i \(.*n \(|n.*i"):
         write_tfrecords(bad, tmp_path / "out")
-    with pytest.raises(ConfigError, match="did you mean 'shards'"):
+    with pytest.raises(ConfigError, match="unknown TFRecord option 'shard'"):
         write_tfrecords(spark.range(1), tmp_path / "out", shard=3)
     with pytest.raises(ConfigError, match="number of shards"):
-        write_tfrecords(spark.range(1), tmp_path / "out", shards=3, shard_rows=3)
+        write_tfrecords(spark.range(1), tmp_path / "out", shards=3, max_records_per_file=3)
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputDataError, match="x"):
         write_tfrecords(spark.range(2).selectExpr("double('1e300') x"), tmp_path / "out")
@@ -178,7 +135,9 @@ def test_partitions_from_the_sessions_overwrite_mode(spark, tmp_path, write_tfre
 
 def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) -> None:
     frame = spark.range(0, 1000, 1, 2)
-    plain = write_tfrecords(frame, tmp_path / "a", shard_rows=300, index=True, statistics=True)
+    plain = write_tfrecords(
+        frame, tmp_path / "a", max_records_per_file=300, index=True, statistics=True
+    )
     assert [shard.rows for shard in plain.shards] == [300, 200, 300, 200]
     for shard in plain.shards:
         places = list(read_index(tmp_path / "a" / index_path(shard.path)))
@@ -186,7 +145,7 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
         assert sum(size for _, size in places) == shard.bytes
         assert shard.statistics["id"]["rows"] == shard.rows
     packed = write_tfrecords(
-        frame, tmp_path / "b", shard_bytes=2000, compression="gzip", compression_level=1
+        frame, tmp_path / "b", max_bytes_per_file=2000, compression="gzip", compression_level=1
     )
     assert all(shard.bytes <= 2000 for shard in packed.shards)
     assert sum(shard.rows for shard in packed.shards) == 1000
@@ -194,9 +153,7 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
     assert sorted(flatten(read_column(tmp_path / "b", packed))) == list(range(1000))
 
 
-def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) -> None:
-    from etl.tfrecord.types.column_policies import ColumnPolicy
-
+def test_sequence_examples_and_types(spark, tmp_path: Path, write_tfrecords) -> None:
     frame = spark.range(2, numPartitions=1).selectExpr(
         "id", "array(array(id, 7L), array()) as nested", "date'1970-01-03' as day"
     )
@@ -204,7 +161,7 @@ def test_sequence_examples_and_policies(spark, tmp_path: Path, write_tfrecords) 
         frame,
         tmp_path / "a",
         record_type="SequenceExample",
-        columns={"day": ColumnPolicy(dates="days")},
+        types=TypeOptions(dates="days"),
     )
     assert [(f.name, f.is_sequence) for f in committed.features] == [
         ("id", False), ("nested", True), ("day", False)
@@ -301,11 +258,10 @@ def test_an_error_leaves_no_open_file(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_policies_apply_in_the_task(tmp_path: Path) -> None:
-    batch = pa.record_batch({"x": pa.array([1.5, None])})
-    policy = TypeOptions(columns={"x": ColumnPolicy(nulls="error")})
+def test_types_apply_in_the_task(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": pa.array([1, 2**63], pa.uint64())})
     with pytest.raises(InputDataError, match="x"):
-        run(tmp_path, [batch], type_options=policy)
+        run(tmp_path, [batch])
 
 
 @pytest.mark.exhaustive

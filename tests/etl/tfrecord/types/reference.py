@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from etl.tfrecord.types.column_nodes import VECTOR_METADATA, VECTOR_STORAGE
-from etl.tfrecord.types.column_policies import ColumnPolicy, TypeOptions
+from etl.tfrecord.types.type_options import TypeOptions
+from etl.tfrecord.types.vectors import VECTOR_METADATA, VECTOR_STORAGE
 
 EPOCH = datetime.datetime(1970, 1, 1)
 MICROSECOND = datetime.timedelta(microseconds=1)
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def features_of(row: dict[str, Any], schema: pa.Schema, options: TypeOptions) -> dict[str, Any]:
@@ -26,143 +25,74 @@ def features_of(row: dict[str, Any], schema: pa.Schema, options: TypeOptions) ->
 
 
 def column_features(name: str, value: Any, field: pa.Field, options: TypeOptions) -> dict:
-    policy, join = options.policy(name), f"{name}{options.struct_separator}"
     if (field.metadata or {}).get(b"sluice.type") == b"vector":
-        return vector_features(name, join, value, policy)
+        return vector_features(name, value, options)
     if pa.types.is_struct(field.type):
         features = {}
         for child in field.type:
             inner = None if value is None else value[child.name]
-            features.update(column_features(join + child.name, inner, child, options))
+            features.update(column_features(f"{name}.{child.name}", inner, child, options))
         return features
     if pa.types.is_map(field.type):
-        return map_features(join, value, field.type, policy, options)
-    return {name: leaf_feature(value, field.type, policy)}
+        keys = None if value is None else [k for k, _ in value]
+        values = None if value is None else [v for _, v in value]
+        return {
+            f"{name}.keys": leaf_feature(keys, pa.list_(field.type.key_type), options),
+            f"{name}.values": leaf_feature(values, pa.list_(field.type.item_type), options),
+        }
+    return {name: leaf_feature(value, field.type, options)}
 
 
-def map_features(
-    join: str, value: Any, kind: pa.MapType, policy: ColumnPolicy, options: TypeOptions
-) -> dict:
-    if policy.maps == "keys":
-        entries = dict(value or [])
-        features = {}
-        for key in policy.map_keys:
-            inner = entries.get(key)
-            features.update(column_features(join + key, inner, kind.item_field, options))
-        return features
-    if value is not None and policy.null_elements == "drop":
-        value = [(k, v) for k, v in value if v is not None]
-    keys = None if value is None else [k for k, _ in value]
-    values = None if value is None else [v for _, v in value]
-    return {
-        f"{join}keys": leaf_feature(keys, pa.list_(kind.key_type), policy),
-        f"{join}values": leaf_feature(values, pa.list_(kind.item_type), policy),
-    }
-
-
-def vector_features(name: str, join: str, value: Any, policy: ColumnPolicy) -> dict:
+def vector_features(name: str, value: Any, options: TypeOptions) -> dict:
     indices = values = size = None
     if value is not None:
         values, size = value["values"], value["size"]
         if value["type"] == 1:
             size = len(values)
             # What is written whole keeps the sign of a zero.
-            indices = [k for k, v in enumerate(values) if v != 0 or policy.vectors != "sparse"]
+            indices = [k for k, v in enumerate(values) if v != 0 or options.vectors != "sparse"]
             values = [values[k] for k in indices]
         else:
             indices = value["indices"]
-    if policy.vectors == "sparse":
-        doubles = pa.list_(pa.float64())
-        return {
-            f"{join}indices": leaf_feature(indices, pa.list_(pa.int32()), policy),
-            f"{join}values": leaf_feature(values, doubles, policy),
-            f"{join}size": leaf_feature(size, pa.int32(), policy),
-        }
+    if options.vectors == "sparse":
+        return {f"{name}.indices": indices, f"{name}.values": values, f"{name}.size": size}
     dense = None
     if value is not None:
         dense = [0.0] * size
         for index, number in zip(indices, values, strict=True):
             dense[index] = number
-    if policy.vectors == "bytes":
-        data = None if dense is None else np.array(dense, "<f8").tobytes()
-        return {name: leaf_feature(data, pa.binary(), policy)}
-    return {name: leaf_feature(dense, pa.list_(pa.float64()), policy)}
+    if options.vectors == "bytes":
+        return {name: None if dense is None else np.array(dense, "<f8").tobytes()}
+    return {name: dense}
 
 
 def is_list(kind: pa.DataType) -> bool:
     return hasattr(kind, "value_field") and not pa.types.is_dictionary(kind)
 
 
-def default_of(kind: pa.DataType, policy: ColumnPolicy) -> Any:
-    zero = scalar_feature(None, kind, policy)
-    return zero if policy.default is None else type(zero)(policy.default)
-
-
-def leaf_feature(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
+def leaf_feature(value: Any, kind: pa.DataType, options: TypeOptions) -> Any:
     if value is None:
-        if policy.nulls != "default":
-            return None
-        if pa.types.is_fixed_size_list(kind) and policy.null_elements != "drop":
-            return [default_of(kind.value_type, policy)] * kind.list_size
-        return [] if is_list(kind) else default_of(kind, policy)
-    if not is_list(kind):
-        return scalar_feature(value, kind, policy)
-    elements = list(value)
-    if policy.null_elements == "drop":
-        elements = [v for v in elements if v is not None]
-    if is_list(kind.value_type):
-        return [
-            ([] if policy.null_elements == "default" else None)
-            if v is None
-            else leaf_feature(v, kind.value_type, policy)
-            for v in elements
-        ]
-    return [
-        (default_of(kind.value_type, policy) if policy.null_elements == "default" else None)
-        if v is None
-        else scalar_feature(v, kind.value_type, policy)
-        for v in elements
-    ]
-
-
-def scalar_feature(value: Any, kind: pa.DataType, policy: ColumnPolicy) -> Any:
-    """Value on the wire; the zero of its kind for None."""
+        return None
+    if is_list(kind):
+        return [leaf_feature(v, kind.value_type, options) for v in value]
     t = pa.types
     if t.is_dictionary(kind):
         kind = kind.value_type
     if t.is_boolean(kind) or t.is_integer(kind):
-        return int(value or 0)
+        return int(value)
     if t.is_floating(kind) or t.is_decimal(kind):
-        return narrow(float(value or 0), policy.float64)
+        return float(np.float32(value))
     if t.is_date(kind):
-        if policy.dates == "iso":
-            return "" if value is None else value.isoformat()
-        return 0 if value is None else (value - EPOCH.date()).days
-    if t.is_timestamp(kind):
-        return timestamp_feature(value, kind, policy)
-    if t.is_string(kind) or t.is_large_string(kind):
-        return value or ""
-    return value or b""
+        return value.isoformat() if options.dates == "iso" else (value - EPOCH.date()).days
+    return timestamp_feature(value, kind, options) if t.is_timestamp(kind) else value
 
 
-def narrow(value: float, mode: str) -> float:
-    with np.errstate(over="ignore"):
-        narrowed = float(np.float32(value))
-    if mode == "clip" and np.isinf(narrowed) and not np.isinf(value):
-        return float(np.copysign(FLOAT32_MAX, value))
-    return narrowed
-
-
-def timestamp_feature(value: Any, kind: pa.TimestampType, policy: ColumnPolicy) -> Any:
-    if policy.timestamps == "iso":
-        if value is None:
-            return ""
+def timestamp_feature(value: Any, kind: pa.TimestampType, options: TypeOptions) -> Any:
+    if options.timestamps == "iso":
         text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
         return text + ("" if kind.tz is None else "Z")
-    if value is None:
-        return 0
     ticks = (value.replace(tzinfo=None) - EPOCH) // MICROSECOND
-    return ticks // {"s": 10**6, "ms": 10**3, "us": 1}[policy.timestamps]
+    return ticks // {"s": 10**6, "ms": 10**3, "us": 1}[options.timestamps]
 
 
 FLOATS = st.floats(width=32, allow_nan=False)

@@ -1,0 +1,29 @@
+"""The reference of the options of `format("tfrecord")`, from the table that parses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from etl.tfrecord.spark.options import BOTH_OPTIONS, READ_OPTIONS, WRITE_OPTIONS
+from etl.tfrecord.types.type_options import Option
+
+
+def render_page() -> str:
+    """Returns the page."""
+    parts = [
+        '# Options of `format("tfrecord")`',
+        "The first value is the default. Upper and lower case do not matter. `etl.tfrecord` takes "
+        "those of types as `TypeOptions`, `sluice convert` as `--option name=value`.",
+        "## Reads and writes",
+        _render_table(BOTH_OPTIONS),
+        "## Writes",
+        _render_table(WRITE_OPTIONS),
+        "## Reads",
+        _render_table(READ_OPTIONS),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _render_table(options: Iterable[Option]) -> str:
+    rows = [f"| `{o.name}` | {o.shown_values} | {o.about} |" for o in options]
+    return "\n".join(["| option | values | about |", "| --- | --- | --- |", *rows])

@@ -1,0 +1,86 @@
+"""Arrays taken apart and put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError
+from etl.tfrecord.codec.encode import build_encoder
+from etl.tfrecord.types.arrays import (
+    as_numbers,
+    flatten_lists,
+    nest_lists,
+    nest_schema,
+    split_lists,
+)
+
+
+def test_numbers_are_zero_where_null() -> None:
+    assert as_numbers(pa.array([True, None])).tolist() == [True, False]
+    assert as_numbers(pa.array([1.5, None, 2.0]).slice(1)).tolist() == [0.0, 2.0]
+
+
+LISTS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), min_size=2, max_size=2))
+TYPES = [pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)]
+
+
+@given(LISTS, st.sampled_from(TYPES), st.data())
+def test_split_and_build_are_inverse(values: list, kind: pa.DataType, data: Any) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    column = pa.array(values, kind).slice(start)
+    flat, rows = split_lists(column)
+    assert flat.to_pylist() == [v for row in values[start:] if row is not None for v in row]
+    built = rows.build(flat, kind)
+    built.validate(full=True)
+    assert built.equals(column)
+
+
+lists = st.lists(st.one_of(st.none(), st.lists(st.integers(-5, 5), max_size=4)), max_size=12)
+
+
+@given(lists, st.integers(0, 3))
+def test_nesting_is_undone_by_flattening_also_in_slices(rows, first):
+    batch = pa.record_batch({"h": pa.array(rows, pa.list_(pa.int64())), "x": [1] * len(rows)})
+    batch = batch.slice(min(first, len(rows)))
+    nested = nest_lists(batch, ("h",))
+    wanted = [None if row is None else [[v] for v in row] for row in batch.column("h").to_pylist()]
+    assert nested.column("h").to_pylist() == wanted
+    assert nested.schema == nest_schema(batch.schema, ("h",))
+    assert flatten_lists(nested, ("h",)).to_pylist() == batch.to_pylist()
+
+
+def test_tensorflow_reads_context_and_ragged_feature_lists():
+    tf = pytest.importorskip("tensorflow")
+    schema = pa.schema(
+        [("user", pa.int64()), ("h", pa.list_(pa.int64())), ("t", pa.list_(pa.float32()))]
+    )
+    batch = pa.RecordBatch.from_pylist(
+        [{"user": 1, "h": [3, 4], "t": [0.5]}, {"user": 2, "h": [], "t": []}], schema
+    )
+    nested = nest_lists(batch, ("h",))
+    encoder = build_encoder(nested.schema, "SequenceExample")
+    framed = b"".join(bytes(chunk) for chunk in encoder.encode_chunks(nested, 10))
+    size = int.from_bytes(framed[:8], "little")
+    parsed = tf.train.SequenceExample.FromString(framed[12 : 12 + size])
+    assert parsed.context.feature["user"].int64_list.value == [1]
+    assert parsed.context.feature["t"].float_list.value == [0.5]
+    steps = parsed.feature_lists.feature_list["h"].feature
+    assert [list(step.int64_list.value) for step in steps] == [[3], [4]]
+    context, sequences = tf.io.parse_single_sequence_example(
+        framed[12 : 12 + size],
+        {"user": tf.io.FixedLenFeature([], tf.int64)},
+        {"h": tf.io.FixedLenSequenceFeature([], tf.int64)},
+    )
+    assert (int(context["user"]), sequences["h"].numpy().tolist()) == (1, [3, 4])
+
+
+def test_only_list_columns_are_taken():
+    schema = pa.schema([("user", pa.int64()), ("history", pa.list_(pa.int64()))])
+    for name in ("user", "histroy"):
+        with pytest.raises(ConfigError, match="history"):
+            nest_schema(schema, (name,))
