@@ -16,18 +16,7 @@ from etl.versions.stored import Dataset, StoredDataset, find_current, make_curre
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """One version.
-
-    Attributes:
-        version_id: Its id.
-        is_current: Whether readers take it.
-        created_at: When it was built, ISO 8601.
-        rows: Records by split.
-        bytes: Bytes of its shards and further files; hard-linked ones count in each version.
-        dates: First and last day that its run was asked for, or None.
-        parent: Version that was current before it.
-        damage: What is wrong with it, or None.
-    """
+    """One version: rows by split, bytes (linked files in each version), first and last day."""
 
     version_id: str
     is_current: bool
@@ -44,12 +33,7 @@ class VersionInfo:
 
 
 def list_versions(dataset: Dataset) -> list[VersionInfo]:
-    """Returns the published versions, oldest first; damaged ones say what is wrong.
-
-    Raises:
-        UpstreamNotReadyError: There is no such dataset.
-        InputDataError: `CURRENT` is empty.
-    """
+    """Returns the published versions, oldest first; damaged ones say what is wrong."""
     ids, current = published_versions(dataset.base), find_current(dataset)
     if not ids:
         raise UpstreamNotReadyError(
@@ -79,12 +63,7 @@ def _describe(dataset: Dataset, version_id: str, is_current: bool) -> VersionInf
 
 
 def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | None, str]:
-    """Makes another published version current; readers see the old one or the new.
-
-    Args:
-        dataset: The dataset.
-        version_id: The version; None for the one that was current before the current one was
-            built.
+    """Makes another published version current, by default the one before.
 
     Returns:
         The version that was current, None where `CURRENT` named none, and the one that is now.
@@ -114,13 +93,7 @@ def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | No
 
 
 def find_previous(dataset: Dataset, ids: list[str], current: str | None) -> str | None:
-    """Returns the version that was current before another: its parent, or the newest before it.
-
-    Args:
-        dataset: The dataset.
-        ids: Published versions, oldest first.
-        current: The other version; None: there is none, and the newest one is meant.
-    """
+    """Returns the parent of a version, else the newest before it; of None the newest of all."""
     if current is not None:
         try:
             parent = read_manifest(dataset.version(current)).parent
@@ -136,20 +109,11 @@ def select_garbage(
     keep: int | None,
     older_than_days: float | None,
     now: datetime | None = None,
-) -> list[str]:
-    """Chooses the versions that may go; never the current one.
+) -> list[VersionInfo]:
+    """Chooses the versions that may go, oldest first, never the current one.
 
-    Args:
-        versions: All versions, oldest first.
-        keep: Number of newest versions that stay, the current one always beside them.
-        older_than_days: Versions younger than this stay.
-        now: The present; for tests.
-
-    Returns:
-        Ids, oldest first. With both limits a version must pass both to go.
-
-    Raises:
-        ConfigError: No limit is given, or a negative one.
+    The newest `keep` stay, and those younger than `older_than_days`: with both limits a version
+    must pass both to go.
     """
     if keep is None and older_than_days is None:
         raise ConfigError(
@@ -167,7 +131,7 @@ def select_garbage(
     if older_than_days is not None:
         limit = (now or datetime.now(UTC)) - timedelta(days=older_than_days)
     may_go = versions if keep is None else versions[:-keep]
-    return [v.version_id for v in may_go if not v.is_current and _is_older(v, limit)]
+    return [version for version in may_go if not version.is_current and _is_older(version, limit)]
 
 
 def _is_older(version: VersionInfo, limit: datetime | None) -> bool:
@@ -186,40 +150,28 @@ def _created(version: VersionInfo) -> datetime | None:
 
 
 def collect_garbage(
-    dataset: Dataset,
-    keep: int | None,
-    older_than_days: float | None,
-    *,
-    dry_run: bool = False,
+    dataset: Dataset, keep: int | None, older_than_days: float | None, *, dry_run: bool = False
 ) -> list[VersionInfo]:
-    """Removes versions that may go, and what dead builds left.
-
-    Args:
-        dataset: The dataset.
-        keep: As for `select_garbage`.
-        older_than_days: As for `select_garbage`.
-        dry_run: Whether to remove nothing.
+    """Removes versions that may go (see `select_garbage`), and what dead builds left.
 
     Returns:
         The versions that were removed, or would be.
 
     Raises:
-        ConfigError: As for `select_garbage`.
+        ConfigError: No limit is given, or one out of range.
         UpstreamNotReadyError: A build is running, or there is no such dataset.
     """
+    # Refuses a wrong path before a lock file is made there.
+    chosen = select_garbage(list_versions(dataset), keep, older_than_days)
     if dry_run:
-        versions = list_versions(dataset)
-        chosen = select_garbage(versions, keep, older_than_days)
-        return [v for v in versions if v.version_id in chosen]
-    list_versions(dataset)  # refuses a wrong path before a lock file is made there
+        return chosen
     place, remove, sweep = _find_steps(dataset)
     with hold_lock(place):
-        versions = list_versions(dataset)
-        chosen = select_garbage(versions, keep, older_than_days)
-        for version_id in chosen:
-            remove(version_id)
+        chosen = select_garbage(list_versions(dataset), keep, older_than_days)
+        for version in chosen:
+            remove(version.version_id)
         sweep()
-    return [v for v in versions if v.version_id in chosen]
+    return chosen
 
 
 def _find_steps(

@@ -45,13 +45,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Parent:
-    """The version that is current when a build begins.
-
-    Attributes:
-        version_id: Its id.
-        manifest: Its manifest, or None where the version is damaged.
-        damage: What is wrong with it then.
-    """
+    """The version that is current when a build begins; a damaged one has no manifest."""
 
     version_id: str
     manifest: Manifest | None
@@ -130,29 +124,14 @@ def find_same_version(
 ) -> tuple[Path, Manifest] | None:
     """Finds a published, undamaged version that holds what a run would build.
 
-    Args:
-        paths: The dataset.
-        parent: The current version.
-        run: The run.
-        replaces_days: Whether the run rebuilds its days only: then it has nothing to do where the
-            current version holds just these days, whatever the others are.
-        grows: Whether a vocabulary grows from version to version, or numbers are kept: then only
-            the current version is looked at. An earlier one would be grown out of once more, its
-            next ids would be given to other tokens than the versions after it gave them to, and
-            numbers that were fitted anew since then would be forgotten.
-
-    Returns:
-        The version's directory and manifest, or None.
+    A run that replaces its days alone has nothing to do where the current version holds just these.
     """
     if replaces_days:
-        if parent is None or parent.manifest is None or parent.manifest.run is None:
-            return None
-        known = parent.manifest.run.days
-        if all(known.get(day) == made for day, made in run.days.items()):
-            return paths.version(parent.version_id), parent.manifest
-        return None
+        return _find_same_days(paths, parent, run)
     candidates = published_versions(paths.base)
     if grows:
+        # An earlier vocabulary would give its next ids to other tokens than the versions after it
+        # did, and numbers that were fitted anew since then would be forgotten.
         candidates = [] if parent is None else [parent.version_id]
     for version_id in reversed(candidates):
         if not version_id.endswith(f"-{run.fingerprint[:8]}"):
@@ -167,13 +146,19 @@ def find_same_version(
     return None
 
 
-def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path) -> None:
-    """Makes a version that holds what a run would build the current one, if it is not.
+def _find_same_days(
+    paths: DatasetPaths, parent: Parent | None, run: RunInfo
+) -> tuple[Path, Manifest] | None:
+    if parent is None or parent.manifest is None or parent.manifest.run is None:
+        return None
+    known = parent.manifest.run.days
+    if any(known.get(day) != made for day, made in run.days.items()):
+        return None
+    return paths.version(parent.version_id), parent.manifest
 
-    Raises:
-        UpstreamNotReadyError: Another process is publishing and does not end, or has made another
-            version current.
-    """
+
+def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path) -> None:
+    """Makes a version that holds what a run would build the current one, if it is not."""
     if parent is not None and parent.version_id == version.name:
         logger.info("nothing has changed since %s: nothing was built", describe_place(version))
         return

@@ -238,7 +238,7 @@ class PackedDecoder(Decoder):
     def __init__(
         self, inner: Decoder, features: Sequence[WireFeature], slots: Sequence[PackedSlot]
     ) -> None:
-        self._inner, self.features = inner, tuple(features)
+        self._inner, self.features = inner, _check_features(tuple(features))
         self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
         self._slots = {slot.feature: slot for slot in slots}
         self._lengths = {
@@ -310,8 +310,8 @@ def build_decoder(
     Raises:
         ConfigError: Unknown record type, or features that it does not have.
     """
-    listed = listed_features(features, slots)
-    if listed != tuple(features):
+    if {slot.feature for slot in slots} & {feature.name for feature in features}:
+        listed = listed_features(features, slots)
         return PackedDecoder(build_decoder(listed, record_type), features, slots)
     check_record_type(record_type)
     if record_type == "ByteArray":

@@ -116,7 +116,7 @@ def test_limits_hold_and_the_current_version_stays(count, data, keep, older_than
     for place, info in enumerate(versions):
         newest = keep is not None and place >= count - keep
         young = older_than is not None and count - place <= older_than
-        assert (info.version_id in chosen) == (not info.is_current and not newest and not young)
+        assert (info in chosen) == (not info.is_current and not newest and not young)
 
 
 def test_without_a_limit_nothing_is_chosen():
