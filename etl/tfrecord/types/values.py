@@ -133,7 +133,7 @@ def plan_lists(data_type: pa.DataType, options: TypeOptions, depth: int) -> Valu
 
 def with_values(lists: pa.DataType, values: pa.DataType) -> pa.DataType:
     """Lists of the same layout that hold other values."""
-    if pa.types.is_fixed_size_list(lists):
+    if pa.types.is_fixed_size_list(lists) and lists.list_size:
         return pa.list_(values, lists.list_size)
     return pa.large_list(values) if pa.types.is_large_list(lists) else pa.list_(values)
 
