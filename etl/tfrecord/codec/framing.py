@@ -222,6 +222,10 @@ class RecordBlock:
         """Offset and number of a record in the file."""
         return self.offset + int(self.index[record, 0]), self.first_record + record
 
+    def cut(self, rows: slice) -> RecordBlock:
+        """The same bytes with some of their records."""
+        return RecordBlock(self.data, self.index[rows], self.offset, self.first_record)
+
 
 def scan_buffer(data: np.ndarray, verify: bool) -> tuple[np.ndarray, int, int, int]:
     """Index of a buffer's payloads, and what `scan_records` says of the place after them."""

@@ -109,7 +109,7 @@ def _data_schema(options: ReadOptions, listing: InputListing) -> spark_types.Str
     committed = listing.committed
     if committed is not None and committed.record_type == record_type:
         return _committed_schema(options, committed)
-    from etl.tfrecord.spark.read_task import infer_sample  # compiled, and seldom needed
+    from etl.tfrecord.spark.schema_sample import infer_sample  # compiled, and seldom needed
 
     return to_spark_schema(_some(infer_sample(listing.files, options, record_type), options))
 

@@ -1,21 +1,19 @@
-"""Reads records: a task's ranges of files to Arrow batches, and a sample to infer features from.
+"""Reads records: a task's ranges of files to Arrow batches.
 
 Damaged bytes are set aside: the quarantine holds a line of JSON per range, and the bytes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
@@ -30,11 +28,9 @@ from etl.tfrecord.codec.framing import (
     read_record_blocks,
 )
 from etl.tfrecord.codec.infer import FeatureCollector
-from etl.tfrecord.files.data_files import DataFile
 from etl.tfrecord.spark.input_files import FileSplit
 from etl.tfrecord.spark.options import ReadOptions
 from etl.tfrecord.spark.read_plan import ReadPlan
-from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.from_example import find_name
 from etl.tfrecord.types.row_errors import locate_rows
 
@@ -217,7 +213,7 @@ class ReadTask:
         if not self._suspects:
             return
         collector = FeatureCollector(self._plan.record_type)
-        collector.update(_rows_of(block, slice(_LOOKED_AT_RECORDS)), name)
+        collector.update(block.cut(slice(_LOOKED_AT_RECORDS)), name)
         collector.refuse_other_messages(feature.name for feature in self._plan.features)
         present = collector.names()
         for column in sorted(self._suspects - set(present)):
@@ -253,53 +249,3 @@ def _framed_range(block: RecordBlock, record: int, reason: str) -> BadRange:
     start, stop = start - HEADER_BYTES, start + length + FOOTER_BYTES
     number = block.first_record + record
     return BadRange(block.offset + start, block.data[start:stop], number, reason)
-
-
-_SAMPLE_FILES = 16
-_SAMPLE_BLOCK_BYTES = 1 << 20
-
-
-def infer_sample(
-    files: Sequence[DataFile], options: ReadOptions, record_type: str
-) -> list[WireFeature]:
-    """Infers features from the first records of some files, or from all; in order of occurrence."""
-    collector = FeatureCollector(record_type)
-    chosen = [file for file in files if file.bytes]
-    quota: int | None = None
-    if options.infer_records is not None and chosen:
-        step = np.linspace(0, len(chosen) - 1, min(_SAMPLE_FILES, len(chosen))).round()
-        chosen = [chosen[int(k)] for k in step]
-        quota = -(-options.infer_records // len(chosen))
-    for file in chosen:
-        _collect_file(collector, file, options, quota)
-    return collector.features()
-
-
-def _collect_file(
-    collector: FeatureCollector, file: DataFile, options: ReadOptions, left: int | None
-) -> None:
-    is_lenient = options.on_corrupt != "fail"
-    for block in read_record_blocks(
-        file.path,
-        compression=options.compression,
-        block_bytes=_SAMPLE_BLOCK_BYTES,
-        on_corrupt=(lambda _: None) if is_lenient else None,  # what is read later tells of it
-        opener=options.opener,
-    ):
-        sample = _rows_of(block, slice(left))
-        try:
-            collector.update(sample, file.path)
-        except CorruptRecordError:
-            if not is_lenient:
-                raise
-            for row in range(len(sample.index)):
-                with contextlib.suppress(CorruptRecordError):
-                    collector.update(_rows_of(sample, slice(row, row + 1)), file.path)
-        if left is not None:
-            left -= len(sample.index)
-            if left <= 0:
-                return
-
-
-def _rows_of(block: RecordBlock, rows: slice) -> RecordBlock:
-    return RecordBlock(block.data, block.index[rows], block.offset, block.first_record)

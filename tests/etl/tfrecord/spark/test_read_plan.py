@@ -25,7 +25,7 @@ from etl.tfrecord.spark.read_plan import (
     plan_read,
     select_files,
 )
-from etl.tfrecord.spark.read_task import infer_sample
+from etl.tfrecord.spark.schema_sample import infer_sample
 from etl.tfrecord.types.features import WireFeature
 
 TYPES = {"date": pa.date32(), "hour": pa.int32(), "name": pa.string()}
