@@ -11,6 +11,30 @@ import pyarrow as pa
 from conf.errors import ConfigError, did_you_mean
 
 
+def holds_same(given: pa.DataType, planned: pa.DataType) -> bool:
+    """Whether two types hold the same values: apart from zones, nullability and 64-bit offsets."""
+    return bool(_canonical(given) == _canonical(planned))
+
+
+def _canonical(data_type: pa.DataType) -> pa.DataType:
+    t = pa.types
+    if t.is_timestamp(data_type):
+        return pa.timestamp(data_type.unit, None if data_type.tz is None else "UTC")
+    if t.is_large_string(data_type):
+        return pa.string()
+    if t.is_large_binary(data_type):
+        return pa.binary()
+    if t.is_list(data_type) or t.is_large_list(data_type):
+        return pa.list_(_canonical(data_type.value_type))
+    if t.is_fixed_size_list(data_type):
+        return pa.list_(_canonical(data_type.value_type), data_type.list_size)
+    if t.is_struct(data_type):
+        return pa.struct([(field.name, _canonical(field.type)) for field in data_type])
+    if t.is_map(data_type):
+        return pa.map_(_canonical(data_type.key_type), _canonical(data_type.item_type))
+    return data_type
+
+
 def is_list(data_type: pa.DataType) -> bool:
     """Whether a type is a list of any layout, fixed-size ones included."""
     return (

@@ -5,6 +5,7 @@ Every column that does not fit is named in one error, with the cast that makes i
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.types.arrays import innermost, is_bytes, is_text, split_maps
+from etl.tfrecord.types.arrays import holds_same, innermost, is_bytes, is_text, split_maps
 from etl.tfrecord.types.type_options import TypeOptions
 from etl.tfrecord.types.values import (
     Convert,
@@ -187,14 +188,16 @@ class ToExample:
 
     def _conform(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The columns in the planned types, which may differ in zones, nullability and width."""
-        try:
-            return list(batch.cast(self.source).columns)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-            raise InputDataError(
-                "a batch has another schema than the write was planned for",
-                received=str(error),
-                allowed=str(self.source),
-            ) from error
+        types, given = self.source.types, batch.schema
+        if given.names == self.source.names and all(map(holds_same, given.types, types)):
+            with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                pairs = zip(batch.columns, types, strict=True)
+                return [c if c.type == planned else c.cast(planned) for c, planned in pairs]
+        raise InputDataError(
+            "a batch has another schema than the write was planned for",
+            received=str(given),
+            allowed=str(self.source),
+        )
 
     def describe(self) -> dict[str, Any]:
         """What reading back needs, as JSON; see `TypeOptions.read_manifest`."""

@@ -198,7 +198,7 @@ def test_features_add_up() -> None:
         ({"compression": "GZIP"}, r"(?s)compression gzip.*compression none"),
         ({"record_type": "ByteArray"}, "record type"),
         ({"partition_columns": ()}, "partition columns"),
-        ({"type_options": {"columns": {"t": {"timestamps": "ms"}}}}, "timestamps"),
+        ({"type_options": {"timestamps": "ms"}}, "timestamps"),
         ({"features": (WireFeature("a", "int64", True),)}, "'a': list of int64"),
     ],
 )

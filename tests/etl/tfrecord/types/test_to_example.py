@@ -142,6 +142,7 @@ def test_batches_are_cast_where_that_loses_nothing() -> None:
     assert to_example.apply(batch).to_pylist() == [{"t": 5, "l": [1]}]
     for other in (
         {"t": pa.array([5], zoned), "l": [["a"]]},
+        {"t": [5], "l": [[1]]},
         {"t": pa.array([5], zoned), "k": [[1]]},
     ):
         with pytest.raises(InputDataError, match="another schema"):
