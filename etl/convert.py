@@ -368,6 +368,7 @@ def _open_parquet(path: Path, options: ConvertOptions, folders: Sequence[str]) -
 
 def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Rows:
     """Opens a file with a header; types not given are inferred from its first block."""
+    _require_text_compression(path)
     types, text = options.types, options.text
     separator = text.choose_separator(path)
     with _reading(path, "CSV"):
@@ -397,6 +398,15 @@ def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Ro
             yield from map(split, rows.batches)
 
     return Rows(schema, read())
+
+
+def _require_text_compression(path: Path) -> None:
+    if path.suffix.lower() in (".deflate", ".zlib"):
+        raise ConfigError(
+            "text files are not compressed that way",
+            received=path.name,
+            allowed="no compression, or .gz",
+        )
 
 
 def _split_lists(batch: pa.RecordBatch, schema: pa.Schema, list_separator: str) -> pa.RecordBatch:
@@ -429,6 +439,7 @@ def _open_output(
         with atomic_file(path) as unfinished, pq.ParquetWriter(unfinished, schema) as table:
             yield table.write_batch
     else:
+        _require_text_compression(path)
         text, compression = options.text, "gzip" if path.suffix.lower() == ".gz" else None
         form = csv.WriteOptions(delimiter=text.choose_separator(path), quoting_style="needed")
         flat = _text_schema(schema, text.list_separator)

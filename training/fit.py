@@ -166,10 +166,10 @@ def _recording(
     with ExitStack() as stack:
         if workers.is_chief:
             if start.config.mlflow is not None:
-                # What is wrong is said once.
-                send = partial(send_run, start.config, run, cache(progress.message))
-                stack.callback(send)  # The last time with how the run ended.
-                stack.enter_context(repeating(_MLFLOW_EVERY_S, send))
+                send = partial(send_run, start.config, run)
+                stack.callback(send, progress.message)  # With how the run ended.
+                say_once = cache(progress.message)
+                stack.enter_context(repeating(_MLFLOW_EVERY_S, lambda: send(say_once)))
             stack.enter_context(locked(run))
             stack.enter_context(recorded_status(run))
         stack.enter_context(memory_errors())

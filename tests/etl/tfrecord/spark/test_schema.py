@@ -28,6 +28,7 @@ from etl.tfrecord.spark.schema import (
     to_arrow_schema,
     to_spark_schema,
 )
+from etl.tfrecord.types.arrays import holds_same
 from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.to_example import plan_to_example
 from etl.tfrecord.types.type_options import TypeOptions
@@ -84,6 +85,7 @@ def test_equals_what_spark_hands_over(spark) -> None:
     assert given.names == planned.names
     assert given.field("v").type == VECTOR_STORAGE
     for theirs, ours in zip(given, planned, strict=True):
+        assert holds_same(theirs.type, ours.type), ours.name
         if ours.name not in ("t", "s"):  # their zone is the session's
             assert theirs.type == ours.type, ours.name
     # What Spark checks the batches of a reader against.

@@ -14,6 +14,7 @@ from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.types.arrays import (
     as_numbers,
     flatten_lists,
+    holds_same,
     nest_lists,
     nest_schema,
     split_lists,
@@ -84,3 +85,32 @@ def test_only_list_columns_are_taken():
     for name in ("user", "histroy"):
         with pytest.raises(ConfigError, match="history"):
             nest_schema(schema, (name,))
+
+
+TIMES = pa.timestamp("us", "UTC"), pa.timestamp("us", "Etc/UTC")
+
+
+@pytest.mark.parametrize(
+    ("given", "planned", "same"),
+    [
+        (*TIMES, True),
+        (pa.timestamp("us"), TIMES[0], False),
+        (pa.timestamp("ms", "UTC"), TIMES[0], False),
+        (pa.large_string(), pa.string(), True),
+        (pa.binary(), pa.string(), False),
+        (pa.list_(TIMES[0]), pa.large_list(TIMES[1]), True),
+        (pa.list_(pa.int64()), pa.list_(pa.int32()), False),
+        (pa.struct({"a": TIMES[0]}), pa.struct({"a": TIMES[1]}), True),
+        (pa.struct({"a": TIMES[0]}), pa.struct({"b": TIMES[0]}), False),
+        (pa.struct({"a": TIMES[0]}), pa.struct({"a": TIMES[0], "b": pa.int8()}), False),
+        (pa.map_(pa.string(), TIMES[0]), pa.map_(pa.string(), TIMES[1]), True),
+        (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int32()), False),
+        (pa.decimal128(10, 2), pa.decimal128(10, 3), False),
+        (pa.list_(pa.int64(), 2), pa.list_(pa.int64(), 3), False),
+    ],
+)
+def test_same_values_apart_from_zones_nullability_and_width(
+    given: pa.DataType, planned: pa.DataType, same: bool
+) -> None:
+    assert holds_same(given, planned) is same
+    assert holds_same(planned, given) is same
