@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from conf.artefacts.dataset import read_manifest
 from conf.artefacts.encoder_files import read_plan_file
 from conf.artefacts.run import read_json
 from conf.errors import ExitCode, InputDataError
@@ -127,10 +126,6 @@ def test_the_longest_list_may_be_as_long_as_a_shard_has_room_for(text: str) -> N
         Manifest.loads(json.dumps(data))
     set_longest(None)(data)
     assert Manifest.loads(json.dumps(data)).statistics
-
-
-def test_what_was_written_is_read(text: str, tiny_version: Path) -> None:
-    assert Manifest.loads(text).dumps() == read_manifest(tiny_version).dumps()
 
 
 @pytest.mark.parametrize("name", ["more rows than bytes", "a shard listed twice", "counts of text"])

@@ -60,28 +60,6 @@ def test_values_outside_the_contract_are_refused(bad):
         FeatureSpec(**{"name": "a", "dtype": "int64", "role": "user", **bad})
 
 
-def test_unknown_keys_are_refused():
-    with pytest.raises(InputDataError, match="does not fit"):
-        FeatureSpec.from_json({"name": "a", "dtype": "int64", "role": "user", "new": 1})
-
-
-def test_table_is_the_shared_one_or_its_own():
-    assert FeatureSpec("history", "int64", "user", shared_embedding="item").table == "item"
-    assert FeatureSpec("item", "int64", "item").table == "item"
-
-
-SCHEMA = FeatureSchema(
-    (
-        FeatureSpec("a", "int64", "user"),
-        FeatureSpec("x", "float32", "item"),
-        FeatureSpec("lists", "int64", "user", (None,)),
-        FeatureSpec("pair", "float32", "user", (2,)),
-        FeatureSpec("b", "int64", "label"),
-        FeatureSpec("text", "bytes", "id"),
-    )
-)
-
-
 def test_a_manifest_from_before_a_key_keeps_its_fingerprint():
     manifest = build_manifest("1")
     assert "spark" not in manifest.to_json()  # runs name the fingerprint of what they read

@@ -76,7 +76,6 @@ PARTS = [
     "&&", "^", ".", "\\", r"\Q", r"\E", "(?=", "(?<=", "(?<n>", r"\k<n>", "#", r"\1", "(?x)", " ",
     "\n", r"\p{L}", r"\x41", r"\cA", r"\07", "]", ")", r"\R", ",",
 ]  # fmt: skip
-DRAWN = st.one_of(st.sampled_from([*EXPRESSIONS]), st.lists(st.sampled_from(PARTS)).map("".join))
 
 
 def test_what_passes_compiles_in_java(spark):
