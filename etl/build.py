@@ -66,7 +66,6 @@ def build_dataset(
     config: BuildConfig,
     peak_memory: Callable[[], Mapping[str, int]] = dict,
     request: RunRequest | None = None,
-    on_stage: Callable[[str], None] = lambda _: None,
 ) -> BuildResult:
     """Builds and publishes a dataset version, unless there is one with the same content.
 
@@ -75,7 +74,6 @@ def build_dataset(
         config: What to build.
         peak_memory: Called at the end; its figures go into the manifest.
         request: The days to build, and whether to build although nothing has changed.
-        on_stage: Called with the name of each stage as it begins.
 
     Raises:
         ConfigError: The features do not fit the declared columns, the session lacks the
@@ -118,7 +116,7 @@ def build_dataset(
         with stage_version(paths, version_id) as staging:
             begun = BuildInputs(spark, config, plan, request, sources, staging, base, earlier)
             checks = BuildChecks(config, view_current(paths))
-            clock = StageClock((spark.sparkContext.setJobDescription, on_stage))
+            clock = StageClock(spark.sparkContext.setJobDescription)
             done = run_stages(begun, checks, clock)
             manifest = Manifest(
                 dataset_version=version_id,

@@ -25,7 +25,6 @@ from conf.local_paths import local_path
 from conf.manifest import Manifest
 from jobs.reporting.build_summary import print_counts, print_figures
 from jobs.support.build_plan import check_build, list_lines, plan
-from jobs.support.build_progress import expect_seconds, show_build
 from jobs.support.lineage import LineageRun
 from jobs.support.row_output import print_rows
 from jobs.support.terminal import (
@@ -186,7 +185,7 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from conf.publication.working_copy import describe_place
     from etl.build import build_dataset
-    from etl.versions.stored import find_current, find_dataset, require_free
+    from etl.versions.stored import find_dataset, require_free
     from jobs.support.spark_session import (
         build_session,
         check_executors,
@@ -200,24 +199,21 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     _, inputs = check_build(config, request)
     dataset = find_dataset(config.output.root, config.name)
     require_free(dataset)
-    before = find_current(dataset)
     input_bytes = sum(file.bytes for file in inputs)
     has_files_alone = all(source.path is not None for source in config.used_sources.values())
     is_short = has_files_alone and input_bytes <= _SHORT_BUILD_BYTES
-    with show_build(expect_seconds(config, before, input_bytes)) as on_stage:
-        name = f"sluice build {config.name}"
-        session = build_session(config.spark, name, is_short=is_short)
-        try:
-            check_executors(session)
-            if is_short and is_on_this_machine(str(session.sparkContext.master)):
-                warm_workers(session)
-            check_work_dir(session, config.output.root)
-            memory = functools.partial(_peak_memory, session)
-            result = build_dataset(session, config, memory, request, on_stage)
-        finally:
-            # After a crash of the JVM this fails too, and would hide what happened.
-            with contextlib.suppress(Exception):
-                session.stop()
+    name = f"sluice build {config.name}"
+    session = build_session(config.spark, name, is_short=is_short)
+    try:
+        check_executors(session)
+        if is_short and is_on_this_machine(str(session.sparkContext.master)):
+            warm_workers(session)
+        check_work_dir(session, config.output.root)
+        result = build_dataset(session, config, functools.partial(_peak_memory, session), request)
+    finally:
+        # After a crash of the JVM this fails too, and would hide what happened.
+        with contextlib.suppress(Exception):
+            session.stop()
     place = describe_place(result.version)
     return Built(place, result.manifest, result.is_new, result.figures)
 

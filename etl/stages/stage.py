@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,15 +37,14 @@ class StageClock:
         announce: Called with the name of each stage as it begins: Spark's jobs bear it.
     """
 
-    announce: Sequence[Callable[[str], None]]
+    announce: Callable[[str], None]
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times one stage."""
         logger.info("%s …", name)
-        for tell in self.announce:
-            tell(name)
+        self.announce(name)
         start = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - start, 3)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile
+from conf.splits import TRAIN, VALIDATION
 from jobs.support.formatting import format_bytes
 
 if TYPE_CHECKING:
@@ -27,12 +28,10 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         InputDataError: A source file is missing or empty.
     """
     from conf.storage.locations import find_path
-    from etl.build_estimate import declared_shards, estimate_sizes
     from etl.events.split_bounds import plan_spans
 
     dates = request.dates
     features, inputs = check_build(config, request)
-    sizes = estimate_sizes(config, features, inputs, dates)
     return {
         "config": config.resolved(),
         "dates": None if dates is None else [str(dates.first), str(dates.last)],
@@ -42,9 +41,20 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         "splits": {name: span.to_json() for name, span in plan_spans(config, dates).items()},
         "features": [feature.name for feature in features.features],
         "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
-        "shards": declared_shards(config, sizes),
-        "estimate": sizes.to_json(),
+        "shards": _declare_shards(config),
         "output": str(find_path(config.output.root) / config.name),
+    }
+
+
+def _declare_shards(config: BuildConfig) -> dict[str, int | None]:
+    """Shards by split; None: as many as rows or bytes make."""
+    output = config.output
+    by_size = output.shard_rows is not None or output.shard_bytes is not None
+    train = None if by_size else output.shards
+    return {
+        split: train if split == TRAIN else output.eval_shards
+        for split in config.record_splits
+        if split != VALIDATION or config.split.has_validation
     }
 
 
@@ -101,38 +111,24 @@ def list_lines(planned: Mapping[str, Any]) -> list[str]:
 
 
 def _list_parts(planned: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    sizes, dates = planned["estimate"], planned["dates"]
+    dates = planned["dates"]
     yield "dataset", planned["output"]
     if dates is not None:
         yield "days", " to ".join(dict.fromkeys(dates))
-    for name, rows in sizes["rows"].items():
+    for name in planned["config"]["sources"]:
         files = [file for file in planned["inputs"] if file["source"] == name]
-        size = format_bytes(sum(file["bytes"] for file in files))
-        count = f"{len(files):,} file" + ("s" if len(files) > 1 else "")
-        read = f"{count}, {size}, " if files else "a table or query, "
-        yield "reads", f"{name}: {read}{_show_count(rows, 'rows')}"
+        if files:
+            size = format_bytes(sum(file["bytes"] for file in files))
+            yield "reads", f"{name}: {len(files):,} file{'s' * (len(files) > 1)}, {size}"
     strategy = planned["config"]["split"]["strategy"]
     bounds = "; ".join(_show_span(name, span) for name, span in planned["splits"].items())
     yield "split", f"{strategy}: {bounds}" if bounds else strategy
-    yield "records", _show_records(sizes)
     yield "features", _show_names(planned["features"])
     if planned["vocabularies"]:
         yield "vocabularies", _show_names(planned["vocabularies"])
-    shards = ", ".join(f"{split} {n:,}" for split, n in planned["shards"].items())
-    out = sizes["output_bytes"]
-    written = "" if out is None else f"about {format_bytes(out)} before compression; "
-    yield "writes", f"{written}shards: {shards}"
+    shards = (f"{split} {n or 'by size'}" for split, n in planned["shards"].items())
+    yield "writes", f"shards: {', '.join(shards)}"
     yield "", "--full prints the resolved config and every file, as JSON."
-
-
-def _show_count(count: int | None, what: str) -> str:
-    return f"{what} not known before they are read" if count is None else f"about {count:,} {what}"
-
-
-def _show_records(sizes: Mapping[str, Any]) -> str:
-    shown = _show_count(sizes["records"], "records")
-    left_out = "; ".join(sizes["notes"])
-    return f"{shown}, fewer by: {left_out}" if left_out else shown
 
 
 def _show_span(name: str, span: Sequence[str | None]) -> str:

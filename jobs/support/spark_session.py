@@ -329,7 +329,7 @@ def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str,
         **partitions,
         "spark.driver.extraJavaOptions": " ".join(java_options(is_short)),
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         # Executors of other machines have to reach the driver.
         **(here if is_on_this_machine(config.master) else {}),
         **needed,

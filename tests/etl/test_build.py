@@ -117,8 +117,8 @@ def test_a_session_that_sets_nothing_has_few_partitions_while_a_build_runs(spark
     again = build_dataset(
         session,
         config,
+        lambda: seen.append(session.conf.get(PARTITIONS)) or {},
         request=RunRequest(force=True),
-        on_stage=lambda _: seen.append(session.conf.get(PARTITIONS)),
     )
     assert {*seen} == {"8"} != {before}
     assert session.conf.get(PARTITIONS) == before

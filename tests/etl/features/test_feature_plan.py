@@ -1,4 +1,4 @@
-"""The feature plan, its checks and size estimates: what a config means before data is read."""
+"""The feature plan and its checks: what a config means before data is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from conf.encoders import VocabularySpec
 from conf.encoders.bags import Length
 from conf.errors import ConfigError
-from etl.build_estimate import estimate_sizes
 from etl.events.histories import condition_columns
 from etl.features.encoder_plan import build_plan
 from etl.features.plan import made_history_columns, plan_features
@@ -208,17 +207,6 @@ def test_feature_lists_are_features(tmp_path):
     with pytest.raises(ConfigError, match="feature_lists") as refused:
         check(tmp_path, {"kind": "hash", "buckets": 9}, output=output | {"feature_lists": ["tag"]})
     assert "did you mean 'tags'" in refused.value.render()
-
-
-def test_records_are_estimated_to_a_factor_of_two(built):
-    result, config = built
-    estimate = estimate_sizes(config, plan_features(config), result.manifest.source.inputs)
-    assert estimate.rows == {"ratings": 14, "users": 4, "items": 7}
-    train = result.manifest.split("train")
-    assert estimate.output_bytes / estimate.records == pytest.approx(
-        train.bytes / train.rows, rel=1
-    )
-    assert estimate.shards == config.output.shards
 
 
 VOCABULARY = {"kind": "vocabulary"}
