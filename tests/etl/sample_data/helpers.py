@@ -28,8 +28,7 @@ def make_zip(files: dict[str, bytes] | None = None) -> bytes:
 
 
 def make_archive(content: bytes) -> Archive:
-    checksums = {kind: hashlib.new(kind, content).hexdigest() for kind in ("md5", "sha256")}
-    return Archive("ml-x", checksums, ("users.dat",))
+    return Archive("ml-x", hashlib.sha256(content).hexdigest())
 
 
 @dataclass
@@ -39,8 +38,6 @@ class Script:
     body: bytes
     failures: list[int] = field(default_factory=list)
     stated_length: int | None = None
-    states_length: bool = True
-    redirect: str | None = None
     asked: list[str] = field(default_factory=list)
     base_url: str = ""
 
@@ -53,15 +50,8 @@ def serve(script: Script) -> Iterator[Script]:
             if script.failures:
                 self.send_error(script.failures.pop(0))
                 return
-            if script.redirect:
-                self.send_response(302)
-                self.send_header("Location", script.redirect)
-                self.end_headers()
-                return
             self.send_response(200)
-            if script.states_length:
-                size = script.stated_length or len(script.body)
-                self.send_header("Content-Length", str(size))
+            self.send_header("Content-Length", str(script.stated_length or len(script.body)))
             self.end_headers()
             self.wfile.write(script.body)
 
