@@ -12,18 +12,30 @@ are inside it. Labels are not read, and their columns may be null or missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from conf.artefacts.run import write_json
 from conf.dates import DateRange
-from conf.errors import ConfigError, InputDataError
+from conf.encoders import ENCODERS_DIR
+from conf.errors import (
+    ConfigError,
+    InputDataError,
+    InternalError,
+    UpstreamNotReadyError,
+    read_code_version,
+)
 from conf.etl.build import BuildConfig
-from conf.storage.atomic_output import staged_directory
+from conf.etl.contract import ContractConfig
+from conf.etl.encodings import FeatureConfig
+from conf.etl.split import SplitConfig
+from conf.schema import fingerprint
+from conf.storage.atomic_output import PRIVATE, staged_directory
+from conf.storage.table_files import open_parquet
 from etl.events.date_range import check_dates, name_outside
 from etl.events.event_log import kept, prepare_events
 from etl.events.histories import add_histories
@@ -31,52 +43,29 @@ from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.most_frequent import add_most_frequent
 from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
 from etl.events.splits import is_inside
+from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
-from etl.rows_to_score_files import (
-    RECORD_FILE,
-    ROWS_SUFFIX,
-    describe_rows,
-    hold_item_lists,
-    write_row_files,
-)
 from etl.sources.bad_rows import check_bad_rows, check_columns
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
-from etl.unlabelled_rows import choose_columns, label_columns, leave_out_labels
+from etl.versions.publish import read_current
+from etl.versions.stored import find_dataset, hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ALL_DAYS = "all days"
+_FORMAT_VERSION = 1
+_SUFFIX = ".parquet"
+RECORD_FILE = "_rows.json"
+"""Record of the rows; readers of a folder of Parquet skip what begins with `_`."""
+_SERVED_ROLES = ("user", "item", "context", "id")
 logger = logging.getLogger("sluice.build")
-
-
-@dataclass(frozen=True)
-class WrittenRows:
-    """Rows that were written, and what became of the others.
-
-    Attributes:
-        target: The directory.
-        rows: Rows that were written.
-        read: Rows that were read, by source.
-        bad: Bad rows by source and reason.
-        dropped: Events that are no rows, by reason; with the bad and the written rows these are all
-            rows that were read of the log.
-        columns: What a row holds.
-    """
-
-    target: Path
-    rows: int
-    read: Mapping[str, int]
-    bad: Mapping[str, Mapping[str, int]]
-    dropped: Mapping[str, int]
-    columns: tuple[str, ...]
 
 
 @with_read_settings
 def write_rows_to_score(
     spark: SparkSession, config: BuildConfig, dates: DateRange | None, target: Path
-) -> WrittenRows:
+) -> dict[str, Any]:
     """Writes the samples of a run's days as raw values; earlier rows are replaced when all is done.
 
     Args:
@@ -86,6 +75,10 @@ def write_rows_to_score(
             histories, windowed features and joins see.
         target: Directory to write, which all executors see; its name ends in `.parquet`.
 
+    Returns:
+        The content of `_rows.json`: `rows`, those `read` and `bad` by source, events `dropped` by
+        reason.
+
     Raises:
         ConfigError: The features do not fit the declared columns, a name stands for two columns, or
             the target is something else than rows.
@@ -94,8 +87,8 @@ def write_rows_to_score(
             an item's lists are taken from.
     """
     columns = check_rows_to_score(config, dates, target)
-    unlabelled, optional = leave_out_labels(config), label_columns(config)
-    sources, inputs = read_inputs(spark, unlabelled, dates, optional)
+    unlabelled = leave_out_labels(config)
+    sources, inputs = read_inputs(spark, unlabelled, dates, label_columns(config))
     counted = count_sources(unlabelled, sources)
     for name, counts in counted.counts.items():
         check_bad_rows(counted.sources[name], counts, unlabelled.sources[name])
@@ -105,16 +98,27 @@ def write_rows_to_score(
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
         stack.callback(prepared.release)
         rows, dropped = _count_rows(prepared.frame, dates)
-        encoders = stack.enter_context(hold_item_lists(config))
+        record = {
+            "format_version": _FORMAT_VERSION,
+            "dataset": config.name,
+            "dates": None if dates is None else [str(dates.first), str(dates.last)],
+            "rows": rows,
+            "read": {name: count.read for name, count in counted.counts.items()},
+            "bad": {name: dict(count.bad) for name, count in counted.counts.items() if count.bad},
+            "dropped": dropped,
+            "columns": columns,
+            "config_sha256": fingerprint(config.resolved()),
+            "code_version": read_code_version(),
+        }
+        encoders = stack.enter_context(_hold_item_lists(config))
         frame = _choose_rows(prepared.frame, config, dates, encoders)
-        record = describe_rows(config, dates, rows, dropped, counted.counts, columns)
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged_directory(target) as staging:
-            write_row_files(frame, columns, staging, record)
+            _write_row_files(frame, staging, record)
             # While the rows of before are still in their place.
             check_inputs_unchanged(spark, unlabelled, inputs, dates)
     logger.info("%s rows to score: %s", f"{rows:,}", target)
-    return WrittenRows(target, rows, record["read"], record["bad"], dropped, tuple(columns))
+    return record
 
 
 def check_rows_to_score(
@@ -125,11 +129,11 @@ def check_rows_to_score(
     Raises:
         ConfigError: See `write_rows_to_score`.
     """
-    if not target.name.endswith(ROWS_SUFFIX) or target.name == ROWS_SUFFIX:
+    if not target.name.endswith(_SUFFIX) or target.name == _SUFFIX:
         raise ConfigError(
             "rows to score are written as a folder of Parquet files",
             received=str(target),
-            allowed=f"a name that ends in {ROWS_SUFFIX}",
+            allowed=f"a name that ends in {_SUFFIX}",
         )
     if target.exists() and not (target / RECORD_FILE).is_file():
         raise ConfigError(
@@ -142,6 +146,87 @@ def check_rows_to_score(
     return choose_columns(config)
 
 
+def leave_out_labels(config: BuildConfig) -> BuildConfig:
+    """Returns a build's config without what only training and evaluation need.
+
+    Rules that read a column of the log stay: the column tells events apart, also where it is null.
+    Splits matter to nothing but records, so that all events are of one that needs no scan.
+    """
+    labels = tuple(label for label in config.all_labels if label.conversion is None)
+    unlabelled = config.model_copy(
+        update={
+            "label": labels[0] if labels else None,
+            "labels": labels[1:],
+            "negatives": None,
+            "down_sampling": None,
+            "weights": None,
+            "train_samples": "all",
+            "split": SplitConfig(strategy="hash", key=config.split.key),
+            "contract": ContractConfig(),
+        }
+    )
+    return unlabelled.model_copy(update={"sources": unlabelled.used_sources})
+
+
+def label_columns(config: BuildConfig) -> frozenset[str]:
+    """Returns the columns of the log that only labels and weights need: rows may lack them."""
+    read = {label.column for label in config.all_labels if label.column is not None}
+    if config.weights is not None and config.weights.column is not None:
+        read.add(config.weights.column)
+    events = config.events
+    return frozenset(read - {events.user, events.item, events.time, *_feature_columns(config)})
+
+
+def _feature_columns(config: BuildConfig) -> set[str]:
+    """Columns that features of a model read."""
+    return {column for feature in _served_features(config) for column in feature.columns}
+
+
+def _served_features(config: BuildConfig) -> list[FeatureConfig]:
+    made = set(made_sample_columns(config))
+    return [
+        feature
+        for feature in config.features
+        if feature.role in _SERVED_ROLES and made.isdisjoint(feature.columns)
+    ]
+
+
+def choose_columns(config: BuildConfig) -> dict[str, str]:
+    """Returns what a row holds: by name the column of the events.
+
+    That is what features read, and all else that the log has but for its labels, which names rows.
+    A column has its own name, unless that is the name of a feature that is made of another one:
+    `predict` would take it for that feature's. Then it has the name of the feature that reads it.
+
+    Raises:
+        ConfigError: A feature that reads several columns reads such a one, which has no name then.
+    """
+    plan_features(config)
+    log = config.sources[config.events.source].column_types
+    features = _served_features(config)
+    first = {feature.name: feature.columns[0] for feature in features}
+    own = dict.fromkeys(column for feature in features for column in feature.columns)
+    chosen: dict[str, str] = {}
+    for column in (*log, *own):
+        if column in label_columns(config):
+            continue
+        if first.get(column, column) == column:
+            chosen[column] = column
+            continue
+        for feature in features:
+            if column not in feature.columns:
+                continue
+            if len(feature.columns) > 1:
+                raise ConfigError(
+                    f"feature {feature.name!r} reads {column!r}, which is the name of another "
+                    f"feature, made of {first[column]!r}: a row cannot tell them apart",
+                    received=f"features {feature.name} and {column}",
+                    fix=f"rename feature {column!r}, build the dataset anew, and train again",
+                )
+            chosen[feature.name] = column
+    return chosen
+
+
 def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[str, int]]:
     """Counts the events: those that become rows, those of other days, and the others by reason."""
     outside = [] if dates is None else [name_outside(dates)]
@@ -149,7 +234,7 @@ def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[s
     counts = {row["__why"]: row["count"] for row in events.groupBy(why).count().collect()}
     rows = counts.pop(None, 0)
     if not rows:
-        days = _ALL_DAYS if dates is None else f"{dates.first} to {dates.last}"
+        days = "all days" if dates is None else f"{dates.first} to {dates.last}"
         raise InputDataError(
             "there is no row to score",
             received=f"{days}; dropped: "
@@ -174,3 +259,42 @@ def _choose_rows(
     keys = [name for name in (config.events.user, config.events.item) if name is not None]
     content = F.xxhash64(*config.sources[config.events.source].column_types)
     return rows.orderBy(EVENT_TS_COLUMN, *keys, content)
+
+
+@contextmanager
+def _hold_item_lists(config: BuildConfig) -> Iterator[Path | None]:
+    """Yields the folder of the lists that the dataset's current version has counted for items."""
+    if not config.most_frequent:
+        yield None
+        return
+    with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
+        current = read_current(paths)
+        if current is None:
+            raise UpstreamNotReadyError(
+                f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
+                received=str(paths.base),
+                fix="build the dataset first",
+            )
+        yield paths.version(current) / ENCODERS_DIR
+
+
+def _write_row_files(frame: DataFrame, staging: Path, record: Mapping[str, Any]) -> None:
+    """Writes rows, in order, as Parquet files, and the record of them."""
+    chosen = [F.col(column).alias(name) for name, column in record["columns"].items()]
+    frame.select(*chosen).write.mode("overwrite").parquet(staging.as_uri())
+    parts = sorted(staging.glob("part-*.parquet"))
+    written = sum(open_parquet(part).metadata.num_rows for part in parts)
+    if written != record["rows"]:
+        raise InternalError(
+            "the number of rows written is not the number of events chosen",
+            received=f"{written:,}",
+            allowed=f"{record['rows']:,}",
+            fix="nothing was replaced; run again: on a cluster the directory must be one that all "
+            "hosts see under the same path",
+        )
+    for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
+        part.chmod(part.stat().st_mode & PRIVATE)
+        part.rename(staging / f"part-{number:05d}{_SUFFIX}")
+    for path in [staging / "_SUCCESS", *staging.glob(".*.crc")]:
+        path.unlink(missing_ok=True)
+    write_json(staging / RECORD_FILE, dict(record))

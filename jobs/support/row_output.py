@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from conf.local_paths import absolute_path
 from jobs.support.build_plan import find_inputs
 from jobs.support.terminal import LogFormat
-
-if TYPE_CHECKING:
-    from etl.rows_to_score import WrittenRows
 
 
 def print_rows(
@@ -31,9 +28,9 @@ def print_rows(
     Raises:
         SluiceError: The rows were refused or failed for a known reason.
     """
-    from etl.rows_to_score import check_rows_to_score
-    from etl.unlabelled_rows import leave_out_labels
+    from etl.rows_to_score import check_rows_to_score, leave_out_labels
 
+    target = absolute_path(target)
     columns = check_rows_to_score(config, dates, target)
     # What is wrong with the paths is said before a JVM is started.
     inputs = find_inputs(leave_out_labels(config), dates)
@@ -45,14 +42,13 @@ def print_rows(
         return
     written = write_rows(config, dates, target)
     if as_json:
-        print(json.dumps({
-            "rows": str(written.target), "written": written.rows, "dropped": dict(written.dropped),
-        }))  # fmt: skip
+        told = {"rows": str(target), "written": written["rows"], "dropped": written["dropped"]}
+        print(json.dumps(told))
         return
-    print_counts(written)
+    _print_counts(target, written)
 
 
-def write_rows(config: BuildConfig, dates: DateRange | None, target: Path) -> WrittenRows:
+def write_rows(config: BuildConfig, dates: DateRange | None, target: Path) -> dict[str, Any]:
     """Writes rows in a Spark session of its own, or the submitter's.
 
     Raises:
@@ -66,15 +62,14 @@ def write_rows(config: BuildConfig, dates: DateRange | None, target: Path) -> Wr
     try:
         with known_failures():
             check_executors(session)
-            return write_rows_to_score(session, config, dates, absolute_path(target))
+            return write_rows_to_score(session, config, dates, target)
     finally:
         # After a crash of the JVM this fails too, and would hide what happened.
         with contextlib.suppress(Exception):
             session.stop()
 
 
-def print_counts(written: WrittenRows) -> None:
-    """Prints what was read, left out and written."""
+def _print_counts(target: Path, written: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -85,14 +80,14 @@ def print_counts(written: WrittenRows) -> None:
         table.add_row(what, f"{count:,}")
     console = Console()
     console.print(table)
-    console.print(f"rows: {written.target}", soft_wrap=True)
+    console.print(f"rows: {target}", soft_wrap=True)
 
 
-def _list_counts(written: WrittenRows) -> Iterator[tuple[str, int]]:
-    for source, rows in written.read.items():
+def _list_counts(written: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for source, rows in written["read"].items():
         yield f"read from {source}", rows
-        for reason, bad in written.bad.get(source, {}).items():
+        for reason, bad in written["bad"].get(source, {}).items():
             yield f"  bad: {reason}", bad
-    for reason, rows in written.dropped.items():
+    for reason, rows in written["dropped"].items():
         yield f"dropped: {reason}", rows
-    yield "written", written.rows
+    yield "written", written["rows"]

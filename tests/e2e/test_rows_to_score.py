@@ -25,9 +25,7 @@ from conf.etl.build import BuildConfig
 from conf.training.train import TrainConfig
 from etl import rows_to_score
 from etl.build import build_dataset
-from etl.rows_to_score import write_rows_to_score
-from etl.rows_to_score_files import RECORD_FILE
-from etl.unlabelled_rows import choose_columns, leave_out_labels
+from etl.rows_to_score import RECORD_FILE, choose_columns, leave_out_labels, write_rows_to_score
 from etl.versions.run_fingerprint import RunRequest
 from jobs.build_dataset import app
 from jobs.support.run_app import run_app
@@ -354,14 +352,14 @@ def test_an_input_that_changes_meanwhile_leaves_the_earlier_ones(
     target = tmp_path / "rows.parquet"
     target.mkdir()
     (target / RECORD_FILE).write_text("{}")
-    written = rows_to_score.write_row_files
+    written = rows_to_score._write_row_files
 
     def write_and_change(*arguments: Any) -> None:
         written(*arguments)
         [file] = log.rglob(f"{LAST}.csv")
         file.write_text(file.read_text() + "\n")
 
-    monkeypatch.setattr(rows_to_score, "write_row_files", write_and_change)
+    monkeypatch.setattr(rows_to_score, "_write_row_files", write_and_change)
     with pytest.raises(InputDataError, match="changed while it was read"):
         write_rows_to_score(spark, build_config(log, "csv"), DateRange(LAST, LAST), target)
     assert [file.name for file in target.iterdir()] == [RECORD_FILE]
