@@ -21,7 +21,7 @@ from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.metrics import auc, find_log_losses
 from training.evaluation.tasks import summarize_tasks
 from training.fit import fit_run
-from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_batches
+from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_split
 from training.models.calibration import fit_isotonic
 from training.models.ranking import RankingModel
 from training.monitoring.progress import TrainingProgress
@@ -114,9 +114,8 @@ def test_what_a_row_lacks_is_nan(two: tuple[Path, Manifest]) -> None:
 
 def test_a_label_that_is_no_number_is_refused(tmp_path: Path) -> None:
     version, manifest = write_version(tmp_path, ratings="nan")
-    dataset = build_eval_dataset(version, manifest, "test", 8, ["rating"])
     with pytest.raises(InputDataError, match=r"'rating'[\s\S]*received: NaN"):
-        list(read_batches(dataset, version, manifest, "test"))
+        list(read_split(version, manifest, "test", 8, ["rating"]))
 
 
 @pytest.mark.parametrize(("op", "value", "passing"), [("==", 1, False), ("!=", 1, True)])
@@ -213,9 +212,8 @@ def test_without_several_labels_a_record_must_have_its_own(tmp_path: Path) -> No
     version, manifest = write_version(tmp_path)
     specs = tuple(spec for spec in manifest.schema.features if spec.name != "rating")
     alone = replace(manifest, schema=FeatureSchema(specs))
-    dataset = build_eval_dataset(version, alone, "test", 8, ["label"])
     with pytest.raises(InputDataError, match=r"'label'[\s\S]*no value"):
-        list(read_batches(dataset, version, alone, "test"))
+        list(read_split(version, alone, "test", 8, ["label"]))
 
 
 def test_a_task_without_a_row_has_no_part_in_the_loss(trained: TrainedModel) -> None:

@@ -40,7 +40,7 @@ from training.evaluation.users import (
     find_user_rows,
     read_user_rows,
 )
-from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.input.batches import Batch, read_split
 from training.raw_inputs.converter import to_dense
 from training.raw_inputs.files import RawFile, find_key_input, read_key_rows, regroup
 from training.raw_inputs.inputs import InputColumn, SourceNames
@@ -161,9 +161,8 @@ class DatasetRows:
         own = self._find_own(split)
         ragged = own[1:] or self._find_seen(split)
         names = self._list_features([*([self._user] if self._user else []), *own, *ragged])
-        dataset = build_eval_dataset(*self._where, split, self._batch_size, names, tuple(ragged))
         first = 1
-        for batch in read_batches(dataset, *self._where, split):
+        for batch in read_split(*self._where, split, self._batch_size, names, ragged):
             rows = self._name(batch, first, [] if own else ragged)
             numbers = pa.array(np.arange(first, first + len(rows.names)))
             if self._user is not None and split != USERS:

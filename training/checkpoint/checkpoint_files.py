@@ -33,7 +33,6 @@ from training.embedding.key_index import FIRST_ROW
 from training.embedding.worker_rows import RowOwners
 
 STATE_PREFIX = "state"
-_ROWS_PREFIX = "rows-{:05d}-of-{:05d}"
 _WRITTEN_SUFFIX = ".written"
 _ENTRY = re.compile(r"([0-9]{5,})-([0-9]{9,})(?:\.([0-9]+))?")
 _ROWS_INDEX = re.compile(r"rows-([0-9]{5})-of-([0-9]{5})\.index")
@@ -115,7 +114,7 @@ parse_resume_state = TypeAdapter(ResumeState).validate_python
 
 def name_part(owners: RowOwners) -> str:
     """Returns the name of the files of a worker's rows, without suffix."""
-    return _ROWS_PREFIX.format(owners.index, owners.count)
+    return f"rows-{owners.index:05d}-of-{owners.count:05d}"
 
 
 def write_part(

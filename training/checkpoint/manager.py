@@ -178,7 +178,7 @@ class CheckpointManager:
         Where each worker writes rows, all call it together.
         """
         is_done = self._write is None or self._write.done()
-        if is_done if self._seal is None else self._workers.all(is_done):
+        if is_done if self._seal is None else not self._workers.any(not is_done):
             self.wait()
 
     def wait(self) -> None:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import tensorflow as tf
-
 from conf.artefacts.dataset import ToleratesShard, read_manifest
 from conf.artefacts.run import (
     BEST_DIR,
@@ -35,6 +33,7 @@ from training.checkpoint.checkpoint_files import (
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import MODEL, collect_state, restore_state
 from training.checkpoint.stored_runs import find_run
+from training.distribution.strategy import use_tf32
 from training.embedding.key_space import holding_whole_tables
 from training.models.calibration import Calibration, requires_fit
 from training.models.model import Model
@@ -120,7 +119,7 @@ class TrainedModel:
         """Builds the model of a run, without its weights, with whole tables."""
         reference = RunReference.read(run_dir)
         config, manifest = reference.config, reference.read_manifest()
-        tf.config.experimental.enable_tensor_float_32_execution(config.compute.tf32)
+        use_tf32(config.compute.tf32)
         with holding_whole_tables():
             model = build_model(config.model, manifest, config.seed)
         return cls(run_dir, model, config, manifest, reference.version_dir)

@@ -84,7 +84,7 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     """
     if config.strategy == "multi_worker" and len((cluster := read_cluster()).workers) > 1:
         return _join(cluster, config.worker_timeout_s)
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         names = [device.name for device in tf.config.list_logical_devices("GPU")]
     else:
         names = _cpu_devices(config.cpu_replicas)
@@ -93,9 +93,24 @@ def build_strategy(config: DevicesConfig) -> tf.distribute.Strategy:
     return _mirror(tuple(names))
 
 
+def has_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def use_tf32(is_allowed: bool) -> None:
+    """Says whether GPUs may round what they multiply to TF32, in this process."""
+    tf.config.experimental.enable_tensor_float_32_execution(is_allowed)
+
+
+def count_replicas() -> int:
+    """Returns how many replicas run the step; 1 outside of a strategy."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else int(context.num_replicas_in_sync)
+
+
 def on_host() -> AbstractContextManager[Any]:
     """Computes a block where shapes and seeds are read: a GPU would be asked for each number."""
-    return tf.device("CPU:0") if tf.config.list_physical_devices("GPU") else nullcontext()
+    return tf.device("CPU:0") if has_gpu() else nullcontext()
 
 
 @functools.cache
@@ -110,7 +125,7 @@ def _join(cluster: Cluster, timeout_s: int) -> tf.distribute.Strategy:
     try:
         _configure_heartbeat(cluster, timeout_s)
         kinds = tf.distribute.experimental.CommunicationImplementation
-        kind = kinds.NCCL if tf.config.list_physical_devices("GPU") else kinds.AUTO
+        kind = kinds.NCCL if has_gpu() else kinds.AUTO
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except tf.errors.OpError as error:
@@ -161,7 +176,7 @@ def _cpu_devices(replicas: int) -> list[str]:
 def describe_devices(strategy: tf.distribute.Strategy, batch_size: int) -> dict[str, Any]:
     """Returns this process's devices, and the replicas and rows of a step over all processes."""
     replicas, workers = strategy.num_replicas_in_sync, count_workers(strategy)
-    device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    device = "GPU" if has_gpu() else "CPU"
     kind, names = "none", [f"/device:{device}:0"]
     if workers > 1 or isinstance(strategy, tf.distribute.MirroredStrategy):
         kind = "multi_worker" if workers > 1 else "mirrored"
@@ -281,7 +296,7 @@ def compile_steps(strategy: tf.distribute.Strategy, train_step: StepFunction) ->
     A step is begun before the loss of the one before is known: a GPU waits for none of them.
     """
     # A strategy of several devices fetches to each of them; a CPU has the batches already.
-    if strategy is tf.distribute.get_strategy() and tf.config.list_logical_devices("GPU"):
+    if strategy is tf.distribute.get_strategy() and has_gpu():
         return build_prefetching_steps(train_step, "GPU:0")
     return build_run_steps(strategy, train_step)
 

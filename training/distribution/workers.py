@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import random
 import re
 import resource
 import sys
@@ -20,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from conf import errors
-from conf.errors import InternalError, SluiceError
-from training.distribution.strategy import count_workers
+from conf.errors import ConfigError, InternalError, SluiceError
+from training.distribution.strategy import count_workers, has_gpu
 
 T = TypeVar("T")
 
@@ -65,9 +64,6 @@ class Workers:
         if self.count == 1:
             return flag
         return float(self.sum(tf.constant(float(flag)))) > 0
-
-    def all(self, flag: bool) -> bool:
-        return not self.any(not flag)
 
     def share(self, decide: Callable[[], T]) -> T:
         """Returns, or raises, on every process what the chief decides: what JSON holds."""
@@ -174,12 +170,6 @@ class NullWriter:
         return lambda *record: None
 
 
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    tf.random.set_seed(seed)
-
-
 def describe_error(error: Exception) -> str:
     """Returns the first line of an error's message, or its type where it has none."""
     lines = str(error).splitlines()
@@ -226,6 +216,15 @@ def free_memory_bytes() -> int | None:
     free = int(lines["MemAvailable"].split()[0]) * 1024
     allowed = limit.read_text().strip() if limit.exists() else "max"
     return free if allowed == "max" else min(free, int(allowed))
+
+
+def require_memory(what: str, needed: int, fix: str, of: str = "") -> None:
+    """Refuses what takes more bytes than are free: the process would be killed; GPUs have more."""
+    free = None if has_gpu() else free_memory_bytes()
+    if free is not None and needed > free:
+        allowed = f"{free:,} bytes, which are free"
+        what = f"{what} does not fit in memory"
+        raise ConfigError(what, received=f"{of}{needed:,} bytes", allowed=allowed, fix=fix)
 
 
 def peak_device_memory_bytes() -> dict[str, int]:

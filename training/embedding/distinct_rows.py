@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from conf.schema import PAD_ID
+from training.distribution.strategy import has_gpu
 
 DISTINCT = "distinct rows"
 """Key of a batch that holds them; no feature is named so."""
@@ -125,7 +126,7 @@ def spread_rows(
 
 def sum_rows(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Sums the values `[n, dim]` of equal positions, int32 `[n]` below `count`: `[count, dim]`."""
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         return tf.math.unsorted_segment_sum(values, positions, count)
     # The gradient of a sum over segments of gathered rows is the same sum, and its CPU kernel
     # takes half the time of unsorted_segment_sum's.

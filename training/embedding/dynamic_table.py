@@ -203,10 +203,6 @@ class GrowingRows(tf.Module):
         for copy in self._copies:
             copy.assign(padded)
 
-    def fill_like(self, value: float, name: str) -> GrowingRows:
-        """Returns another matrix of the same keys and row length that is not trained."""
-        return build_growing_rows(self.keys, self.dim, name, fill=value, trainable=False)
-
     @property
     def _copies(self) -> tuple[tf.Variable, ...]:
         return list_copies(self.variable)
@@ -329,7 +325,7 @@ TableRows: TypeAlias = tf.Variable | GrowingRows
 def fill_like(rows: TableRows, value: float, name: str) -> TableRows:
     """Returns a matrix that is not trained, of the shape and in the place of another one."""
     if isinstance(rows, GrowingRows):
-        return rows.fill_like(value, name)
+        return build_growing_rows(rows.keys, rows.dim, name, fill=value, trainable=False)
     return tf.Variable(tf.fill(rows.shape, value), trainable=False, name=name)
 
 
@@ -409,6 +405,6 @@ class DynamicTable(EmbeddingTable):
         return self._mask_refused(read_rows(variable, ids), ids)
 
     def _mask_refused(self, values: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-        if not self.keys.may_refuse:  # Then every key of a step has a row of its own.
+        if self.keys.max_rows is None and not self.keys.is_ruled:  # Each key of a step has a row.
             return values
         return values * tf.cast(tf.greater(ids, OOV_ID), tf.float32)[..., tf.newaxis]

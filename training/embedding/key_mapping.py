@@ -238,7 +238,8 @@ def _build_admission(part: KeyedFeatures, found: Mapping[str, Any]) -> Callable[
     new, count, space = found[_NEW_ROWS], found[_ROWS], part.space
     drawn = {id(table.rows): rows for table, rows in zip(part.drawn, found[_DRAWN], strict=True)}
     # Memory that is ahead of the keys holds first values; a row that another key had does not.
-    lacking = [m for m in space.matrices if space.sets_all_rows or id(m) in drawn]
+    sets_all = space.is_ruled or space.tier is not None
+    lacking = [m for m in space.matrices if sets_all or id(m) in drawn]
 
     def admit() -> tf.Operation:
         done: list[tf.Operation] = []

@@ -28,7 +28,6 @@ from training.embedding.key_index import (
     TIME,
     WAITING,
     DistinctKeys,
-    KeyIndex,
     KeyRecords,
     MappedBatch,
     UsedRows,
@@ -378,13 +377,6 @@ class RuledIndex:
         unmet = self._allowed[self.find(self._allowed, moment) < FIRST_ROW].tolist()
         place = f"table {self.table}, admission.allow_list"
         return [describe_unmatched(place, len(self._allowed), unmet)] if unmet else []
-
-
-def build_index(table: str, config: DynamicTableConfig, seed: int) -> KeyIndex | RuledIndex:
-    """Returns the index of a table's keys, with rules if its config has any."""
-    if config.admission is None and config.eviction is None:
-        return KeyIndex(config.max_rows)
-    return RuledIndex(table, config, seed)
 
 
 def read_key_list(path: str) -> np.ndarray:

@@ -15,8 +15,8 @@ import tensorflow as tf
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import DynamicTableConfig
 from training.embedding.device_tier import DeviceTier
-from training.embedding.key_index import FIRST_ROW, SAVED_KEYS, MappedBatch
-from training.embedding.key_rules import RuledIndex, build_index
+from training.embedding.key_index import FIRST_ROW, SAVED_KEYS, KeyIndex, MappedBatch
+from training.embedding.key_rules import RuledIndex
 from training.embedding.static_table import list_copies
 from training.embedding.worker_rows import RowExchange
 
@@ -52,7 +52,9 @@ class KeySpace(tf.Module):
         super().__init__(name="key_space")
         config = config or DynamicTableConfig()
         self.label, self.max_rows = name, config.max_rows
-        self.index = build_index(name, config, seed)
+        self.index: KeyIndex | RuledIndex = KeyIndex(config.max_rows)
+        if config.admission or config.eviction:
+            self.index = RuledIndex(name, config, seed)
         self.capacity = FIRST_ROW + min(config.capacity, config.max_rows or config.capacity)
         self.is_on_host = config.device_rows is not None and _is_whole.get()
         self.tier: DeviceTier | None = None
@@ -74,16 +76,6 @@ class KeySpace(tf.Module):
     @property
     def is_ruled(self) -> bool:
         return isinstance(self.index, RuledIndex)
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether a key that training meets may have no row."""
-        return self.is_ruled or self.max_rows is not None
-
-    @property
-    def sets_all_rows(self) -> bool:
-        """Whether a new key's row may hold another one's numbers, also in optimizer state."""
-        return self.is_ruled or self.tier is not None
 
     @property
     def is_in_parts(self) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from conf.training.optimizer import OptimizerConfig, SparseOptimizerConfig
+from training.distribution.strategy import on_host
 from training.embedding.distinct_rows import sum_rows
 from training.embedding.dynamic_table import (
     ShardedRows,
@@ -238,7 +239,8 @@ class LazyOptimizer(tf.Module):
             ]
             for name in names
         }
-        self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="lazy_iterations")
+        with on_host():  # Where seeds are made of it: a step would wait for the number.
+            self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
 
     def apply(
         self,

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from conf.errors import ConfigError
 from conf.schema import FIRST_TOKEN_ID, PAD_ID
 from conf.training.optimizer import SparseOptimizerConfig
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
-from training.distribution.workers import free_memory_bytes
+from training.distribution.workers import require_memory
 from training.embedding.distinct_rows import BatchRows, FoundRows, spread_rows
 
 PIECE_ROWS = 1 << 20
@@ -131,19 +130,15 @@ def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _require_memory(rows: int, dim: int, name: str) -> None:
-    """Refuses a table that the machine has no memory for: the process would be killed."""
     needed = rows * dim * tf.float32.size
-    if needed < MIN_CHECKED_BYTES or tf.config.list_physical_devices("GPU"):
-        return
-    free = free_memory_bytes()
-    if free is not None and needed > free:
-        raise ConfigError(
-            f"embedding table {name!r} does not fit in memory",
-            received=f"{rows:,} rows of {dim} numbers: {needed:,} bytes",
-            allowed=f"{free:,} bytes, which are free",
-            fix=f"for keys such as hashes, of which few occur, set model.embeddings.{name}.kind="
+    if needed >= MIN_CHECKED_BYTES:
+        require_memory(
+            f"embedding table {name!r}",
+            needed,
+            f"for keys such as hashes, of which few occur, set model.embeddings.{name}.kind="
             "dynamic, with shard=workers where no machine holds their rows; else lower "
             "model.embedding_dim",
+            of=f"{rows:,} rows of {dim} numbers: ",
         )
 
 

@@ -17,6 +17,7 @@ from conf.artefacts.delta import read_delta
 from conf.artefacts.export import TABLES_DIR
 from conf.errors import ConfigError
 from conf.training.tables import Initializer, NormalConfig
+from training.embedding.device_tier import HostRows
 from training.embedding.dynamic_table import draw_first_rows
 from training.embedding.key_index import (
     KEY,
@@ -79,7 +80,7 @@ class TableStore:
         self._draws: Any = {"seed": seed, "table": name, "initializer": initializer}
         self._lock = threading.RLock()
         self._records, self._used = KeyRecords(), UsedRows(MOST_ROWS)
-        self._rows = np.zeros((MIN_ROWS, dim), np.float32)
+        self._rows = HostRows(MIN_ROWS, dim, 0.0)
         self._created = 0
 
     def __len__(self) -> int:
@@ -93,7 +94,7 @@ class TableStore:
     @property
     def bytes(self) -> int:
         """Memory that keys and rows take, that for rows to come included."""
-        return self._records.bytes + self._used.bytes + self._rows.nbytes
+        return self._records.bytes + self._used.bytes + self._rows.values.nbytes
 
     def pull(self, keys: ArrayLike) -> np.ndarray:
         """Returns the rows of keys, float32 `keys.shape + [dim]`; keys that have none get one.
@@ -106,10 +107,10 @@ class TableStore:
         with self._lock:
             rows, is_new = self._find_or_create(distinct.keys)
             if is_new.any():
-                self._rows[rows[is_new]] = draw_first_rows(
+                self._rows.values[rows[is_new]] = draw_first_rows(
                     distinct.keys[is_new], self.dim, **self._draws, has_oov=False
                 )
-            pulled = self._rows[distinct.spread(rows)]
+            pulled = self._rows.values[distinct.spread(rows)]
         return pulled.reshape(*wanted.shape, self.dim)
 
     def push(self, keys: ArrayLike, values: ArrayLike) -> None:
@@ -128,7 +129,7 @@ class TableStore:
         distinct = DistinctKeys(wanted.ravel(), 0, has_padding=False)
         with self._lock:
             rows, _ = self._find_or_create(distinct.keys)
-            self._rows[distinct.spread(rows)] = given
+            self._rows.values[distinct.spread(rows)] = given
 
     def delete(self, keys: ArrayLike) -> int:
         """Forgets keys, returns how many had a row; pulled again, they start at first values."""
@@ -171,7 +172,7 @@ class TableStore:
         keys, rows = load_table(Path(path), self.dim, has_padding=False)
         with self._lock:
             self._records, self._used, self._created = KeyRecords(), UsedRows(MOST_ROWS), 0
-            self._rows = np.zeros((MIN_ROWS, self.dim), np.float32)
+            self._rows = HostRows(MIN_ROWS, self.dim, 0.0)
             self.push(keys, rows)
         return len(keys)
 
@@ -227,7 +228,7 @@ class TableStore:
             return rows, is_new
         count = int(np.count_nonzero(is_new))
         rows[is_new] = self._used.take(count)
-        self._reserve(int(rows.max()) + 1)
+        self._rows.reserve(int(rows.max()) + 1)
         records = np.empty((count, 3), np.int64)
         records[:, KEY] = keys[is_new]
         records[:, TIME] = self._created + np.arange(count)
@@ -236,15 +237,8 @@ class TableStore:
         self._created += count
         return rows, is_new
 
-    def _reserve(self, count: int) -> None:
-        """Gives memory to more rows; it grows by half."""
-        if count > len(self._rows):
-            grown = np.zeros((max(count, len(self._rows) * 3 // 2), self.dim), np.float32)
-            grown[: len(self._rows)] = self._rows
-            self._rows = grown
-
     def _read_rows(self, records: np.ndarray) -> TableRows:
-        return records[:, KEY].copy(), self._rows[unpack_meta(records[:, META])[0]]
+        return records[:, KEY].copy(), self._rows.values[unpack_meta(records[:, META])[0]]
 
 
 def _check_keys(keys: ArrayLike) -> np.ndarray:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from training.distribution.strategy import count_workers
+from training.distribution.strategy import count_workers, has_gpu
 from training.distribution.workers import Workers
 from training.embedding.device_tier import PlaceBatch, PlacedBatch
 from training.embedding.key_index import FIRST_ROW, DistinctKeys, MappedBatch
@@ -181,7 +181,7 @@ class RowExchange:
 @functools.cache
 def _ordering_token() -> list[tf.Tensor]:
     """What collectives of one graph name to run in its order, as NCCL needs it on all workers."""
-    if not tf.config.list_physical_devices("GPU"):
+    if not has_gpu():
         return []
     with tf.init_scope():
         token = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="order of exchanges")

@@ -41,7 +41,7 @@ from training.evaluation.users import (
     read_held_out,
     spread_ranks,
 )
-from training.input.batches import build_eval_dataset, read_batches
+from training.input.batches import read_split
 from training.reader.filters import EVALUATION_FILTER
 from training.reader.training_data import TrainingData
 
@@ -205,8 +205,7 @@ def _read_targets(
     key, read = trained.manifest.require_key("item"), relevance.inputs
     where, size = (trained.version_dir, trained.manifest), trained.config.evaluation.batch_size
     columns, relevant = [], []
-    dataset = build_eval_dataset(*where, split, size, (key, *read), read)
-    for batch in read_batches(dataset, *where, split):
+    for batch in read_split(*where, split, size, (key, *read), read):
         columns.append(items.columns_of(np.asarray(batch[key], np.int64)))
         relevant.append(relevance.find(batch, len(columns[-1])))
     is_relevant = np.concatenate(relevant)

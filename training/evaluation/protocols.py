@@ -40,12 +40,7 @@ from training.evaluation.item_index import (
     read_cells,
 )
 from training.evaluation.metrics import FloatArray, IntArray
-from training.input.batches import (
-    Features,
-    build_eval_dataset,
-    build_held_out_dataset,
-    read_batches,
-)
+from training.input.batches import Features, read_split
 from training.input.train_counts import find_counted_keys
 from training.objectives.user_items import KnownItems, read_user_items
 from training.reader.feature_columns import ROLE_OF_SPLIT
@@ -251,14 +246,9 @@ class RankingReader:
         ragged = [*optional, *(name for name in (seen_key, given_key) if name)]
         names = (item, *(() if met is None else met.inputs), *self.inputs, *ragged)
         rows = max(1, min(self.batch_size, BLOCK_CELLS // len(self.index)))
-        where, names = (self.version_dir, self.manifest), tuple(dict.fromkeys(names))
-        if held_out is None:
-            dataset = build_eval_dataset(*where, split, rows, names, ragged, evaluation_filter)
-        else:
-            dataset = build_held_out_dataset(
-                *where, held_out.config, rows, names, ragged, evaluation_filter
-            )
-        for features in read_batches(dataset, *where, split):
+        how = (rows, tuple(dict.fromkeys(names)), ragged, evaluation_filter)
+        own = None if held_out is None else held_out.config
+        for features in read_split(self.version_dir, self.manifest, split, *how, held_out=own):
             targets = self.index.columns_of(np.asarray(features[item], dtype=np.int64))
             known = self._find_cells(features, seen_key, targets)
             candidates = self._find_cells(features, given_key, targets)

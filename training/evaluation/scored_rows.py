@@ -41,6 +41,8 @@ from training.input.batches import Features
 from training.input.train_counts import read_train_counts
 from training.reader.filters import hash_keys
 
+_COLUMNS = ("scores", "is_counted", "labels", "weights", "users", "groups")
+
 
 @dataclass(frozen=True)
 class ScoredRows:
@@ -58,21 +60,14 @@ class ScoredRows:
         return len(self.groups)
 
     def take(self, rows: NDArray[Any]) -> ScoredRows:
-        return ScoredRows(
-            self.scores[rows],
-            self.is_counted[rows],
-            self.labels[rows],
-            None if self.weights is None else self.weights[rows],
-            self.users[rows],
-            self.groups[rows],
-            tuple(slices[rows] for slices in self.slices),
-        )
+        columns = [getattr(self, name) for name in _COLUMNS]
+        taken: Any = [None if column is None else column[rows] for column in columns]
+        return replace(ScoredRows(*taken), slices=tuple(each[rows] for each in self.slices))
 
     @classmethod
     def join(cls, parts: Sequence[ScoredRows]) -> ScoredRows:
         """Rows of several batches, without slices."""
-        names = ("scores", "is_counted", "labels", "weights", "users", "groups")
-        columns = [[getattr(part, name) for part in parts] for name in names]
+        columns = [[getattr(part, name) for part in parts] for name in _COLUMNS]
         joined: Any = [None if each[0] is None else np.concatenate(each) for each in columns]
         return cls(*joined)
 

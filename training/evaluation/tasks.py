@@ -6,7 +6,7 @@ Of binary labels AUC, GAUC, log loss and calibration; of values RMSE and MAE. Ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,12 +62,12 @@ from training.input.batches import (
     FINITE_ADVICE,
     Batch,
     Features,
-    build_eval_dataset,
-    read_batches,
+    read_split,
     tell_non_finite,
 )
 from training.models.embedded_inputs import vector_errors
 from training.models.ranking import RankingModel, Task
+from training.reader.feature_columns import check_binary
 
 ScoreRows = Callable[[Features], Mapping[str, tf.Tensor]]
 """From the inputs of a model to the logits or values of each task, `[rows]`."""
@@ -201,7 +201,7 @@ class _TaskParts:
         every = self.columns.read(batch, scores)
         rows = every.take_counted()
         if self.task.is_binary:
-            check_binary(self.task, rows.labels)
+            check_binary(self.task.label, rows.labels, f"rows of task {self.task.name}")
         self.whole.add(rows)
         for number, groups in enumerate(rows.slices):
             for group in np.unique(groups).tolist():
@@ -370,12 +370,9 @@ def evaluate_tasks(
     return scores.result()
 
 
-def read_scored(trained: TrainedModel, split: str, names: tuple[str, ...]) -> Any:
+def read_scored(trained: TrainedModel, split: str, names: tuple[str, ...]) -> Iterator[Batch]:
     where, config = (trained.version_dir, trained.manifest), trained.config.evaluation
-    dataset = build_eval_dataset(
-        *where, split, config.batch_size, names, evaluation_filter=config.filter
-    )
-    yield from read_batches(dataset, *where, split)
+    return read_split(*where, split, config.batch_size, names, (), config.filter)
 
 
 def compare_tasks(trained: TrainedModel, other: TrainedModel, split: str) -> dict[str, Any]:
@@ -467,15 +464,4 @@ def check_scores(task: Task, scores: NDArray[np.floating], features: Features) -
             f"the model's scores of task {task.name} are no numbers",
             received=f"{bad} of {len(scores)} rows are NaN{tell_non_finite(features)}",
             fix=FINITE_ADVICE,
-        )
-
-
-def check_binary(task: Task, labels: NDArray[Any]) -> None:
-    bad = (labels != 0) & (labels != 1)
-    if bad.any():
-        raise InputDataError(
-            f"label {task.label!r} holds a value that the binary task {task.name} does not know",
-            received=str(labels[int(bad.argmax())]),
-            allowed="0 or 1",
-            fix="map the label in the build config, or set the task's objective to squared_error",
         )

@@ -24,7 +24,7 @@ from training.encoders.vocabularies import find_named_ids, is_named
 from training.evaluation.item_index import MISSING, ItemIds, Pairs, number_within, read_cells
 from training.evaluation.metrics import FloatArray, IntArray
 from training.evaluation.protocols import Relevance, carries_seen, require_rows
-from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.input.batches import Batch, read_split
 
 LATER_SPLITS = {TRAIN: (VALIDATION, TEST), VALIDATION: (TEST,), TEST: ()}
 """Splits of events behind each split, in order of time."""
@@ -83,9 +83,8 @@ def find_first_rows(
         )
     names = (user,) if order is None else (user, order)
     ragged = names[1:] if order == seen else ()
-    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names, ragged)
     ids, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for batch in read_batches(dataset, version_dir, manifest, split):
+    for batch in read_split(version_dir, manifest, split, batch_size, names, ragged):
         ids.append(np.asarray(batch[user], np.int64))
         if order is not None:
             found = batch[order].row_lengths() if ragged else batch[order]
@@ -109,11 +108,8 @@ def read_user_rows(
     batch_size: int,
 ) -> Iterator[Batch]:
     """Yields batches of the chosen records; names and ragged as for `build_eval_dataset`."""
-    dataset = build_eval_dataset(
-        version_dir, manifest, chosen.split, batch_size, names, tuple(ragged)
-    )
     first = 0
-    for batch in read_batches(dataset, version_dir, manifest, chosen.split):
+    for batch in read_split(version_dir, manifest, chosen.split, batch_size, names, ragged):
         count = count_rows(batch)
         low, high = np.searchsorted(chosen.rows, (first, first + count))
         if high > low:
@@ -178,9 +174,8 @@ def read_held_out(
     config, relevance = trained.config.evaluation, relevance or Relevance()
     names = (user, item, *relevance.inputs)
     how = (config.batch_size, names, relevance.inputs, config.filter)
-    dataset = build_eval_dataset(version_dir, manifest, split, *how)
     users, columns, not_relevant = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for batch in read_batches(dataset, version_dir, manifest, split):
+    for batch in read_split(version_dir, manifest, split, *how):
         ids = np.asarray(batch[user], np.int64)
         relevant = relevance.find(batch, len(ids))
         not_relevant += int(np.count_nonzero(~relevant))

@@ -51,7 +51,7 @@ from training.evaluation.item_index import (
     check_finite,
     read_item_features,
 )
-from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.input.batches import Batch, read_split
 from training.models.ranking import NetworkRankingModel
 from training.models.retrieval import require_retrieval
 
@@ -133,10 +133,8 @@ def read_user_vectors(trained: TrainedModel, *, seen: bool) -> Iterator[UserVect
     user = manifest.require_key("user")
     ragged = (manifest.keys.seen,) if seen and manifest.keys.seen else ()
     names = tuple(dict.fromkeys((user, *model.user_inputs, *ragged)))
-    dataset = build_eval_dataset(
-        version_dir, manifest, USERS, trained.config.evaluation.batch_size, names, ragged
-    )
-    for batch in read_batches(dataset, version_dir, manifest, USERS):
+    batch_size = trained.config.evaluation.batch_size
+    for batch in read_split(version_dir, manifest, USERS, batch_size, names, ragged):
         ids = np.asarray(batch[user], dtype=np.int64)
         vectors = np.asarray(
             model.embed_users({name: batch[name] for name in model.user_inputs}), np.float32
@@ -243,8 +241,7 @@ def _read_users(
     seen = [manifest.keys.seen] if manifest.keys.seen else []
     names, ragged = tuple(dict.fromkeys((key, *features, *seen))), (*seen, *unread)
     batch_size = trained.config.evaluation.batch_size
-    dataset = build_eval_dataset(version_dir, manifest, USERS, batch_size, names, ragged)
-    for batch in read_batches(dataset, version_dir, manifest, USERS):
+    for batch in read_split(version_dir, manifest, USERS, batch_size, names, ragged):
         tokens = find_tokens(np.asarray(batch[key], np.int64))
         columns = {f"{FEATURE_PREFIX}{name}": _to_column(batch[name]) for name in features}
         columns |= {SEEN: _to_column(batch[seen[0]])} if seen else {}

@@ -60,12 +60,8 @@ def carry(error: SluiceError) -> CarriedError:
     return CarriedError(f"{mark}: {error}")
 
 
-def is_carried(error: tf.errors.OpError) -> bool:
-    """Whether an error of TensorFlow's runtime stands for one of the input."""
-    return _find_carried(error) is not None
-
-
-def _find_carried(error: tf.errors.OpError) -> SluiceError | None:
+def find_carried(error: tf.errors.OpError) -> SluiceError | None:
+    """Returns the error of the input that one of TensorFlow's runtime stands for, or None."""
     return next((own for mark, own in tuple(_CARRIED) if mark in error.message), None)
 
 
@@ -75,7 +71,7 @@ def input_errors(version_dir: ReadablePath, manifest: Manifest, split: str) -> I
     try:
         yield
     except tf.errors.OpError as error:
-        carried = _find_carried(error)
+        carried = find_carried(error)
         if carried is None:
             raise
         explain_error(carried, version_dir, manifest, split)
@@ -181,12 +177,6 @@ def build_sparse(ids: tf.RaggedTensor, weights: tf.RaggedTensor, size: int) -> t
     return tf.sparse.reorder(tf.SparseTensor(indices, weights.values, shape))
 
 
-def mask_unlabelled(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns labels, 0 where a row lacks its own (NaN), and which rows have one; same shape."""
-    is_known = ~tf.math.is_nan(labels)
-    return tf.where(is_known, labels, tf.zeros_like(labels)), is_known
-
-
 def tell_non_finite(features: Features) -> str:
     """Names features with NaN or infinity, to follow what an error received; empty: none has."""
     found = {n: getattr(v, "values", getattr(v, "flat_values", v)) for n, v in features.items()}
@@ -230,53 +220,34 @@ def build_eval_dataset(
     features: Sequence[str] | None = None,
     ragged: Sequence[str] = (),
     evaluation_filter: tuple[FilterConfig, ...] = (),
+    *,
+    held_out: InputConfig | None = None,
+    binary_labels: tuple[str, ...] = (),
     on_corrupt: OnCorrupt = "fail",
 ) -> tf.data.Dataset:
     """Returns a split in the manifest's order, the last batch included.
 
     Without `features`, all that the split's records hold are read. Features of `ragged` come as
     RaggedTensors: lists rather than padded, and scalars that records may lack, which have a row of
-    length 0 there. Rows must pass `evaluation_filter`.
+    length 0 there. Rows must pass `evaluation_filter`; of train and a config `held_out` they are
+    those that its `validation` keeps apart. Labels of `binary_labels` must be 0 or 1.
     """
-    config = InputConfig(batch_size=batch_size, on_corrupt=on_corrupt, filter=evaluation_filter)
-    source = SplitSource(version_dir, manifest, split, config)
-    return _build_ordered(source, features or split_features(manifest, split), ragged)
-
-
-def build_held_out_dataset(
-    version_dir: ReadablePath,
-    manifest: Manifest,
-    config: InputConfig,
-    batch_size: int,
-    features: Sequence[str] | None = None,
-    ragged: Sequence[str] = (),
-    evaluation_filter: tuple[FilterConfig, ...] = (),
-    binary_labels: tuple[str, ...] = (),
-) -> tf.data.Dataset:
-    """Returns the rows of train that `config.validation` keeps apart, in the manifest's order.
-
-    Arguments as for `build_eval_dataset`; labels of `binary_labels` must be 0 or 1.
-    """
-    kept = (*config.filter, *evaluation_filter)
-    own = config.model_copy(update={"batch_size": batch_size, "filter": kept})
-    source = SplitSource(version_dir, manifest, "train", own, InputOptions(binary_labels), True)
-    return _build_ordered(source, features or manifest.schema.names, ragged)
-
-
-def _build_ordered(
-    source: SplitSource, features: Sequence[str], ragged: Sequence[str]
-) -> tf.data.Dataset:
-    specs = select_features(source.manifest, features)
+    config = held_out or InputConfig(on_corrupt=on_corrupt)
+    passing = (*config.filter, *evaluation_filter)
+    config = config.model_copy(update={"batch_size": batch_size, "filter": passing})
+    options, is_held_out = InputOptions(binary_labels), held_out is not None
+    source = SplitSource(version_dir, manifest, split, config, options, is_held_out)
+    specs = select_features(manifest, features or split_features(manifest, split))
     plan = Batches(source, specs, ragged=tuple(ragged)).plan()
     return build_dataset(plan.shape, plan.read)
 
 
-def read_batches(
-    dataset: tf.data.Dataset, version_dir: ReadablePath, manifest: Manifest, split: str
+def read_split(
+    version_dir: ReadablePath, manifest: Manifest, split: str, *how: Any, **options: Any
 ) -> Iterator[Batch]:
-    """Iterates a dataset of this module, with errors that name the shard or the feature."""
+    """Yields batches of `build_eval_dataset`, with errors that name the shard or the feature."""
     with input_errors(version_dir, manifest, split):
-        yield from dataset
+        yield from build_eval_dataset(version_dir, manifest, split, *how, **options)
 
 
 def open_dataset(

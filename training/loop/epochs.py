@@ -33,8 +33,8 @@ from training.input.batches import (
     FINITE_ADVICE,
     Batch,
     build_train_dataset,
+    find_carried,
     input_errors,
-    is_carried,
     tell_non_finite,
 )
 from training.loop.plan import StepPlan
@@ -194,7 +194,7 @@ class EpochInput:
         except tf.errors.InvalidArgumentError as error:
             # What CPUs say of a gather beyond a table; not of what the input itself has raised.
             said = [line for line in str(error).splitlines() if "is not in [0" in line]
-            if is_carried(error) or not said:
+            if find_carried(error) or not said:
                 raise
             raise InputDataError(
                 "the train split holds an id that its feature's vocabulary does not have",

@@ -20,6 +20,7 @@ from conf.training.optimizer import (
     OptimizerConfig,
     SparseOptimizerConfig,
 )
+from training.distribution.strategy import has_gpu
 from training.embedding.lazy_optimizer import (
     LazyFTRL,
     LazyOptimizer,
@@ -212,12 +213,6 @@ def build_dense_optimizer(
     return optimizer
 
 
-def _apply_dense(
-    optimizer: keras.optimizers.Optimizer, weights: Sequence[tf.Variable], *gradients: tf.Tensor
-) -> None:
-    optimizer.apply(list(gradients), list(weights))
-
-
 class Optimizers(tf.Module):
     """Applies one step's gradients to dense weights and tables.
 
@@ -317,10 +312,10 @@ class Optimizers(tf.Module):
             tables, dense = clip_global_norm(tables, dense, limit, are_unique=is_alone)
         self.sparse.apply(tables, self._tables, are_unique=is_alone, known=known)
         if self.dense is not None:
-            update = partial(_apply_dense, self.dense, moved)
-            if is_alone and tf.config.list_physical_devices("GPU"):  # One kernel for hundreds.
+            update = partial(self.dense.apply, trainable_variables=moved)
+            if is_alone and has_gpu():  # One kernel for hundreds.
                 update = tf.function(update, jit_compile=True, autograph=False)
-            update(*dense)
+            update(dense)
             self._constrain(moved)
 
     def _merge(

@@ -14,8 +14,10 @@ from training.distribution.strategy import (
     build_strategy,
     check_devices,
     compile_steps,
+    has_gpu,
+    use_tf32,
 )
-from training.distribution.workers import free_memory_bytes
+from training.distribution.workers import require_memory
 from training.embedding.distinct_rows import Lookups, plan_lookups
 from training.embedding.key_mapping import plan_keyed_features, prepare_rules
 from training.loop.epochs import EpochInput, StepInputs
@@ -36,8 +38,12 @@ from training.objectives.objective import (
     list_notes,
     list_state,
 )
-from training.objectives.softmax_memory import require_memory
 from training.reader.batch_plan import check_mixed_ids, find_mixed, find_sparse_pairs
+
+_SMALLER_SOFTMAX = (
+    "set model.objective={kind: sampled_softmax, negatives: {source: uniform, count: 1000}}, or a "
+    "smaller input.batch_size or model.embedding_dim"
+)
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,10 @@ def build(
     validate_steps = build_step_validate(config, data)
     if profile is not None:
         profile.require_within(steps.total)
-    tf.config.experimental.enable_tensor_float_32_execution(config.compute.tf32)
+    use_tf32(config.compute.tf32)
     dtype = tf.bfloat16 if config.compute.mixed_precision else tf.float32
     part_size = config.input.batch_size // (config.optimizer.accumulate_steps or 1)
-    if plan.softmax_bytes is not None and not tf.config.list_physical_devices("GPU"):
-        require_memory(plan.softmax_bytes, free_memory_bytes())
+    require_memory("a softmax over the whole catalogue", plan.softmax_bytes or 0, _SMALLER_SOFTMAX)
     with strategy.scope():
         model = build_model(config.model, data.manifest, config.seed, dtype)
         optimizers = Optimizers(config.optimizer, model, steps.total)
@@ -169,6 +174,6 @@ def _plan_shared_rows(
     """
     is_alone = strategy is tf.distribute.get_strategy() and strategy.num_replicas_in_sync == 1
     in_parts = (config.optimizer.accumulate_steps or 1) > 1
-    if not is_alone or in_parts or tf.config.list_physical_devices("GPU"):
+    if not is_alone or in_parts or has_gpu():
         return None
     return plan_lookups(model.lookups)

@@ -23,6 +23,7 @@ from conf.training.models import (
 from conf.training.tables import DynamicTableConfig, StaticTableConfig
 from conf.training.train import FitConfig, TrainConfig
 from training.objectives.softmax_memory import count_softmax_bytes
+from training.reader.feature_columns import find_feature
 from training.reader.training_data import TrainingData, read_current_data
 
 if TYPE_CHECKING:
@@ -167,15 +168,10 @@ def list_features(config: ModelConfig, manifest: Manifest) -> dict[str, list[Fea
 
 
 def _find_specs(manifest: Manifest, **sides: Sequence[str]) -> dict[str, list[FeatureSpec]]:
-    schema = manifest.schema
-    for name in (name for names in sides.values() for name in names if name not in schema):
-        raise ConfigError(
-            "the model names a feature that the dataset does not have",
-            received=name,
-            allowed=", ".join(schema.names),
-            fix=did_you_mean(name, schema.names),
-        )
-    return {side: [schema[name] for name in dict.fromkeys(names)] for side, names in sides.items()}
+    return {
+        side: [find_feature(manifest, name) for name in dict.fromkeys(names)]
+        for side, names in sides.items()
+    }
 
 
 def _size_tables(

@@ -51,7 +51,8 @@ class TrainStep:
         if self._keyed:
             admit_arrivals(batch[ARRIVALS], self._keyed)
             batch = {name: value for name, value in batch.items() if name != ARRIVALS}
-        step = self._optimizers.step.read_value()
+        with tf.device(self._optimizers.step.device):  # The host, where one GPU trains.
+            step = self._optimizers.step.read_value()
         with on_host():
             seed = tf.stack([self._options.seed % 2**31, tf.cast(step, tf.int32) * 8])
         shared = BatchRows(batch, self._lookups)

@@ -31,12 +31,7 @@ from training.evaluation.protocols import (
 from training.evaluation.scored_rows import RowColumns, build_user_groups
 from training.evaluation.systems import score_pairs
 from training.evaluation.tasks import LabelScores, TaskScores, compile_scores, summarize_tasks
-from training.input.batches import (
-    Batch,
-    build_eval_dataset,
-    build_held_out_dataset,
-    read_batches,
-)
+from training.input.batches import Batch, read_split
 from training.loop.plan import is_scored_by_label, is_validated
 from training.models.model import Model
 from training.models.retrieval import require_retrieval
@@ -137,19 +132,10 @@ def read_validation(
     binary_labels: tuple[str, ...] = (),
 ) -> Iterator[Batch]:
     """Yields the rows to validate on: those of the validation split, or held out of train."""
-    where, size = (data.version_dir, data.manifest), config.evaluation.batch_size
-    if config.input.validation is None:
-        split = "validation"
-        dataset = build_eval_dataset(
-            *where, split, size, features, evaluation_filter=evaluation_filter
-        )
-    else:
-        split = TRAIN
-        dataset = build_held_out_dataset(
-            *where, config.input, size, features,
-            evaluation_filter=evaluation_filter, binary_labels=binary_labels,
-        )  # fmt: skip
-    yield from read_batches(dataset, *where, split)
+    held_out = None if config.input.validation is None else config.input
+    split, size = "validation" if held_out is None else TRAIN, config.evaluation.batch_size
+    how = (data.version_dir, data.manifest, split, size, features, (), evaluation_filter)
+    return read_split(*how, held_out=held_out, binary_labels=binary_labels)
 
 
 def _build_task_metrics(config: TrainConfig, data: TrainingData, batches: int | None) -> Validate:

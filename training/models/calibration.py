@@ -15,7 +15,6 @@ regression", section 2.2), here in log-odds; beyond the outer ones it goes on wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,11 +84,6 @@ def find_keep_rate(config: InputConfig, manifest: Manifest, label: str) -> float
     if rate is None or not 0.0 < rate < 1.0 or not negative or not positive:
         return None
     return negative / positive * rate / (1.0 - rate)
-
-
-def undo_keep_rate(keep_rate: float) -> Calibration:
-    """Returns the correction where rows of label 0 were kept at a rate, above 0."""
-    return Calibration((0.0,), (math.log(keep_rate),))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from training.embedding.key_space import KeySpace
 from training.embedding.static_table import EmbeddingTable, RowUpdates
 from training.embedding.worker_rows import RowExchange, find_owners
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
-from training.models.model import find_feature, unknown_name
 from training.networks.layers import PositionWeights
+from training.reader.feature_columns import find_feature, unknown_name
 
 
 class TableBuilder:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
-from conf.errors import ConfigError, did_you_mean
-from conf.manifest import Manifest
-from conf.schema import FeatureSpec
 from training.embedding.dynamic_table import find_step_variable
 from training.embedding.static_table import EmbeddingTable
 from training.input.batches import Features
@@ -123,18 +120,3 @@ class Model(tf.Module):
         parts = self.embedded_inputs
         terms = [term for part in parts for term in part.penalize_rows(features, context)]
         return tf.add_n(terms) if terms else None
-
-
-def find_feature(manifest: Manifest, name: str, key: str = "the model") -> FeatureSpec:
-    """Returns a feature that a key of a model's config names."""
-    if name not in manifest.schema:
-        problem = f"{key} names a feature that the dataset does not have"
-        raise unknown_name(problem, name, manifest.schema.names)
-    return manifest.schema[name]
-
-
-def unknown_name(problem: str, name: str, known: Collection[str]) -> ConfigError:
-    """Returns the error of a name that a config spells and nothing has."""
-    return ConfigError(
-        problem, received=name, allowed=", ".join(known) or "none", fix=did_you_mean(name, known)
-    )

@@ -16,7 +16,7 @@ from conf.schema import INPUT_ROLES, FeatureSpec
 from conf.training.input import InputConfig
 from conf.training.models import PoolingConfig, RankingConfig, TaskConfig
 from training.input.batches import Features
-from training.models.calibration import Calibration, find_keep_rate, undo_keep_rate
+from training.models.calibration import Calibration, find_keep_rate
 from training.models.embedded_inputs import (
     BIAS_SUFFIX,
     MASK_SUFFIX,
@@ -26,7 +26,7 @@ from training.models.embedded_inputs import (
     build_keras_inputs,
 )
 from training.models.embedding_tables import TableBuilder, complete_pooling, list_weights
-from training.models.model import Model, find_feature, unknown_name
+from training.models.model import Model
 from training.networks.network import (
     Network,
     StepContext,
@@ -36,6 +36,7 @@ from training.networks.network import (
     plan_groups,
 )
 from training.networks.registry import NETWORKS, NetworkKind, build_logits, find_network
+from training.reader.feature_columns import find_feature, unknown_name
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ def undo_balance(model: Model, config: InputConfig, manifest: Manifest) -> list[
         ]
     binary = [task for task in model.tasks if task.is_binary]
     rates = {task.name: find_keep_rate(config, manifest, task.label) for task in binary}
-    model.calibrate({n: undo_keep_rate(rate) for n, rate in rates.items() if rate is not None})
+    knots = {n: math.log(rate) for n, rate in rates.items() if rate is not None}
+    model.calibrate({n: Calibration((0.0,), (knot,)) for n, knot in knots.items()})
     others = ", ".join(name for name, rate in rates.items() if rate is None)
     told = f"input.class_balance draws rows by {balance.feature}: probabilities of {others} are "
     fix = "those of balanced rows; model.calibration=isotonic fits them to the rows to validate on"

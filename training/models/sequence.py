@@ -22,7 +22,6 @@ from conf.training.models import HSTUConfig, ModelConfig, PoolingConfig, Sequenc
 from training.input.batches import Batch, Features
 from training.models.embedded_inputs import MASK_SUFFIX, EmbeddedInputs
 from training.models.embedding_tables import TableBuilder
-from training.models.model import find_feature
 from training.models.retrieval import Queries
 from training.models.two_towers import TwoTowers, build_side, plan_pooling, select_features
 from training.networks.factorization import flatten_each
@@ -36,7 +35,7 @@ from training.networks.network import (
 )
 from training.networks.sequences import SEQUENCE_NETWORKS, read_sequence
 from training.networks.tower import HiddenLayers, concatenate
-from training.reader.feature_columns import list_length
+from training.reader.feature_columns import find_feature, list_length
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 UNKNOWN_AGE = -1.0

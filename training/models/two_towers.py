@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 from conf.errors import ConfigError
@@ -19,12 +20,11 @@ from conf.training.models import (
 from training.input.batches import Features
 from training.models.embedded_inputs import BIAS_SUFFIX, EmbeddedInputs, InputFeature
 from training.models.embedding_tables import TableBuilder, complete_pooling, list_weights
-from training.models.model import find_feature
 from training.models.retrieval import RetrievalModel
 from training.networks.layers import PositionWeights, normalize_rows
 from training.networks.network import Network, StepContext, build_keras_model, building_layers
-from training.networks.tower import HiddenLayers, build_own_tower, build_tower
-from training.reader.feature_columns import list_length
+from training.networks.tower import HiddenLayers, build_own_tower, concatenate
+from training.reader.feature_columns import find_feature, list_length
 
 
 class TwoTowers(RetrievalModel):
@@ -177,7 +177,8 @@ def build_side(
     tensors = inputs.build_keras_inputs()
     if own is None:
         layers = HiddenLayers("relu", config.dropout, getattr(config, "batch_normalization", False))
-        output = build_tower(tensors, units, dim, layers)
+        hidden = layers.stack(concatenate(list(tensors.values())), units)
+        output = keras.layers.Dense(dim)(hidden)
     else:
         output = build_own_tower(own, tensors, dim)
     return Network(build_keras_model(f"{side}_tower", tensors, output), first_seed)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from conf.schema import PAD_ID
+from training.distribution.strategy import count_replicas, has_gpu
 from training.embedding.distinct_rows import BatchRows, spread_rows
 from training.embedding.static_table import EmbeddingTable
 
@@ -18,9 +19,7 @@ def may_cut() -> bool:
 
     Collectives between replicas need equal ones, and a GPU gains nothing by smaller ones.
     """
-    context = tf.distribute.get_replica_context()
-    is_alone = context is None or context.num_replicas_in_sync == 1
-    return is_alone and not tf.config.list_physical_devices("GPU")
+    return count_replicas() == 1 and not has_gpu()
 
 
 def matmul_rows(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:

@@ -163,6 +163,14 @@ class _PassScope(keras.StatelessScope):
         super().add_update((variable, value))
 
 
+class HostSeeds(keras.random.SeedGenerator):
+    """Makes seeds where kernels read them, the same ones: Keras casts each of them on the GPU."""
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        with on_host():
+            return tf.cast(tf.math.floormod(super().next(ordered), tf.int32.max - 1), tf.int32)
+
+
 class Network(tf.Module):
     """A functional Keras model whose weights are named alike in every process.
 
@@ -174,6 +182,9 @@ class Network(tf.Module):
         super().__init__(name="network")
         # In a closure: TensorFlow would track Keras' own names, which count layers of the process.
         self._get_model = lambda: model
+        for generator in (g for layer in model._flatten_layers() for g in layer._seed_generators):
+            if type(generator) is keras.random.SeedGenerator:  # Keras' layers take no other one.
+                generator.__class__ = HostSeeds
         self.label, self._first_seed = str(model.name), first_seed
         names = name_weights(model)
         self.weights = {name: weight.value for name, weight in names.items()}

@@ -46,9 +46,6 @@ class HiddenLayers:
         return hidden if self.dropout is None else keras.layers.Dropout(self.dropout)(hidden)
 
 
-PLAIN_LAYERS = HiddenLayers()
-
-
 def activate(
     hidden: keras.KerasTensor, activation: str, mask: keras.KerasTensor | None = None
 ) -> keras.KerasTensor:
@@ -57,17 +54,6 @@ def activate(
     if activation == "prelu":  # A slope for each unit, not for each position too.
         return keras.layers.PReLU(shared_axes=list(range(1, len(hidden.shape) - 1)))(hidden)
     return keras.layers.Activation(activation)(hidden)
-
-
-def build_tower(
-    inputs: Mapping[str, keras.KerasTensor],
-    hidden_units: Sequence[int],
-    output_dim: int,
-    layers: HiddenLayers = PLAIN_LAYERS,
-) -> keras.KerasTensor:
-    """Builds layers and a linear map to `[batch, output_dim]` over inputs `[batch, width]`."""
-    hidden = layers.stack(concatenate(list(inputs.values())), hidden_units)
-    return keras.layers.Dense(output_dim)(hidden)
 
 
 def build_own_tower(

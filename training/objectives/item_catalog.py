@@ -14,18 +14,10 @@ from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
 from conf.splits import CATALOG
 from training.encoders.vocabularies import read_key_vocabulary
-from training.input.batches import Batch, build_eval_dataset, read_batches
-from training.input.train_counts import read_train_counts
-from training.objectives.user_items import TrainRows
+from training.input.batches import Batch, read_split
 
 CATALOG_ROWS = 4096
 _log = logging.getLogger("sluice.training.input")
-
-
-def read_item_events(train: TrainRows) -> np.ndarray:
-    """Reads events of the rows that train, whatever their label, int64 `[vocabulary_size]`."""
-    counts = read_train_counts(train.version_dir, train.manifest, "item", train.config)
-    return counts.place(counts.events, np.arange(train.count_ids("item")))
 
 
 def read_drawable_items(version_dir: ReadablePath, manifest: Manifest) -> np.ndarray:
@@ -62,8 +54,7 @@ def read_catalog(
     split = CATALOG
     if all(part.name != split for part in manifest.splits):
         split = "train"
-    dataset = build_eval_dataset(version_dir, manifest, split, batch_size, names)
-    batches = read_batches(dataset, version_dir, manifest, split)
+    batches = read_split(version_dir, manifest, split, batch_size, names)
     yield from batches if split == CATALOG else _keep_first(batches, manifest)
 
 

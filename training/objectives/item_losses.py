@@ -16,18 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from conf.training.objectives import OwnLossConfig
+from training.distribution.strategy import count_replicas
 from training.networks.layers import matmul_rows
 from training.networks.user_code import call_function, import_function, user_errors
 from training.objectives.softmax_memory import BLOCK_ITEMS
 
 RowLoss = Callable[..., tf.Tensor]
 Sums = tuple[Any, ...]
-
-
-def count_replicas() -> int:
-    """Returns how many replicas run the step; 1 outside of a strategy."""
-    context = tf.distribute.get_replica_context()
-    return 1 if context is None else int(context.num_replicas_in_sync)
 
 
 def gather_replicas(values: tf.Tensor) -> tf.Tensor:

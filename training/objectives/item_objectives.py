@@ -23,13 +23,14 @@ from conf.training.objectives import (
     SampledSoftmaxConfig,
     SoftmaxConfig,
 )
+from training.distribution.strategy import count_replicas, has_gpu
 from training.embedding.dynamic_table import DynamicTable
 from training.embedding.key_mapping import read_keys
 from training.input.batches import Batch
 from training.input.train_counts import read_train_rows
 from training.models.retrieval import Queries, RetrievalModel, list_later_inputs
 from training.networks.network import StepContext
-from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
+from training.objectives.item_catalog import ItemFeatures, read_drawable_items
 from training.objectives.item_losses import (
     RowLoss,
     SoftmaxItems,
@@ -37,7 +38,6 @@ from training.objectives.item_losses import (
     compute_catalog_softmax,
     compute_drawn_loss,
     compute_sampled_softmax,
-    count_replicas,
     gather_replicas,
     keep_hardest,
     replica_offset,
@@ -214,7 +214,7 @@ class SampledSoftmax(ItemObjective):
 
 def _choose_block(rows: int | None, queries_per_row: int) -> int:
     """Returns how many items are scored at once: a GPU gains by few large products."""
-    if rows is None or not tf.config.list_physical_devices("GPU"):
+    if rows is None or not has_gpu():
         return BLOCK_ITEMS
     return max(BLOCK_ITEMS, _GPU_SCORES // (rows * queries_per_row))
 
@@ -323,7 +323,7 @@ def build_item_objective(
 
 def _build_sampler(config: NegativesConfig, train: TrainRows) -> Sampler:
     by_counts = config.source != "adaptive" and find_distortion(config) > 0.0
-    counts = read_item_events(train) if by_counts else None
+    counts = train.count_items("events") if by_counts else None
     drawable = read_drawable_items(train.version_dir, train.manifest)
     return build_sampler(config, drawable, counts, train.count_ids("item"))
 

@@ -14,7 +14,7 @@ from conf.paths import ReadablePath
 from conf.training.input import InputConfig
 from conf.training.models import ModelConfig, RankingConfig
 from conf.training.objectives import BinaryConfig
-from training.input.batches import Batch, mask_unlabelled
+from training.input.batches import Batch
 from training.models.model import Model
 from training.models.ranking import RankingModel, Task
 from training.models.retrieval import RetrievalModel, score_rows
@@ -65,8 +65,8 @@ def list_notes(objective: Any) -> tuple[str, ...]:
 
 def compute_where_known(loss: RowLoss, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns losses of rows, 0 where a row lacks the label (NaN): it weighs nothing."""
-    labels, is_known = mask_unlabelled(labels)
-    losses = loss(labels, logits)
+    is_known = ~tf.math.is_nan(labels)
+    losses = loss(tf.where(is_known, labels, tf.zeros_like(labels)), logits)
     return tf.where(tf.reshape(is_known, tf.shape(losses)), losses, tf.zeros_like(losses))
 
 

@@ -15,13 +15,13 @@ Bengio & Senecal 2008).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from conf.training.input import FilterConfig, InputConfig
 from conf.training.objectives import NegativesConfig, SampledSoftmaxConfig
-from training.input.train_counts import read_train_counts
 from training.networks.network import StepContext
 from training.objectives.user_items import TrainRows
 
@@ -168,7 +168,7 @@ def read_batch_counts(train: TrainRows) -> np.ndarray:
     expected numbers, float64: each class and each dataset has its share of the rows.
     """
     config = train.config or InputConfig()
-    counts = _count_rows(train, config)
+    counts = train.count_items("rows")
     if config.class_balance is None and not config.mix:
         return counts
     shares = [
@@ -182,18 +182,13 @@ def _balanced_shares(part: TrainRows, config: InputConfig) -> np.ndarray:
     """Share of a dataset's rows that hold each item, float64 `[vocabulary_size]`."""
     balance = config.class_balance
     if balance is None:
-        counts = _count_rows(part, config)
+        counts = part.count_items("rows")
         return counts / max(1, counts.sum())
     shares = np.zeros(part.count_ids("item"))
     for label, share in balance.shares.items():
         of_class = FilterConfig(feature=balance.feature, op="==", value=label)
         chosen = config.model_copy(update={"filter": (*config.filter, of_class)})
-        counts = _count_rows(part, chosen)
+        counts = replace(part, config=chosen).count_items("rows")
         # A class without rows leaves its share to the others.
         shares += share * counts / max(1, counts.sum())
     return shares / max(shares.sum(), np.finfo(np.float64).tiny)
-
-
-def _count_rows(part: TrainRows, config: InputConfig) -> np.ndarray:
-    counts = read_train_counts(part.version_dir, part.manifest, "item", config)
-    return counts.place(counts.rows, np.arange(part.count_ids("item")))

@@ -5,7 +5,6 @@ No TensorFlow is imported: a plan says the bytes before anything is built.
 
 from __future__ import annotations
 
-from conf.errors import ConfigError
 from conf.manifest import Manifest, bound_list
 from conf.training.models import ModelConfig, SequenceConfig
 from conf.training.objectives import SoftmaxConfig
@@ -41,15 +40,3 @@ def _queries(config: ModelConfig, manifest: Manifest) -> int:
     if name is None or name not in manifest.schema:
         return 1  # The model refuses it.
     return list_length(bound_list(manifest, manifest.schema[name])) or 1
-
-
-def require_memory(needed: int, free: int | None) -> None:
-    """Refuses a softmax over the catalogue that takes more bytes than are free (None: unknown)."""
-    if free is not None and needed > free:
-        raise ConfigError(
-            "a softmax over the whole catalogue does not fit in memory",
-            received=f"{needed:,} bytes",
-            allowed=f"{free:,} bytes, which are free",
-            fix="set model.objective={kind: sampled_softmax, negatives: {source: uniform, count: "
-            "1000}}, or a smaller input.batch_size or model.embedding_dim",
-        )

@@ -18,7 +18,7 @@ from conf.schema import OOV_ID
 from conf.training.input import InputConfig
 from conf.training.models import ModelConfig, RankingConfig
 from training.embedding.dynamic_table import DynamicTable
-from training.input.batches import Batch, build_eval_dataset, read_batches
+from training.input.batches import Batch, read_split
 from training.models.embedded_inputs import EmbeddedInputs, vector_errors
 from training.models.model import Model
 from training.models.ranking import RankingModel
@@ -93,12 +93,9 @@ def _names_loss(config: ModelConfig) -> bool:
 
 def read_first_batch(train: TrainRows, names: Sequence[str]) -> Batch:
     """Returns features of as many rows of train as a step has, in the order of the records."""
-    where, source = (train.version_dir, train.manifest), train.config or InputConfig()
-    dataset = build_eval_dataset(
-        *where, "train", train.batch_size, names, evaluation_filter=source.filter,
-        on_corrupt=source.on_corrupt,
-    )  # fmt: skip
-    found = next(read_batches(dataset, *where, "train"))
+    source = train.config or InputConfig()
+    how = (train.version_dir, train.manifest, "train", train.batch_size, names, (), source.filter)
+    found = next(read_split(*how, on_corrupt=source.on_corrupt))
     # Training pads lists without a bound too.
     return {
         name: value.to_tensor(tf.cast(train.manifest.schema[name].pad_value or 0, value.dtype))

@@ -22,7 +22,7 @@ from conf.training.input import InputConfig
 from training.embedding.key_mapping import read_keys
 from training.encoders.vocabularies import find_named_ids, is_named
 from training.input.batches import Batch
-from training.input.train_counts import read_train_pairs
+from training.input.train_counts import read_train_counts, read_train_pairs
 from training.reader.batch_plan import find_mixed
 
 
@@ -50,6 +50,11 @@ class TrainRows:
         """Returns the size of a key's vocabulary; 0: it has none."""
         spec = self.manifest.schema[self.manifest.require_key(part)]
         return int(spec.vocabulary_size or 0)
+
+    def count_items(self, what: Literal["rows", "events"]) -> np.ndarray:
+        """Reads how many rows, or events, each item has, int64 `[vocabulary_size]`."""
+        counts = read_train_counts(self.version_dir, self.manifest, "item", self.config)
+        return counts.place(getattr(counts, what), np.arange(self.count_ids("item")))
 
     @cached_property
     def parts(self) -> tuple[TrainRows, ...]:

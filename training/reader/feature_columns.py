@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.errors import InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
 from etl.tfrecord.reading import WireFeature, list_lengths
@@ -109,6 +110,21 @@ def select_features(
     return tuple(schema[name] for name in dict.fromkeys(names))
 
 
+def find_feature(manifest: Manifest, name: str, key: str = "the model") -> FeatureSpec:
+    """Returns a feature that a key of a model's config names."""
+    if name not in manifest.schema:
+        problem = f"{key} names a feature that the dataset does not have"
+        raise unknown_name(problem, name, manifest.schema.names)
+    return manifest.schema[name]
+
+
+def unknown_name(problem: str, name: str, known: Collection[str]) -> ConfigError:
+    """Returns the error of a name that a config spells and nothing has."""
+    return ConfigError(
+        problem, received=name, allowed=", ".join(known) or "none", fix=did_you_mean(name, known)
+    )
+
+
 def split_features(manifest: Manifest, split: str) -> tuple[str, ...]:
     """Names of the features that the records of a split hold."""
     role = ROLE_OF_SPLIT.get(split)
@@ -174,9 +190,8 @@ def _unfit(column: FeatureColumn, where: str, found: str, wanted: str) -> InputD
     )
 
 
-def check_binary(name: str, array: pa.Array, where: str) -> None:
+def check_binary(name: str, values: np.ndarray, where: str) -> None:
     """Refuses labels other than 0 and 1."""
-    values = array.drop_null().to_numpy(zero_copy_only=False)
     bad = (values != 0) & (values != 1)
     if bad.any():
         raise InputDataError(

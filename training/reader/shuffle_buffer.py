@@ -250,7 +250,8 @@ class _Filling:
         if column.is_sequence:
             array = join_steps(array)
         if column.name in self._plan.binary_labels:
-            check_binary(column.name, array, where)
+            values = array.drop_null().to_numpy(zero_copy_only=False)
+            check_binary(column.name, values, where)
         if array.null_count or column.is_fixed_list or column.may_lack:
             array = fill_absent(column, array, where)
         return array

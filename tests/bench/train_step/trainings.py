@@ -26,7 +26,7 @@ from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.model import Model
 from training.models.retrieval import RetrievalModel
 from training.networks.network import Network, StepContext, build_keras_model, building_layers
-from training.networks.tower import build_tower
+from training.networks.tower import HiddenLayers, concatenate
 from training.objectives.objective import BinaryCrossEntropy, Objective
 
 
@@ -118,7 +118,8 @@ class HistoryModel(RetrievalModel):
         self._items = EmbeddedInputs([InputFeature(item, dim)], {"item": table})
         with building_layers("history_model", 1):
             tensors = self._users.build_keras_inputs()
-            output = build_tower(tensors, hidden_units=[HIDDEN_UNITS], output_dim=dim)
+            hidden = HiddenLayers().stack(concatenate(list(tensors.values())), [HIDDEN_UNITS])
+            output = keras.layers.Dense(dim)(hidden)
             self.network = Network(build_keras_model("user_tower", tensors, output))
 
     @property

@@ -18,7 +18,7 @@ from conf.errors import InputDataError
 from conf.training.tables import DynamicTableConfig
 from training.embedding import key_rules
 from training.embedding.distinct_rows import BatchRows
-from training.embedding.dynamic_table import DynamicTable
+from training.embedding.dynamic_table import DynamicTable, fill_like
 from training.embedding.key_index import HASHES, DistinctKeys, KeyRecords, pack_meta
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
 from training.embedding.key_rules import RuledIndex, read_key_list
@@ -309,7 +309,7 @@ def read_rows(table: DynamicTable, keys: list[int]) -> np.ndarray:
 def test_a_row_is_its_first_keys_until_the_step_that_gives_it_away() -> None:
     table = build_ruled_table({"max_rows": 2, "eviction": {"when_full": "least_recent"}})
     bias = DynamicTable("bias", table.keys, 1, seed=SEED, initializer=None)
-    slot, space = table.rows.fill_like(0.5, "slot"), table.keys
+    slot, space = fill_like(table.rows, 0.5, "slot"), table.keys
     keyed = plan_keyed_features({"item": table}, {TABLE: table, "bias": bias})
     keys = [[1, 2], [2, 0], [3, 2], [4, 3], [4, 4], [9, 9]]
     batches = map_keys(

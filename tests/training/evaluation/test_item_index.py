@@ -18,7 +18,7 @@ from training.evaluation.systems import (
     popularity_percentiles,
     score_pairs,
 )
-from training.input.batches import build_eval_dataset, read_batches
+from training.input.batches import read_split
 
 
 def _index(vectors: np.ndarray) -> ItemIndex:
@@ -65,7 +65,7 @@ def test_pairs_of_vectors_that_are_not_finite_are_refused(
 ) -> None:
     model = TinyTowers(tiny_manifest)
     where = (tiny_version, tiny_manifest)
-    batch = next(iter(read_batches(build_eval_dataset(*where, "test", 4), *where, "test")))
+    batch = next(read_split(*where, "test", 4))
     assert score_pairs(model, batch).shape == (4,)
     rows = model.tables[model.table_of["user_id"]].rows
     values = rows.numpy()

@@ -30,7 +30,7 @@ from training.evaluation.item_index import build_item_index, read_item_features
 from training.export.delta import apply_delta, write_delta
 from training.export.saved_model import write_export
 from training.fit import fit_run
-from training.models.carried_tables import MatchedKeys, set_keys
+from training.loop.warm_start import MatchedKeys, set_keys
 from training.models.registry import build_model
 from training.monitoring.progress import TrainingProgress
 

@@ -17,10 +17,9 @@ from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.input import InputConfig
 from tests.training.tiny_dataset import one_feature, rewrite_label
 from training.input.batches import (
-    build_eval_dataset,
     build_train_dataset,
     input_errors,
-    read_batches,
+    read_split,
 )
 from training.reader.feature_columns import plan_columns
 from training.reader.shards import InputCounts, compare_begun
@@ -38,9 +37,8 @@ def read(
         version, manifest, InputConfig.model_validate({**BASE, **config}),
         epoch=0, seed=1, options=InputOptions(counts=counts or InputCounts()),
     )  # fmt: skip
-    return sum(
-        int(b["user_id"].shape[0]) for b in read_batches(dataset, version, manifest, "train")
-    )
+    with input_errors(version, manifest, "train"):
+        return sum(int(batch["user_id"].shape[0]) for batch in dataset)
 
 
 def find_records(content: bytes) -> list[int]:
@@ -141,9 +139,8 @@ def test_a_value_of_another_type_names_the_feature(tmp_path: Path, tiny_manifest
     manifest = one_feature(tmp_path, tiny_manifest, written, [{"price": 1}])
     expected = FeatureSpec("price", "float32", "user", pad_value=0.0)
     manifest = replace(manifest, schema=FeatureSchema((expected,)))
-    dataset = build_eval_dataset(tmp_path, manifest, "test", 1)
     with pytest.raises(InputDataError, match="'price'"):
-        list(read_batches(dataset, tmp_path, manifest, "test"))
+        list(read_split(tmp_path, manifest, "test", 1))
 
 
 def test_an_error_of_tensorflow_stays_what_it_is(

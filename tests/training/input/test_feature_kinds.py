@@ -22,7 +22,7 @@ from training.input.batches import (
     build_eval_dataset,
     build_sparse,
     build_train_dataset,
-    read_batches,
+    input_errors,
 )
 
 
@@ -30,7 +30,8 @@ def train(folder: Path, manifest: Manifest, **config) -> list[dict]:
     own = InputConfig.model_validate(config)
     names = manifest.schema.names
     dataset = build_train_dataset(folder, manifest, own, epoch=0, seed=1, features=names)
-    return list(read_batches(dataset, folder, manifest, "train"))
+    with input_errors(folder, manifest, "train"):
+        return list(dataset)
 
 
 def test_sequence_examples(tmp_path: Path, tiny_manifest: Manifest) -> None:

@@ -17,7 +17,7 @@ from conf.training.models import DSSMConfig, MFConfig, RankingConfig
 from conf.training.objectives import BinaryConfig, SampledSoftmaxConfig
 from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig, TrainConfig
 from training.fit import fit_run
-from training.input.batches import build_eval_dataset, build_held_out_dataset
+from training.input.batches import build_eval_dataset
 from training.loop.plan import is_validated, selection_metric
 from training.loop.validation import build_validate, find_best_epoch, should_stop
 from training.models.registry import build_model
@@ -81,7 +81,7 @@ def measure(config: TrainConfig, version: Path, manifest: Manifest):
     """A model, its validation metrics, and the rows that are held out."""
     model = build_model(config.model, manifest, 3)
     validate = build_validate(config, TrainingData(version, manifest))
-    rows = next(iter(build_held_out_dataset(version, manifest, config.input, 10_000)))
+    rows = next(iter(build_eval_dataset(version, manifest, "train", 10_000, held_out=config.input)))
     return model, validate(model), rows
 
 

@@ -18,7 +18,6 @@ from training.models.registry import build_model
 from training.models.retrieval import RetrievalModel
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_history
-from training.objectives.item_catalog import read_item_events
 from training.objectives.user_items import TrainRows
 
 DSSM = DSSMConfig(
@@ -56,7 +55,7 @@ def test_learns_what_popularity_cannot(
     vectors = trainer.parts.model.embed_items(items).numpy()
     scores = np.full((60, 42), -np.inf)
     scores[:, items["movie_id"].numpy()] = trainer.parts.model.embed_users(test).numpy() @ vectors.T
-    popularity = np.tile(read_item_events(TrainRows(tiny_version, tiny_manifest, 1)), (60, 1))
+    popularity = np.tile(TrainRows(tiny_version, tiny_manifest, 1).count_items("events"), (60, 1))
     targets = test["movie_id"].numpy()
     # Nine of ten events stay in the user's group of ten items: 0.9 is as good as it gets.
     own, popular = (

@@ -27,7 +27,7 @@ from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import CheckpointLayout, list_checkpoints
 from training.checkpoint.restore import load_run
 from training.checkpoint.saved_tensors import TrainingState
-from training.embedding.dynamic_table import DynamicTable
+from training.embedding.dynamic_table import DynamicTable, fill_like
 from training.embedding.key_index import SAVED_KEYS
 from training.embedding.key_space import KeySpace
 from training.embedding.table_files import load_table, write_tables
@@ -35,9 +35,11 @@ from training.encoders.vocabularies import match_keys, match_rows, read_encoded_
 from training.fit import fit_run
 from training.loop import warm_start
 from training.loop.trainer import Trainer
-from training.loop.warm_start import SlotMap, WarmTarget, map_slots
-from training.models.carried_tables import (
+from training.loop.warm_start import (
     MatchedKeys,
+    SlotMap,
+    WarmTarget,
+    map_slots,
     match_dynamic_table,
     read_table_files,
     set_keys,
@@ -134,7 +136,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 
 def test_rows_of_keys_start_as_if_training_had_met_them() -> None:
     model, table = build(capacity=1)
-    slot = table.rows.fill_like(0.5, "slot")
+    slot = fill_like(table.rows, 0.5, "slot")
     set_keys(model, table.keys, MatchedKeys(EARLIER, np.arange(5)))
     np.testing.assert_array_equal(table.rows.numpy()[2:], table.draw_rows(EARLIER))
     assert not table.rows.numpy()[:2].any()

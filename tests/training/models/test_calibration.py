@@ -20,7 +20,6 @@ from training.models.calibration import (
     find_keep_rate,
     fit_isotonic,
     fit_task,
-    undo_keep_rate,
 )
 from training.reader.rows import DecodedRows, balance_classes
 
@@ -196,7 +195,7 @@ def test_saves_and_loads(tmp_path: Path) -> None:
 def test_a_keep_rate_is_undone_as_he_et_al_do(rate: float) -> None:
     p = np.linspace(0.05, 0.95, 19)
     logits = (np.log(p) - np.log1p(-p)).astype(np.float32)
-    found = sigmoid(undo_keep_rate(rate).apply(tf.constant(logits)))
+    found = sigmoid(Calibration((0.0,), (float(np.log(rate)),)).apply(tf.constant(logits)))
     np.testing.assert_allclose(found, p / (p + (1 - p) / rate), rtol=1e-5)
 
 

@@ -27,7 +27,7 @@ from training.models.registry import build_model
 from training.models.retrieval import Queries, score_rows
 from training.models.two_towers import MatrixFactorization
 from training.networks.network import StepContext
-from training.objectives.item_catalog import ItemFeatures, read_drawable_items, read_item_events
+from training.objectives.item_catalog import ItemFeatures, read_drawable_items
 from training.objectives.objective import (
     Weighted,
     build_objective,
@@ -387,7 +387,7 @@ def test_counts_are_those_of_the_train_records(tiny_version: Path, tiny_manifest
     )
     found = np.bincount(batch["movie_id"].numpy(), minlength=42)
     np.testing.assert_array_equal(read_batch_counts(train), found)
-    np.testing.assert_array_equal(read_item_events(train), found)
+    np.testing.assert_array_equal(train.count_items("events"), found)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

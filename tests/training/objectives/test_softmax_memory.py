@@ -11,11 +11,12 @@ from conf.manifest import Manifest
 from conf.training.models import DSSMConfig, HSTUConfig, MFConfig, RankingConfig, SASRecConfig
 from conf.training.objectives import SampledSoftmaxConfig, SoftmaxConfig
 from conf.training.train import TrainConfig
+from training.distribution.workers import require_memory
 from training.fit import fit_run
 from training.loop.parts import build
 from training.loop.plan import read_plan
 from training.monitoring.progress import TrainingProgress
-from training.objectives.softmax_memory import BLOCK_ITEMS, count_softmax_bytes, require_memory
+from training.objectives.softmax_memory import BLOCK_ITEMS, count_softmax_bytes
 
 
 def test_the_bytes_by_hand(tiny_manifest: Manifest) -> None:
@@ -47,9 +48,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     )  # fmt: skip
     needed = read_plan(config).to_json()["catalogue_softmax_bytes"]
     assert needed == 4 * 42 * (3 * 32 + 5 * 4)
-    require_memory(needed, needed)
-    require_memory(needed, None)  # Nobody knows what is free.
-    monkeypatch.setattr("training.loop.parts.free_memory_bytes", lambda: needed - 1)
+    free = "training.distribution.workers.free_memory_bytes"
+    for enough in (needed, None):  # Nobody knows what is free.
+        monkeypatch.setattr(free, lambda enough=enough: enough)
+        require_memory("it", needed, "take less")
+    monkeypatch.setattr(free, lambda: needed - 1)
     monkeypatch.setattr("training.loop.parts.build_model", lambda *_: pytest.fail("too late"))
     for run in (
         lambda config: build(read_plan(config)),

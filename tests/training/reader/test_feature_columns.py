@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -59,7 +60,7 @@ def test_what_does_not_fit_is_named(spec, given, kind, message, tiny_manifest: M
 
 
 def test_labels_are_0_or_1() -> None:
-    check_binary("y", pa.array([0.0, 1.0]), "here")
+    check_binary("y", np.array([0.0, 1.0]), "here")
     for bad in (2.0, -1.0, float("nan")):
         with pytest.raises(InputDataError, match=r"'y'[\s\S]*in here[\s\S]*0 or 1"):
-            check_binary("y", pa.array([0.0, bad]), "here")
+            check_binary("y", np.array([0.0, bad]), "here")

@@ -12,7 +12,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, InputConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
-from training.input.batches import build_eval_dataset, build_held_out_dataset, build_train_dataset
+from training.input.batches import build_eval_dataset, build_train_dataset
 from training.reader import training_data as counting_module
 from training.reader.filters import find_passing, hash_keys, hash_together
 from training.reader.shards import InputCounts
@@ -121,13 +121,14 @@ def test_held_out_rows_are_the_others_and_keys_stay_together(
     config = InputConfig.model_validate({**BASE, "validation": held})
     kept = train(tiny_version, tiny_manifest, config, "user_id")
     other = column(
-        build_held_out_dataset(tiny_version, tiny_manifest, config, 16, ["user_id"]), "user_id"
+        build_eval_dataset(tiny_version, tiny_manifest, "train", 16, ["user_id"], held_out=config),
+        "user_id",
     )
     assert len(kept) + len(other) == 780
     assert not set(kept.tolist()) & set(other.tolist())
     assert 0.15 < len(other) / 780 < 0.45
     with pytest.raises(ConfigError, match="held out"):
-        build_held_out_dataset(tiny_version, tiny_manifest, InputConfig(), 16)
+        build_eval_dataset(tiny_version, tiny_manifest, "train", 16, held_out=InputConfig())
     pairs = {"validation": {"hash_of": ["user_id", "movie_id"], "share": 0.3}}
     source = counting_source_of(tiny_version, tiny_manifest, True, **pairs)
     assert 0.2 < count_rows(source) / 780 < 0.4
