@@ -249,8 +249,9 @@ class UserHistoryConfig(Strict):
 class SessionsConfig(Strict):
     """Sessions: runs of a user's events without a gap longer than `gap_minutes`.
 
-    Columns: `<name>_id` (string, unique in the log), `<name>_position` (int64, from 1). The
-    session so far is a history with `within_session`.
+    Columns: `<name>_id` (string, unique in the log: the user, and the session's first time in
+    milliseconds), `<name>_position` (int64, from 1). The session so far is a history with
+    `within_session`.
     """
 
     name: Name = Field("session", description="First part of the names of the columns.")

@@ -43,8 +43,10 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
         .withColumn(SESSION_COLUMN, F.sum("__begins").over(so_far))
         .drop("__begins")
         .withColumn(sessions.position_column, F.row_number().over(in_session).cast("bigint"))
+        # Named by its start, not its number: a run that reads fewer days gives the same name.
         .withColumn(
-            sessions.id_column, F.concat_ws("-", F.col(user).cast("string"), SESSION_COLUMN)
+            sessions.id_column,
+            F.concat_ws("-", F.col(user).cast("string"), F.first(EVENT_TS_COLUMN).over(in_session)),
         )
     )
 

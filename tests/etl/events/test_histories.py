@@ -185,10 +185,10 @@ def test_a_session_ends_after_a_gap_that_is_too_long(spark):
     frame = kept(prepare_events(SESSIONS_CONFIG, {"log": source}).frame)
     rows = {(r["user"], r["ts"]): (r["visit_id"], r["visit_position"]) for r in frame.collect()}
     assert rows == {
-        (1, 0): ("1-1", 1),
-        (1, 600): ("1-1", 2),
-        (1, 1201): ("1-2", 1),
-        (2, 700): ("2-1", 1),
+        (1, 0): ("1-0", 1),
+        (1, 600): ("1-0", 2),
+        (1, 1201): ("1-1201000", 1),
+        (2, 700): ("2-700000", 1),
     }
     # The log ends at 1201: user 2's session may go on until 1300.
     current = {
@@ -207,7 +207,20 @@ def test_windows_and_gaps_end_at_their_very_millisecond(spark):
     events = [Event(1, item, "view", 1.0, ts) for item, ts in ((1, 0), (2, 246), (3, 60_480))]
     rows = add_histories(prepared(spark, config, events), config).orderBy("ts").collect()
     assert [list(row["recent"]) for row in rows] == [[], [1], [2, 1]]
-    assert [row["visit_id"] for row in rows] == ["1-1", "1-1", "1-2"]
+    assert [row["visit_id"] for row in rows] == ["1-0", "1-0", "1-60480000"]
+
+
+def test_sessions_of_days_that_are_built_apart_have_names_of_their_own(spark):
+    whole = session_ids(spark, SESSIONS_EVENTS)
+    assert session_ids(spark, SESSIONS_EVENTS[3:]) == {
+        key: name for key, name in whole.items() if key != (1, 0) and key != (1, 600)
+    }
+
+
+def session_ids(spark, events: list[Event]) -> dict[tuple[int, int], str]:
+    source = memory_source(spark, SESSIONS_CONFIG, "log", [event.row() for event in events])
+    frame = kept(prepare_events(SESSIONS_CONFIG, {"log": source}).frame)
+    return {(row["user"], row["ts"]): row["visit_id"] for row in frame.collect()}
 
 
 LABEL = {"column": "action", "equals": "click"}
