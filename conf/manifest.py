@@ -206,8 +206,8 @@ class DatasetKeys:
         label: The label.
         weight: Factor of the sample's loss.
         sampling_probability: Probability by which a negative was sampled; 1 where it was not.
-        event_number: Number of the event among its user's, from 1, where a user may have several
-            records in a split.
+        event_number: Number of the event among its user's, where a user may have several records
+            in a split; from 1, or after 10^9 times the event's day where days are replaced.
     """
 
     user: str | None

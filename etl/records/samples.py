@@ -128,7 +128,7 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     if not config.seen:
         return samples
     if config.numbers_events:
-        samples = samples.withColumn(EVENT_NUMBER, F.col(POSITION_COLUMN).cast("bigint"))
+        samples = samples.withColumn(EVENT_NUMBER, _number_event(config))
     sequences = build_sequences(events, user, _seen_item(config))
     is_evaluated = F.col(SPLIT_COLUMN) != TRAIN
     before = find_position(config, find_where_columns(config, config.seen_where))
@@ -136,6 +136,17 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     if (brought := _brought_and_seen(config)) is None:
         return samples
     return samples.withColumn(SEEN, F.when(is_evaluated, _join_items(F.col(SEEN), F.col(brought))))
+
+
+def _number_event(config: BuildConfig) -> Column:
+    """The number of an event among its user's, from 1.
+
+    A run counts from the first day that it reads: where days are built apart, the day leads.
+    """
+    number = F.col(POSITION_COLUMN).cast("bigint")
+    if config.output.partition_overwrite != "dynamic":
+        return number
+    return F.floor(F.col(EVENT_TS_COLUMN) / 86_400_000) * F.lit(10**9) + number
 
 
 def _brought_and_seen(config: BuildConfig) -> str | None:

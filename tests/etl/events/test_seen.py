@@ -179,3 +179,21 @@ def test_an_item_that_is_taken_again_does_not_hide_which_event_was_the_first(spa
     rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
     found = {row["event_number"]: set(row["seen"]) for row in rows}
     assert found == {2: {5}, 3: {5, 6}, 4: {5, 6}}
+
+
+def test_the_first_event_of_days_that_are_built_apart_has_the_lowest_number(spark):
+    config = behaviour_config(
+        split={"strategy": "temporal", "test_from_ts": 86_400, "validation": False},
+        output={"partition_by": ["date"], "partition_overwrite": "dynamic"},
+    )
+    log = [(1, item, "view", 0.5, item * 40_000) for item in range(7)]
+
+    def number(rows: list[tuple]) -> dict[int, int]:
+        prepared = prepare_events(config, {"log": memory_source(spark, config, "log", rows)}).frame
+        records = build_samples(kept(prepared), config).collect()
+        return {row["item"]: row["event_number"] for row in records}
+
+    # The run of the second day reads the first, that of the third the second.
+    second, third = number(log[:5]), number(log[3:])
+    assert second[3] < second[4] < third[5] < third[6]
+    assert (second[3], third[5]) == (1_000_000_004, 2_000_000_003)
