@@ -33,7 +33,7 @@ from training.encoders.serving import TENSOR_DTYPES, ServingEncoders, read_servi
 from training.encoders.vocabularies import find_named_ids, is_named, read_key_vocabulary
 from training.evaluation.item_index import MISSING, ItemIds, Pairs, find_cells, read_cells
 from training.evaluation.metrics import IntArray
-from training.evaluation.protocols import carries_seen, require_rows
+from training.evaluation.protocols import carries_seen, find_candidates, require_rows
 from training.evaluation.users import (
     UserRows,
     count_rows,
@@ -177,12 +177,9 @@ class DatasetRows:
 
     def _find_own(self, split: str) -> list[str]:
         """Returns the features of a row's own item and its candidates, where these are ranked."""
-        name = self._manifest.keys.candidates
+        name = find_candidates(self._manifest, split)
         is_asked = self._answers.give is Give.LISTS and not self._answers.has_pool
         if name is None or not is_asked or split == TRAIN or split in ROLE_OF_SPLIT:
-            return []
-        statistics = self._manifest.statistics.get(split, {}).get(name, {})
-        if statistics.get("values") == 0:  # Not known: as the keys say.
             return []
         return [self._manifest.require_key("item"), name]
 

@@ -33,6 +33,7 @@ from training.evaluation.protocols import (
     UniformNegatives,
     carries_seen,
     describe_filter,
+    find_candidates,
     find_relevance,
     headline_protocol,
     rank_by_protocol,
@@ -277,7 +278,7 @@ class _Retrieval:
 
     def _measure_events(self) -> dict[str, Any]:
         popularity, given = read_popularity(self._trained, self.index.ids), None
-        if self._manifest.keys.candidates is not None:
+        if find_candidates(self._manifest, self._split) is not None:
             given = SAMPLED_GIVEN
         elif self._config.sampled_negatives is not None:
             given = f"sampled_{self._config.sampled_negatives}"

@@ -134,6 +134,13 @@ def carries_seen(manifest: Manifest, split: str) -> bool:
     return manifest.keys.seen is not None and split != TRAIN
 
 
+def find_candidates(manifest: Manifest, split: str) -> str | None:
+    """Returns the feature of the candidates that rows of a split bring; None: they bring none."""
+    name = manifest.keys.candidates
+    values = manifest.statistics.get(split, {}).get(name or "", {}).get("values")
+    return None if values == 0 else name
+
+
 def headline_protocol(manifest: Manifest, mask_seen: bool, split: str) -> str:
     return FULL_UNSEEN if mask_seen and carries_seen(manifest, split) else FULL_ALL
 

@@ -155,6 +155,11 @@ def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
     report = evaluate_split(_trained(version, manifest), "test")
     assert [p["name"] for p in report["protocols"]] == ["full_unseen", "full_all", "sampled_given"]
     assert report["protocols"][2]["candidates"] == 10
+    # A split that brings none is no ranking of each target alone.
+    statistics = {**manifest.statistics, "test": {"candidates": {"values": 0}}}
+    without = replace(manifest, statistics=statistics)
+    report = evaluate_split(_trained(version, without), "test")
+    assert [p["name"] for p in report["protocols"]] == ["full_unseen", "full_all", "sampled_99"]
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
