@@ -165,10 +165,19 @@ def _find_end(manifest: Manifest) -> datetime | None:
 def _take_encodings(
     changed: Sequence[str], here: EncodedVersion, there: EncodedVersion
 ) -> EncodedVersion:
-    """A version as if it encoded some features as another one does."""
+    """A version as if it encoded some features as another one does, and in its order.
+
+    The order of features is that in which networks read them.
+    """
     specs = {name: there.manifest.schema[name] for name in changed}
     columns = {name: there.plan.column(name) for name in changed}
-    features = tuple(specs.get(spec.name, spec) for spec in here.manifest.schema.features)
+    place = {name: number for number, name in enumerate(there.manifest.schema.names)}
+    features = tuple(
+        specs.get(spec.name, spec)
+        for spec in sorted(
+            here.manifest.schema.features, key=lambda spec: place.get(spec.name, len(place))
+        )
+    )
     manifest = replace(here.manifest, schema=FeatureSchema(features))
     encodings = tuple(columns.get(column.feature, column) for column in here.plan.columns)
     return EncodedVersion(here.version_dir, manifest, replace(here.plan, columns=encodings))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError
 from conf.manifest import Manifest, RunInfo
-from training.encoders.vocabularies import Vocabulary
-from training.other_version import _check_order, match_served
+from conf.schema import FeatureSchema
+from training.encoders.vocabularies import Vocabulary, read_encoded_version
+from training.other_version import _check_order, _take_encodings, match_served
 
 DAY_MS = 86_400_000
 
@@ -41,6 +44,15 @@ def test_without_days_the_last_event_counts(tiny_manifest) -> None:
     _check_order(ending("2", 5), ending("3", 5))
     with pytest.raises(ConfigError, match="of a log that ends earlier"):
         _check_order(ending("2", 5), ending("3", 4))
+
+
+def test_networks_read_the_features_in_the_order_of_the_run(tiny_version: Path) -> None:
+    manifest = read_manifest(tiny_version)
+    there = read_encoded_version(tiny_version, manifest)
+    turned = replace(manifest, schema=FeatureSchema(manifest.schema.features[::-1]))
+    here = read_encoded_version(tiny_version, turned)
+    assert here.manifest.schema.names != manifest.schema.names
+    assert _take_encodings((), here, there).manifest.schema == manifest.schema
 
 
 def vocabulary(tokens: list[str], buckets: int | None = None) -> Vocabulary:

@@ -15,7 +15,8 @@ from conf.artefacts.dataset import ToleratesShard
 from conf.artefacts.run import CHECKPOINT_FILE
 from conf.errors import ConfigError, InputDataError, SluiceError
 from conf.local_paths import local_path
-from conf.schema import PAD_ID
+from conf.schema import INPUT_ROLES, PAD_ID, Role
+from conf.training.models import ModelConfig
 from conf.training.optimizer import OptimizerConfig
 from conf.training.train import TrainConfig, WarmStartConfig
 from training.checkpoint.checkpoint_files import (
@@ -56,6 +57,12 @@ from training.models.model import Model
 from training.reader.feature_columns import unknown_name
 from training.reader.training_data import TrainingData
 
+_ORDERS: Mapping[str, tuple[Role, ...]] = {
+    "features": INPUT_ROLES,
+    "user_features": ("user",),
+    "item_features": ("item",),
+}
+"""Keys of models that name what they read; without one it is the features of these roles."""
 _ITEM_OF_LIST = re.compile(r"(.+)/([0-9]+)")
 _ROW_STATE = f"{OPTIMIZERS}/sparse/"
 
@@ -175,7 +182,7 @@ class _EarlierRun:
     directory: Path
     layout: CheckpointLayout
     version: EncodedVersion
-    optimizer: OptimizerConfig
+    config: TrainConfig
     reader: Any
     shapes: Mapping[str, list[int]]
 
@@ -241,7 +248,8 @@ def transfer_weights(
     if warm.path is not None:
         source = _open_source(warm.path, config.input.tolerates)
         if warm.moments == "transfer":
-            _check_moments(config.optimizer, source.optimizer)
+            _check_moments(config.optimizer, source.config.optimizer)
+        _check_order(config.model, target, source)
         report = _transfer_run(source, target, warm, match)
     for name, places in set_table_files(target.model, files).items():
         target.optimizers.hold_rows(name, target.model.tables[name], places)
@@ -316,6 +324,35 @@ def _check_moments(optimizer: OptimizerConfig, earlier: OptimizerConfig) -> None
         )
 
 
+def _check_order(config: ModelConfig, target: WarmTarget, source: _EarlierRun) -> None:
+    """Refuses features in another order: networks join vectors, and numbers, in that of features.
+
+    Weights would have the shapes of the earlier ones, and meet other inputs.
+    """
+    model, kernels = target.model, (v for n in target.model.networks for v in n.weights.values())
+    if all(len(weight.shape) < 2 for weight in kernels):
+        return
+    models = (config, target.data.manifest), (source.config.model, source.version.manifest)
+    for key, roles in _ORDERS.items():
+        if not all(hasattr(one, key) for one, _ in models):
+            continue
+        orders = []
+        for one, manifest in models:
+            named = getattr(one, key)
+            of_role = (spec.name for spec in manifest.schema.by_role(*roles))
+            orders.append(tuple(of_role if named is None else named))
+        common = set(model.inputs).intersection(*orders)
+        vectors = common & set(model.embedded_features)
+        for names in (vectors, common - vectors):
+            here, there = ([name for name in order if name in names] for order in orders)
+            if here != there:
+                raise ConfigError(
+                    "the networks of the earlier run read the same features in another order",
+                    received=f"{', '.join(here)}; there {', '.join(there)}",
+                    fix=f"name them in model.{key} in the order of the earlier run",
+                )
+
+
 def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     """Opens the checkpoint that a path stands for: itself, or a run's best or last one."""
     directory = resolve_checkpoint(path)
@@ -323,8 +360,8 @@ def _open_source(path: str, tolerates: ToleratesShard) -> _EarlierRun:
     reference = RunReference.read(find_run_of(directory))
     version = read_encoded_version(reference.version_dir, reference.read_manifest(tolerates))
     reader = CheckpointTensors(directory / STATE_PREFIX)
-    shapes, optimizer = reader.get_variable_to_shape_map(), reference.config.optimizer
-    return _EarlierRun(directory, layout, version, optimizer, reader, shapes)
+    shapes = reader.get_variable_to_shape_map()
+    return _EarlierRun(directory, layout, version, reference.config, reader, shapes)
 
 
 def _match_tables(

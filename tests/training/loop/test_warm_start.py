@@ -429,6 +429,20 @@ def test_other_shapes_are_refused_or_begin_fresh(towers_run: Path, grown: Path, 
     assert report.dense  # the weights behind it, of the same shape, and those of the items
 
 
+def test_inputs_in_another_order_are_refused(
+    towers_run: Path, tiny_version: Path, tmp_path: Path
+) -> None:
+    by_role = read_manifest(tiny_version).schema.by_role
+    warm = {"path": str(towers_run)}
+    for role in ("user", "item"):
+        names = tuple(spec.name for spec in by_role(role))
+        same, turned = (
+            TOWERS.model_copy(update={f"{role}_features": order}) for order in (names, names[::-1])
+        )
+        assert warm_start_build(configure(tiny_version, tmp_path, same, warm)).warm_start().dense
+        refuse(configure(tiny_version, tmp_path, turned, warm), ConfigError, "in another order")
+
+
 def one_of_two(said: str, *, other_fails: bool = False) -> Any:
     """Stands for the second worker of two, whose chief's checkpoint says something."""
     return SimpleNamespace(share=lambda decide: said, any=lambda flag: flag or other_fails)
