@@ -120,7 +120,7 @@ def find_unturned_lists(config: BuildConfig) -> list[RuleResult]:
 
 
 def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[RuleResult]:
-    """Finds windowed features that a run of few days counts from less of the log than others do.
+    """Finds windows that reach further back than a run of few days reads.
 
     Args:
         config: The build's config.
@@ -130,20 +130,24 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
     days = config.sources[source].days
     if dates is None or days is None:
         return []
+    windows = {rolling.name: rolling.window_days for rolling in config.rolling}
+    windows |= {h.name: h.window_days for h in config.histories if h.window_days is not None}
     longer = [
-        f"{rolling.name} ({'all of the log' if window is None else f'{window:g} days'})"
-        for rolling in config.rolling
-        if (window := rolling.window_days) is None or window > days.lookback_days
+        f"{name} ({'all of the log' if window is None else f'{window:g} days'})"
+        for name, window in windows.items()
+        if window is None or window > days.lookback_days
     ]
     if not longer:
         return []
     received = (
         f"{', '.join(longer)}; a run reads {days.lookback_days} days before its own "
-        f"(sources.{source}.days.lookback_days): days that are built one by one count less than a "
+        f"(sources.{source}.days.lookback_days): days that are built one by one hold less than a "
         "range of days"
     )
     allowed = "window_days of at most lookback_days"
-    return [RuleResult("windows of rolling features", "warn", False, received, allowed)]
+    return [
+        RuleResult("windows of rolling features and histories", "warn", False, received, allowed)
+    ]
 
 
 def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:

@@ -67,12 +67,15 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
     day = DateRange(date(2026, 1, 31), date(2026, 1, 31))
     windows = {"week": 7, "month": 30.5, "ever": None}
     rolling = [{"name": n, "keys": ["item"], "window_days": w} for n, w in windows.items()]
+    histories = [{"name": "clicked", "window_days": 6}, {"name": "latest"}]
 
     def find(lookback, dates=day, **days):
         sources = build_config(tmp_path, tmp_path).model_dump(mode="json")["sources"]
         dated = {"path": "{date}.dat", "days": {"lookback_days": lookback}} | days
         sources["ratings"] |= dated
-        config = build_config(tmp_path, tmp_path, sources=sources, rolling=rolling)
+        config = build_config(
+            tmp_path, tmp_path, sources=sources, rolling=rolling, histories=histories
+        )
         return find_short_lookback(config, dates)
 
     (found,) = find(7)
@@ -81,6 +84,10 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
     (found,) = find(6)
     assert found.received.startswith("week (7 days), month (30.5 days), ever (all of the log)")
     del rolling[2]
+    histories[0]["window_days"] = 31.5
+    (found,) = find(31)
+    assert found.received.startswith("clicked (31.5 days); a run reads 31 days")
+    histories[0]["window_days"] = 31
     assert not find(31)
     # Without days the log is read whole, by a run with or without them.
     assert not find(0, None)
