@@ -42,8 +42,8 @@ from etl.tfrecord.files.partitions import (
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
 from etl.tfrecord.types.arrays import is_list
-from etl.tfrecord.types.row_errors import refuse_unknown
-from etl.tfrecord.types.type_options import TypeOptions
+from etl.tfrecord.types.features import TypeOptions
+from etl.tfrecord.types.refusals import refuse_unknown
 
 Format = Literal["tfrecord", "parquet", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -24,8 +24,8 @@ from etl.convert import (
 )
 from etl.row_count_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.spark.options import TYPE_OPTIONS, parse_type_options
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
-from etl.tfrecord.types.type_options import TYPE_OPTIONS, parse_type_options
 from jobs.support.terminal import ListSeparator, show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)

@@ -31,7 +31,7 @@ from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_re
 from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
-from etl.tfrecord.types.arrays import nest_lists, nest_schema
+from etl.tfrecord.types.parts import nest_lists, nest_schema
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 

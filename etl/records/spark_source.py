@@ -17,8 +17,8 @@ from conf.errors import ConfigError
 from conf.local_paths import local_path
 from etl.tfrecord.spark.datasource import TFRecordDataSource
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.spark.write_plan import WriteHooks
-from etl.tfrecord.types.arrays import flatten_lists
+from etl.tfrecord.spark.write_job import WriteHooks
+from etl.tfrecord.types.parts import flatten_lists
 
 if TYPE_CHECKING:
     from etl.encoders.pipeline import EncoderPipeline

@@ -28,9 +28,7 @@ from etl.records.spark_source import RECORD_HOOKS
 from etl.records.train_counts import CountsRequest
 from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.spark.schema import to_arrow_schema
-from etl.tfrecord.spark.write_job import run_write
-from etl.tfrecord.spark.write_plan import plan_write
+from etl.tfrecord.spark.write_job import plan_write, run_write
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -127,7 +125,7 @@ def write_natively(
         `partition`, `statistics`.
     """
     options = _build_options(records_format, target, ranges, counts)
-    plan = plan_write(to_arrow_schema(records.schema), options, hooks=RECORD_HOOKS)
+    plan = plan_write(records.schema, options, RECORD_HOOKS)
     written = run_write(records, plan)
     return [] if written is None else [vars(shard) for shard in written.shards]
 

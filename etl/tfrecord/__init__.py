@@ -14,38 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from etl.tfrecord.files.writer import ShardOptions
-    from etl.tfrecord.spark.datasource import register_tfrecord
-    from etl.tfrecord.spark.frames import read_tfrecords, write_tfrecords
-    from etl.tfrecord.table import (
-        TableWriter,
-        read_frame,
-        read_table,
-        read_table_batches,
-        write_frame,
-        write_table,
-    )
-    from etl.tfrecord.types.type_options import TypeOptions
-
-__all__ = [
-    "ShardOptions",
-    "TableWriter",
-    "TypeOptions",
-    "read_frame",
-    "read_table",
-    "read_table_batches",
-    "read_tfrecords",
-    "register_tfrecord",
-    "write_frame",
-    "write_table",
-    "write_tfrecords",
-]
+    from etl.tfrecord.files.writer import ShardOptions as ShardOptions
+    from etl.tfrecord.spark.datasource import register_tfrecord as register_tfrecord
+    from etl.tfrecord.spark.frames import read_tfrecords as read_tfrecords
+    from etl.tfrecord.spark.frames import write_tfrecords as write_tfrecords
+    from etl.tfrecord.table import TableWriter as TableWriter
+    from etl.tfrecord.table import read_frame as read_frame
+    from etl.tfrecord.table import read_table as read_table
+    from etl.tfrecord.table import read_table_batches as read_table_batches
+    from etl.tfrecord.table import write_frame as write_frame
+    from etl.tfrecord.table import write_table as write_table
+    from etl.tfrecord.types.features import TypeOptions as TypeOptions
 
 _TABLE = "table"
 _MODULES = {
     "ShardOptions": "files.writer",
     "TableWriter": _TABLE,
-    "TypeOptions": "types.type_options",
+    "TypeOptions": "types.features",
     "read_frame": _TABLE,
     "read_table": _TABLE,
     "read_table_batches": _TABLE,
@@ -55,6 +40,7 @@ _MODULES = {
     "write_table": _TABLE,
     "write_tfrecords": "spark.frames",
 }
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

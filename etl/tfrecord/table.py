@@ -15,11 +15,10 @@ from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.writer import ShardOptions, ShardWriter
-from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, RecordType, WireFeature
+from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, RecordType, TypeOptions, WireFeature
 from etl.tfrecord.types.from_example import plan_from_example
-from etl.tfrecord.types.row_errors import locate_rows
+from etl.tfrecord.types.refusals import locate_rows
 from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.type_options import TypeOptions
 
 if TYPE_CHECKING:
     import pandas as pd

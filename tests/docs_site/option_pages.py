@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from etl.tfrecord.spark.options import BOTH_OPTIONS, READ_OPTIONS, WRITE_OPTIONS
-from etl.tfrecord.types.type_options import Option
+from etl.tfrecord.spark.options import BOTH_OPTIONS, READ_OPTIONS, WRITE_OPTIONS, Option
 
 
 def render_page() -> str:
@@ -25,5 +24,11 @@ def render_page() -> str:
 
 
 def _render_table(options: Iterable[Option]) -> str:
-    rows = [f"| `{o.name}` | {o.shown_values} | {o.about} |" for o in options]
+    rows = [f"| `{o.name}` | {_show(o.values)} | {o.about} |" for o in options]
     return "\n".join(["| option | values | about |", "| --- | --- | --- |", *rows])
+
+
+def _show(values: str | Mapping[str, object]) -> str:
+    if isinstance(values, str):
+        return values
+    return ", ".join(f"`{value}`" for value in values if value)

@@ -23,8 +23,8 @@ from etl.convert import (
     parse_type,
 )
 from etl.tfrecord.commit.output_manifest import OutputManifest, OutputShard
+from etl.tfrecord.spark.options import parse_type_options
 from etl.tfrecord.table import read_table, write_table
-from etl.tfrecord.types.type_options import parse_type_options
 from tests.datasets import build_manifest
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.errors import ConfigError
-from etl.tfrecord.reading import inlined, kernel
+from etl.tfrecord.codec.kernels import inlined, kernel
 from training.embedding.key_index import FIRST_ROW, NO_KEYS, MappedBatch
 
 NO_ROW = -1

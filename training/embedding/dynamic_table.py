@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from conf.schema import OOV_ID, PAD_ID
 from conf.training.tables import Initializer, NormalConfig, UniformConfig
-from etl.tfrecord.reading import inlined, kernel
+from etl.tfrecord.codec.kernels import inlined, kernel
 from training.distribution.strategy import on_host
 from training.embedding.device_tier import NO_ROW, DeviceTier, HostRows
 from training.embedding.distinct_rows import BatchRows

@@ -15,7 +15,7 @@ import numpy as np
 
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
 from conf.training.tables import MOST_OCCURRENCES
-from etl.tfrecord.reading import inlined, kernel
+from etl.tfrecord.codec.kernels import inlined, kernel
 
 FIRST_ROW = FIRST_TOKEN_ID
 """Row of the first key; the two before are padding's and that of unknown keys."""

@@ -26,7 +26,7 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSpec
-from etl.tfrecord.reading import crc32c
+from etl.tfrecord.codec.crc32c import crc32c
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from conf.paths import ReadablePath
 from conf.schema import canonical_json
 from conf.storage.table_files import read_parquet
 from conf.training.input import InputConfig
-from etl.tfrecord.reading import crc32c
+from etl.tfrecord.codec.crc32c import crc32c
 from training.reader.feature_columns import plan_columns
 from training.reader.rows import DecodedRows
 from training.reader.shuffle_buffer import read_epoch

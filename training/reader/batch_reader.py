@@ -19,14 +19,14 @@ from conf.local_paths import local_path
 from conf.manifest import DatasetKeys, Manifest, RowCounts, ShardInfo, SourceSnapshot, SplitInfo
 from conf.paths import ReadablePath
 from conf.schema import FeatureSchema, FeatureSpec, fingerprint
-from etl.tfrecord.reading import (
+from etl.tfrecord.codec.crc32c import describe_file
+from etl.tfrecord.codec.framing import (
     HEADER_BYTES,
     BadRange,
-    describe_file,
     detect_compression,
-    infer_features,
     read_record_blocks,
 )
+from etl.tfrecord.codec.infer import infer_features
 from training.reader.batch_plan import (
     Batches,
     BatchShape,

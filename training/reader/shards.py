@@ -18,13 +18,13 @@ from conf.errors import InputDataError, SluiceError
 from conf.manifest import Manifest, ShardInfo
 from conf.paths import ReadablePath
 from conf.storage.locations import Compression, FileOpener
-from etl.tfrecord.reading import (
+from etl.tfrecord.codec.crc32c import crc32c
+from etl.tfrecord.codec.decode import Decoder
+from etl.tfrecord.codec.framing import (
     FIX_CORRUPT,
     BadRange,
     CorruptRecordError,
-    Decoder,
     RecordBlock,
-    crc32c,
     read_record_blocks,
 )
 

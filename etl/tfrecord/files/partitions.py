@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_hidden
-from etl.tfrecord.types.row_errors import refuse_unknown
+from etl.tfrecord.types.refusals import refuse_unknown
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 

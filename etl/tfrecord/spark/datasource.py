@@ -29,22 +29,18 @@ from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_spl
 from etl.tfrecord.spark.options import ReadOptions, parse_read_options, parse_write_options
 from etl.tfrecord.spark.read_plan import (
     infer_schema,
-    partition_types,
     plan_read,
     select_files,
 )
 from etl.tfrecord.spark.write_job import (
-    freeze_loaded_code,
-    freeze_planner,
-    use_own_python,
-    write_partition,
-)
-from etl.tfrecord.spark.write_plan import (
-    NO_HOOKS,
     WriteHooks,
     WritePlan,
     build_committer,
-    plan_frame,
+    freeze_loaded_code,
+    freeze_planner,
+    plan_write,
+    use_own_python,
+    write_partition,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +49,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class TaskMessage(WriterCommitMessage):
-    """Carries a task's result to the driver-side commit."""
-
     result: TaskResult
 
 
@@ -81,8 +75,6 @@ class TFRecordWriter(DataSourceArrowWriter):
 
 @dataclass
 class ReadPartition(InputPartition):
-    """What one task reads: files and ranges of files, in order."""
-
     splits: tuple[FileSplit, ...]
 
 
@@ -97,22 +89,14 @@ class TFRecordReader(DataSourceReader):
         self._options = options
         listing = list_input_files(options)
         self._plan = plan_read(options, listing, schema)
-        self._files = select_files(listing.files, partition_types(listing), options.where)
+        self._files = select_files(listing, options.where)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what tasks do not need."""
         return {name: value for name, value in self.__dict__.items() if name != "_files"}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plans the tasks."""
-        options = self._options
-        planned = plan_splits(
-            self._files,
-            compression=options.compression,
-            split_bytes=options.split_bytes,
-            min_partitions=options.min_partitions,
-            opener=options.opener,
-        )
+        planned = plan_splits(self._files, self._options)
         freeze_planner()
         return [ReadPartition(splits) for splits in planned]
 
@@ -131,11 +115,10 @@ class TFRecordReader(DataSourceReader):
 class TFRecordDataSource(DataSource):
     """TFRecord files as `format("tfrecord")`; its options: `etl.tfrecord.spark.options`.
 
-    Attributes:
-        hooks: What others add to a write; options `encoders` and `statistics*` need theirs.
+    `hooks` are what others add to a write; options `encoders` and `statistics*` need them.
     """
 
-    hooks: ClassVar[WriteHooks] = NO_HOOKS
+    hooks: ClassVar[WriteHooks | None] = None
 
     def __init__(self, options: dict[str, str]) -> None:
         """Takes the options as Spark gives them; runs where the format is looked up or planned."""
@@ -145,11 +128,9 @@ class TFRecordDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "tfrecord"
 
     def schema(self) -> StructType:
-        """Schema of all that the files hold; see `infer_schema`."""
         return infer_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -159,7 +140,7 @@ class TFRecordDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:
         """Checks options and schema before any task starts, and builds the writer."""
         options = parse_write_options(self.options, overwrite)
-        plan = plan_frame(schema, options, self.hooks)
+        plan = plan_write(schema, options, self.hooks)
         build_committer(options).begin(plan.job, find_jvm())
         return TFRecordWriter(plan)
 
@@ -195,13 +176,6 @@ def _find_jvm_providers(spark: SparkSession) -> dict[str, str]:
     return classes
 
 
-def _register(spark: SparkSession, source: type[DataSource]) -> None:
-    """Registers a format, unless its name is registered already: Spark would log a warning."""
-    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()
-    if not manager.dataSourceExists(source.name()):
-        spark.dataSource.register(source)
-
-
 def register_tfrecord(spark: SparkSession) -> None:
     """Registers the formats `tfrecord`, `tfrecords` and `sluice`; twice does no harm.
 
@@ -220,13 +194,14 @@ def register_tfrecord(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
     use_own_python()
-    _register(spark, find_source("sluice"))
     providers = _find_jvm_providers(spark)
-    for name in ("tfrecord", "tfrecords"):
-        if name not in providers:
-            _register(spark, find_source(name))
-            continue
-        warnings.warn(
-            f"{providers[name]} on the class path claims format('{name}'); use format('sluice')",
-            stacklevel=2,
-        )
+    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()
+    for name in ("sluice", "tfrecord", "tfrecords"):
+        if name in providers:
+            warnings.warn(
+                f"{providers[name]} on the class path claims format('{name}'); use "
+                "format('sluice')",
+                stacklevel=2,
+            )
+        elif not manager.dataSourceExists(name):  # Spark would log a warning
+            spark.dataSource.register(find_source(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,33 +18,84 @@ from conf.errors import (
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_CLASSES: tuple[type[SluiceError], ...] = (
-    ConfigError,
-    InputDataError,
-    InternalError,
-    UpstreamNotReadyError,
-)
+_CLASSES: dict[str, type[SluiceError]] = {
+    cls.__name__: cls for cls in (ConfigError, InputDataError, InternalError, UpstreamNotReadyError)
+}
 _RAISED = re.compile(
     r"conf\.errors\.(?P<name>\w+): (?P<text>.*?)"
     r"(?=\n\s*\n|\n\s+at |\n\s*SQLSTATE: |\n[A-Za-z_.]+(?:Error|Exception)\b|\Z)",
     re.DOTALL,
 )
-# A file that is gone or forbidden has a condition of its own.
-_UNREADABLE = re.compile(
-    r"\[FAILED_READ_FILE\.(?:NO_HINT|CANNOT_READ_FILE_FOOTER)\] "
-    r"Encountered error while reading file (?P<path>\S+?)\.(?:\s|$)"
-)
-# SQL's class 22: a value that an expression cannot take, as of a cast or a division by 0; what
-# `raise_error` and `assert_true` say, and patterns, have classes of Spark's own, or are Java's.
-_OF_A_VALUE = re.compile(
-    r"\[[A-Z][\w.]+\] (?P<value>[^\n]*?)\.? *SQLSTATE: (?:22\w{3}|P0001)"
-    r"|\[INVALID_FORMAT\.\w+\] (?P<form>[^\n]*?)\.? *SQLSTATE: "
-    r"|(?P<time>Fail to recognize '[^\n]*' pattern in the DateTimeFormatter)"
-    r"|java\.util\.(?:regex\.)?\w*(?:PatternSyntax|Format)\w*Exception: (?P<java>[^\n]*)"
-)
 
-_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'")
-_OWN_PACKAGES = ("conf", "etl", "jobs", "training")
+
+_NO_MODULE = "ModuleNotFoundError: No module named "
+# By Spark's text; what the groups found is given on.
+_KNOWN: tuple[tuple[str, Callable[[str], SluiceError]], ...] = (
+    (
+        # A file that is gone or forbidden has a condition of its own.
+        r"(?s)\[FAILED_READ_FILE\.(?:NO_HINT|CANNOT_READ_FILE_FOOTER)\] Encountered error while "
+        r"reading file (\S+?)\.(?:\s|$)(?:.*\n\s*Caused by: ([^\n]*))?",
+        lambda said: InputDataError(
+            "an input file is damaged: Spark cannot read it to its end",
+            received=said,
+            fix="write the file anew, or take it out of the source's path; nothing was published",
+        ),
+    ),
+    (
+        # SQL's class 22: a value that an expression cannot take, as of a cast or a division by 0;
+        # what `raise_error` and `assert_true` say, and patterns, have classes of Spark's own, or
+        # are Java's.
+        r"\[[A-Z][\w.]+\] ([^\n]*?)\.? *SQLSTATE: (?:22\w{3}|P0001)"
+        r"|\[INVALID_FORMAT\.\w+\] ([^\n]*?)\.? *SQLSTATE: "
+        r"|(Fail to recognize '[^\n]*' pattern in the DateTimeFormatter)"
+        r"|java\.util\.(?:regex\.)?\w*(?:PatternSyntax|Format)\w*Exception: ([^\n]*)",
+        lambda said: InputDataError(
+            f"Spark cannot evaluate a row: {said}",
+            fix="correct the value, or write in `events.where` what gives null for it, such as "
+            "try_cast, try_divide or nullif; nothing was published",
+        ),
+    ),
+    (
+        r"(?s)java\.lang\.StackOverflowError.*java\.util\.regex",
+        lambda _: InputDataError(
+            "a line is too long for the regular expression that it is matched with",
+            fix="write sources.<name>.pattern without a group under * or +: [^,]*+ for (a|b)*",
+        ),
+    ),
+    (
+        rf"{_NO_MODULE}'((?:conf|etl|jobs|training)(?:\.[\w.]*)?)'",
+        lambda said: ConfigError(
+            "the Python of Spark's executors cannot import Sluice",
+            received=f"No module named {said!r} in a task",
+            allowed="Sluice as an archive, or installed there",
+            fix="give spark-submit --py-files sluice.zip",
+        ),
+    ),
+    (
+        rf"{_NO_MODULE}'(\w+)[\w.]*'",
+        lambda said: ConfigError(
+            f"the Python of Spark's executors cannot import {said!r}",
+            allowed="numpy, numba and pyarrow; for training what the extra `training` brings",
+            fix=f"install {said} where PYSPARK_PYTHON points, or ship an environment by --archives",
+        ),
+    ),
+    (
+        "No space left on device|Disk quota exceeded",
+        lambda _: InternalError(
+            "the disk is full",
+            received="No space left on device",
+            fix="free some space, or set output.root and spark.local.dir to another disk; what "
+            "was published before is untouched",
+        ),
+    ),
+    (
+        r"java\.lang\.OutOfMemoryError",
+        lambda _: InternalError(
+            "Spark ran out of memory",
+            fix="raise spark.driver_memory (local) or the executors' memory (cluster)",
+        ),
+    ),
+)
 
 
 def describe_failure(error: BaseException) -> str:
@@ -84,63 +135,9 @@ def translate_failure(error: BaseException) -> SluiceError | None:
     """The error to show the user for one that came through Spark; None: the cause is not known."""
     text = str(error)
     raised = _RAISED.search(text)
-    if raised:
-        for cls in _CLASSES:
-            if cls.__name__ == raised["name"]:
-                return cls(raised["text"].strip())
-    unreadable = _UNREADABLE.search(text)
-    if unreadable:
-        causes = [line.strip() for line in text.splitlines() if line.startswith("Caused by:")]
-        return InputDataError(
-            "an input file is damaged: Spark cannot read it to its end",
-            received=": ".join(
-                [unreadable["path"], *(c.removeprefix("Caused by: ") for c in causes[-1:])]
-            ),
-            fix="write the file anew, or take it out of the source's path; nothing was published",
-        )
-    if of_a_value := _OF_A_VALUE.search(text):
-        return InputDataError(
-            f"Spark cannot evaluate a row: {of_a_value[of_a_value.lastgroup or 0]}",
-            fix="correct the value, or write in `events.where` what gives null for it, such as "
-            "try_cast, try_divide or nullif; nothing was published",
-        )
-    if "java.lang.StackOverflowError" in text and "java.util.regex" in text:
-        return InputDataError(
-            "a line is too long for the regular expression that it is matched with",
-            fix="write sources.<name>.pattern without a group under * or +: [^,]*+ for (a|b)*",
-        )
-    missing = _MISSING_MODULE.search(text)
-    if missing:
-        return _refuse_worker(missing["name"])
-    if "No space left on device" in text or "Disk quota exceeded" in text:
-        return InternalError(
-            "the disk is full",
-            received="No space left on device",
-            fix="free some space, or set output.root and spark.local.dir to another disk; what "
-            "was published before is untouched",
-        )
-    if "java.lang.OutOfMemoryError" in text:
-        return InternalError(
-            "Spark ran out of memory",
-            fix="raise spark.driver_memory (local) or the executors' memory (cluster)",
-        )
+    if raised and raised["name"] in _CLASSES:
+        return _CLASSES[raised["name"]](raised["text"].strip())
+    for pattern, build in _KNOWN:
+        if found := re.search(pattern, text):
+            return build(": ".join(filter(None, found.groups())))
     return None
-
-
-def _refuse_worker(module: str) -> ConfigError:
-    """Says what the Python of Spark's workers lacks: Sluice's code, or a package that it needs."""
-    package = module.partition(".")[0]
-    received = f"No module named {module!r} in a task"
-    if package in _OWN_PACKAGES:
-        return ConfigError(
-            "the Python of Spark's executors cannot import Sluice",
-            received=received,
-            allowed="Sluice as an archive, or installed there",
-            fix="give spark-submit --py-files sluice.zip",
-        )
-    return ConfigError(
-        f"the Python of Spark's executors cannot import {package!r}",
-        received=received,
-        allowed="numpy, numba and pyarrow; for training what the extra `training` brings",
-        fix=f"install {package} where PYSPARK_PYTHON points, or ship an environment by --archives",
-    )

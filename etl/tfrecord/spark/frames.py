@@ -12,7 +12,7 @@ import numpy as np
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.datasource import find_source
 from etl.tfrecord.spark.failures import known_failures
@@ -25,11 +25,10 @@ from etl.tfrecord.spark.options import (
 )
 from etl.tfrecord.spark.read_plan import infer_schema
 from etl.tfrecord.spark.schema import quote_name
-from etl.tfrecord.spark.write_job import run_write
-from etl.tfrecord.spark.write_plan import build_committer, plan_frame
+from etl.tfrecord.spark.write_job import build_committer, plan_write, run_write
+from etl.tfrecord.types.features import TypeOptions
 from etl.tfrecord.types.from_example import find_name
-from etl.tfrecord.types.row_errors import refuse_unknown
-from etl.tfrecord.types.type_options import TypeOptions
+from etl.tfrecord.types.refusals import refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -82,7 +81,7 @@ def write_tfrecords(
         given.setdefault("partitionoverwritemode", "dynamic")
     resolved = parse_write_options(given, given["savemode"] == "overwrite")
     _check_shards(shards, resolved)
-    plan = plan_frame(frame.schema, resolved, find_source(_FORMAT).hooks)
+    plan = plan_write(frame.schema, resolved, find_source(_FORMAT).hooks)
     committer = build_committer(resolved)
     holds_output = committer.check_mode(resolved.mode)  # refuses early what it protects
     if resolved.mode != "ignore" or not holds_output:
@@ -102,13 +101,7 @@ def _as_texts(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _check_mode(mode: str) -> str:
-    if mode.lower() not in SAVE_MODES:
-        raise ConfigError(
-            "unknown save mode",
-            received=repr(mode),
-            allowed=", ".join(SAVE_MODES),
-            fix=did_you_mean(mode, SAVE_MODES),
-        )
+    refuse_unknown("unknown save mode", {mode.lower()} - SAVE_MODES.keys(), SAVE_MODES)
     return SAVE_MODES[mode.lower()]
 
 
@@ -149,7 +142,7 @@ def repartition_rows(
 
 def _shuffle(frame: DataFrame, seed: int, shards: int, order: Sequence[str]) -> DataFrame:
     names = frame.columns
-    content = [_hashable(field.name, field.dataType) for field in frame.schema.fields]
+    content = list(map(_hashable, frame.schema.fields))
     keyed = frame.withColumn(_KEY, F.xxhash64(F.lit(seed), *content))
     bucket = F.shiftright(_KEY, 64 - _BUCKET_BITS) + (1 << _BUCKET_BITS - 1)
     counts = _count_buckets(keyed, bucket)
@@ -175,12 +168,7 @@ def _count_buckets(keyed: DataFrame, bucket: Column) -> np.ndarray:
 def assign_buckets(counts: np.ndarray, shards: int) -> np.ndarray:
     """Divides consecutive buckets among shards as evenly as whole buckets allow.
 
-    Args:
-        counts: Rows per bucket, int64 `[buckets]`.
-        shards: Number of shards.
-
-    Returns:
-        Shard of each bucket, int64 `[buckets]`, never falling.
+    Of rows per bucket, int64 `[buckets]`, the shard of each, int64 `[buckets]`, never falling.
     """
     ends = np.cumsum(counts)
     middles = ends - counts / 2
@@ -193,18 +181,11 @@ def _is_even(counts: np.ndarray, assigned: np.ndarray, shards: int) -> bool:
     return bool(np.abs(rows - mean).max() <= max(1.0, _TOLERANCE * mean))
 
 
-def _hashable(name: str, data_type: T.DataType) -> Column:
+def _hashable(field: T.StructField) -> Column:
     """Maps have no hash in Spark; their JSON text has."""
-    column = F.col(quote_name(name))
-    return F.to_json(F.struct(column)) if _has_map(data_type) else column
-
-
-def _has_map(data_type: T.DataType) -> bool:
-    if isinstance(data_type, T.ArrayType):
-        return _has_map(data_type.elementType)
-    if isinstance(data_type, T.StructType):
-        return any(_has_map(field.dataType) for field in data_type.fields)
-    return isinstance(data_type, T.MapType)
+    column = F.col(quote_name(field.name))
+    has_map = "map<" in field.dataType.simpleString()
+    return F.to_json(F.struct(column)) if has_map else column
 
 
 def read_tfrecords(
@@ -240,20 +221,16 @@ def read_tfrecords(
     given = _as_texts(options)
     if where is not None:
         given["where"] = option_text({name: list(values) for name, values in where.items()})
-    paths = [path] if isinstance(path, str | Path) else list(path)
-    if len(paths) == 1:
-        given["path"] = str(paths[0])
+    if isinstance(path, str | Path):
+        given["path"] = str(path)
     else:
-        given["paths"] = json.dumps([str(p) for p in paths])
-    whole = _resolve_schema(schema, given)
-    wanted = whole if columns is None else _select(whole, columns)
-    return spark.read.format(_FORMAT).schema(wanted).options(**given).load()
-
-
-def _resolve_schema(schema: T.StructType | str | None, given: Mapping[str, str]) -> T.StructType:
+        given["paths"] = json.dumps([str(p) for p in path])
     if schema is None:
-        return infer_schema(parse_read_options(given))
-    return cast(T.StructType, T.StructType.fromDDL(schema)) if isinstance(schema, str) else schema
+        schema = infer_schema(parse_read_options(given))
+    elif isinstance(schema, str):
+        schema = cast(T.StructType, T.StructType.fromDDL(schema))
+    wanted = schema if columns is None else _select(schema, columns)
+    return spark.read.format(_FORMAT).schema(wanted).options(**given).load()
 
 
 def _select(schema: T.StructType, columns: Sequence[str]) -> T.StructType:

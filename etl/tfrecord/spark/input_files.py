@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import glob
 import logging
-import mmap
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_data_path, list_data_files
-from conf.storage.locations import Compression, FileOpener, is_remote, parse_storage
+from conf.storage.locations import is_remote, parse_storage
 from conf.storage.object_store import Storage
 from conf.storage.store_interface import StoredObject
 from etl.tfrecord.commit.directory_view import (
@@ -40,9 +38,7 @@ from etl.tfrecord.spark.options import ReadOptions
 
 _LOGGER = logging.getLogger(__name__)
 
-FileWithValues = tuple[DataFile, dict[str, str | None]]
-Listed = tuple[OutputManifest | None, list[FileWithValues]]
-"""The manifest that lists all files, or None; and each file with its partition values."""
+FileWithValues = tuple[DataFile, Mapping[str, str | None]]
 
 
 @dataclass(frozen=True)
@@ -58,23 +54,17 @@ class InputListing:
 
 
 def list_input_files(options: ReadOptions) -> InputListing:
-    """Lists the files of a read.
+    """Lists the files of a read; a directory in the middle of a write is refused.
 
     Of a directory that is its files and those below `<column>=<value>` directories, or below any
     directory where the read is recursive. Names that begin with `.` or `_` are hidden.
-
-    Raises:
-        ConfigError: A path does not exist.
-        InputDataError: A directory is in the middle of a write, a file is missing or has another
-            size than its manifest says, or the partition directories contradict each other.
     """
-    files: dict[str, FileWithValues] = {}
-    manifests: list[OutputManifest | None] = []
-    for committed, listed in (found for path in options.paths for found in _list(path, options)):
-        manifests.append(committed)
-        files.update({file.path: (file, values) for file, values in listed})
+    found = [place for path in options.paths for place in _find(path, options)]
+    files = {
+        file.path: (file, values) for place in found for file, values in place.describe(options)
+    }
     ordered = [files[path] for path in sorted(files)]
-    committed = _common_manifest(manifests, [file for file, _ in ordered])
+    committed = _common_manifest([place.committed for place in found], [f for f, _ in ordered])
     columns = infer_partition_types(values for _, values in ordered)
     if committed is not None and not ordered:
         columns = committed.partition_columns
@@ -84,10 +74,31 @@ def list_input_files(options: ReadOptions) -> InputListing:
     return InputListing(tuple(file for file, _ in ordered), columns, committed)
 
 
-def _list(path: str, options: ReadOptions) -> list[Listed]:
+@dataclass(frozen=True)
+class _Found:
+    """Bytes of the files to read, by path below a directory; `place` is what was asked for."""
+
+    directory: str
+    place: str
+    sizes: Mapping[str, int]
+    committed: OutputManifest | None
+
+    def describe(self, options: ReadOptions) -> Iterator[FileWithValues]:
+        """The files as the manifest knows them, with their partition values."""
+        shards = {shard.path: shard for shard in self.committed.shards} if self.committed else {}
+        is_lenient = options.on_corrupt != "fail" and not is_remote(self.directory)
+        for key, size in self.sizes.items():
+            path, values = f"{self.directory}/{key}", {}
+            if not options.is_recursive:
+                values = _partition_of(path.rpartition("/")[0], options.base_path or self.place)
+            offsets = _find_known(path, size, shards.get(key), is_lenient)
+            yield DataFile(path, size, tuple(values.values()), offsets), values
+
+
+def _find(path: str, options: ReadOptions) -> list[_Found]:
     if is_remote(path):
-        return [_list_objects(path, options)]
-    return [_list_local_files(root, options) for root in _expand(path)]
+        return [_find_stored(path, options)]
+    return [_find_local(root, options) for root in _expand(path)]
 
 
 def _common_manifest(
@@ -109,11 +120,16 @@ def _common_manifest(
     return known[0] if len(kinds) == 1 else None
 
 
-def _build_file(
-    path: str, size: int, shard: OutputShard | None, values: Mapping[str, str | None]
-) -> DataFile:
-    """A file as its manifest knows it; `shard` is None where that does not list it."""
-    if shard is not None and shard.bytes != size:
+def _find_known(
+    path: str, size: int, shard: OutputShard | None, is_lenient: bool
+) -> tuple[int, ...] | None:
+    """Offsets of a file's records as the manifest knows them; None where it does not list it.
+
+    Lenient, the file may have another size, of which no offset is known: it may be past its end.
+    """
+    if shard is None or shard.bytes == size:
+        return None if shard is None else shard.split_offsets
+    if not is_lenient:
         raise InputDataError(
             f"{path} has another size than its manifest says",
             received=f"{size} bytes",
@@ -121,17 +137,13 @@ def _build_file(
             fix="copy or write the file again; what is sound of a local one is read with "
             "onCorrupt=skip or quarantine",
         )
-    offsets = None if shard is None else shard.split_offsets
-    return DataFile(path, size, tuple(values.values()), offsets)
-
-
-def _shards_of(committed: OutputManifest | None) -> dict[str, OutputShard]:
-    return {} if committed is None else {shard.path: shard for shard in committed.shards}
+    _LOGGER.warning("%s: %d bytes, its manifest says %d", path, size, shard.bytes)
+    return ()
 
 
 def _partition_of(folder: str, base: str) -> dict[str, str | None]:
     """Partition values of a folder, relative to the base that its columns begin below."""
-    base = base.rstrip("/")
+    folder, base = (place.rpartition("://")[2].rstrip("/") for place in (folder, base))
     if folder != base and not folder.startswith(f"{base}/"):
         raise ConfigError(
             "basePath does not contain the path that is read", received=base, allowed=folder
@@ -150,56 +162,41 @@ def _expand(path: str) -> list[Path]:
     return paths
 
 
-def _list_local_files(root: Path, options: ReadOptions) -> Listed:
+def _find_local(root: Path, options: ReadOptions) -> _Found:
     place = root if root.is_dir() else root.parent
     directory, committed = _locate_manifest(place)
-    shards, base = _shards_of(committed), options.base_path or str(place)
-    found = list_data_files(root, is_recursive=options.is_recursive) if root.is_dir() else [""]
-    files = []
-    for path in (root / name for name in found):
-        shard = shards.get(str(path.relative_to(directory))) if directory else None
-        size = path.stat().st_size
-        if shard is not None and options.on_corrupt != "fail":
-            shard = _as_found(path, size, shard)
-        values = {} if options.is_recursive else _partition_of(str(path.parent), base)
-        files.append((_build_file(str(path), size, shard, values), values))
-    if directory is not None and root.is_dir():
-        below = root.relative_to(directory)
-        listed = [name for name in shards if Path(name).is_relative_to(below)]
-        refuse_missing(directory, listed, [str(below / name) for name in found])
-    return committed, files
+    names = [root.name]
+    if root.is_dir():
+        names = list_data_files(root, is_recursive=options.is_recursive)
+    below = place.relative_to(directory)
+    keys = [str(below / name) for name in names]
+    if committed is not None and root.is_dir():
+        listed = [shard.path for shard in committed.shards]
+        refuse_missing(directory, [key for key in listed if Path(key).is_relative_to(below)], keys)
+    sizes = {key: (directory / key).stat().st_size for key in keys}
+    return _Found(str(directory), str(place), sizes, committed)
 
 
-def _locate_manifest(directory: Path) -> tuple[Path | None, OutputManifest | None]:
+def _locate_manifest(start: Path) -> tuple[Path, OutputManifest | None]:
     """The directory that a path was written as, possibly some partition directories further up."""
+    directory = start
     while True:
         refuse_publishing(directory)
         committed = read_output_manifest(directory)
         if committed is not None:
             return directory, committed
         if "=" not in directory.name:
-            return None, None
+            return start, None
         directory = directory.parent
 
 
-def _as_found(path: Path, size: int, shard: OutputShard) -> OutputShard:
-    """The shard in the size that it has; of another one, offsets may be past its end."""
-    if shard.bytes == size:
-        return shard
-    _LOGGER.warning("%s: %d bytes, its manifest says %d", path, size, shard.bytes)
-    return replace(shard, bytes=size, split_offsets=())
-
-
-def _list_objects(path: str, options: ReadOptions) -> Listed:
-    """Lists the files of a directory, or one object, of an object store."""
-    place, only = parse_storage(path, options.settings), ""
-    start = place
+def _find_stored(path: str, options: ReadOptions) -> _Found:
+    start = place = parse_storage(path, options.settings)
     if place.parent is not None and place.find() is not None:
-        place, only = place.parent, place.name
+        place = place.parent
     directory = _find_directory(place)
     view = view_objects(directory)
-    inside = place.root[len(directory.root) + 1 :]
-    prefix = f"{inside}/{only}".strip("/") if only else inside
+    prefix = start.root[len(directory.root) + 1 :]
     found = _find_objects(directory, view, prefix, options.is_recursive)
     if not found and view.manifest is None:
         raise ConfigError(
@@ -207,14 +204,8 @@ def _list_objects(path: str, options: ReadOptions) -> Listed:
             received=start.uri,
             allowed="an object, or a directory with objects; patterns are for local paths",
         )
-    base = parse_storage(options.base_path).root if options.base_path else place.root
-    shards, files = _shards_of(view.content.committed), []
-    for key, item in sorted(found.items()):
-        folder = f"{directory.root}/{key}".rpartition("/")[0]
-        values = {} if options.is_recursive else _partition_of(folder, base)
-        uri = f"{directory.uri}/{key}"
-        files.append((_build_file(uri, item.bytes, shards.get(key), values), values))
-    return view.content.committed, files
+    sizes = {key: item.bytes for key, item in found.items()}
+    return _Found(directory.uri, place.uri, sizes, view.content.committed)
 
 
 def _find_directory(start: Storage) -> Storage:
@@ -274,46 +265,33 @@ class FileSplit:
     partition: tuple[str | None, ...]
 
 
-def plan_splits(
-    files: Sequence[DataFile],
-    *,
-    compression: Compression | Literal["auto"] | None,
-    split_bytes: int,
-    min_partitions: int | None = None,
-    opener: FileOpener | None = None,
-) -> list[tuple[FileSplit, ...]]:
+def plan_splits(files: Sequence[DataFile], options: ReadOptions) -> list[tuple[FileSplit, ...]]:
     """Distributes files over partitions, in file order; none for files without a byte.
 
     A partition has `split_bytes` at most, where records allow it; a compressed file is never split.
     There are `min_partitions` at least, None for one per CPU of this machine.
     """
     files = [file for file in files if file.bytes]
-    count = min_partitions or os.cpu_count() or 1
+    count = options.min_partitions or os.cpu_count() or 1
     total = sum(file.bytes + OPEN_COST_BYTES for file in files)
-    size = min(split_bytes, max(OPEN_COST_BYTES, -(-total // count)))
-    partitions: list[tuple[FileSplit, ...]] = []
-    current: list[FileSplit] = []
+    size = min(options.split_bytes, max(OPEN_COST_BYTES, -(-total // count)))
+    partitions: list[list[FileSplit]] = [[]]
     filled = 0
     for file in files:
-        for split in _split_file(file, compression, size, opener or FileOpener()):
+        for split in _split_file(file, size, options):
             length = (file.bytes if split.stop is None else split.stop) - split.start
-            if current and filled + length > size:
-                partitions.append(tuple(current))
-                current, filled = [], 0
-            current.append(split)
+            if partitions[-1] and filled + length > size:
+                partitions.append([])
+                filled = 0
+            partitions[-1].append(split)
             filled += length + OPEN_COST_BYTES
-    return [*partitions, tuple(current)] if current else partitions
+    return [tuple(splits) for splits in partitions if splits]
 
 
-def _split_file(
-    file: DataFile,
-    compression: Compression | Literal["auto"] | None,
-    size: int,
-    opener: FileOpener,
-) -> list[FileSplit]:
+def _split_file(file: DataFile, size: int, options: ReadOptions) -> list[FileSplit]:
     bounds = [0]
     is_plain = bool(file.split_offsets)  # the manifest gives none of compressed files
-    if file.bytes > size and (is_plain or not _is_compressed(file.path, compression, opener)):
+    if file.bytes > size and (is_plain or not _is_compressed(file.path, options)):
         bounds += _pick(_find_offsets(file, size), size)
     stops: list[int | None] = [*bounds[1:], None]
     return [
@@ -322,14 +300,12 @@ def _split_file(
     ]
 
 
-def _is_compressed(
-    path: str, compression: Compression | Literal["auto"] | None, opener: FileOpener
-) -> bool:
-    if compression != "auto":
-        return compression is not None
+def _is_compressed(path: str, options: ReadOptions) -> bool:
+    if options.compression != "auto":
+        return options.compression is not None
     from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression  # compiled
 
-    with opener(path) as file:
+    with options.opener(path) as file:
         return detect_compression(file.read(HEADER_BYTES)) is not None
 
 
@@ -349,13 +325,6 @@ def _find_offsets(file: DataFile, size: int) -> np.ndarray:
         return np.empty(0, np.int64)
     from etl.tfrecord.codec.framing import walk_headers  # compiled
 
-    with Path(file.path).open("rb") as stream:
-        memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    try:
-        data = np.frombuffer(memory, np.uint8)
-        starts = np.empty(data.size // size + 1, np.int64)
-        offsets = starts[: walk_headers(data.ctypes.data, data.size, size, starts)]
-        del data
-    finally:
-        memory.close()
-    return offsets
+    data = np.memmap(file.path, np.uint8, "r")
+    starts = np.empty(data.size // size + 1, np.int64)
+    return starts[: walk_headers(data.ctypes.data, data.size, size, starts)]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.storage.locations import (
     STORAGE_OPTIONS,
     Compression,
@@ -26,16 +26,63 @@ from conf.storage.store_interface import Settings
 from etl.tfrecord.commit.commit_plan import SaveMode
 from etl.tfrecord.files.data_files import ShardLimits, ShardRange, check_indexable
 from etl.tfrecord.files.partitions import parse_names
-from etl.tfrecord.types.features import RECORD_TYPES, RecordType
-from etl.tfrecord.types.type_options import (
-    TYPE_OPTIONS,
-    Option,
-    TypeOptions,
-    lower_names,
-    names_of,
-    parse_options,
-    parse_type_options,
-)
+from etl.tfrecord.types.features import RECORD_TYPES, RecordType, TypeOptions
+from etl.tfrecord.types.refusals import refuse_unknown
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a read or a write, names in any case; the reference is made of these.
+
+    `values`: meaning by value, or a description of what `parse` takes, which raises ValueError;
+    `about` is Markdown; `field` names the parsed value, None: the option in snake case.
+    """
+
+    name: str
+    values: str | Mapping[str, Any]
+    about: str
+    parse: Callable[[str], Any] = str
+    field: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.field or re.sub("([A-Z])", lambda m: f"_{m[1].lower()}", self.name)
+
+    def read(self, text: str) -> Any:
+        if isinstance(self.values, str):
+            try:
+                return self.parse(text)
+            except ValueError as error:
+                raise self._refuse(text, self.values) from error
+        known = {value.lower(): meaning for value, meaning in self.values.items()}
+        if text.lower() not in known:
+            shown = [value for value in self.values if value]
+            raise self._refuse(text, ", ".join(shown), did_you_mean(text, shown))
+        return known[text.lower()]
+
+    def _refuse(self, text: str, allowed: str, fix: str | None = None) -> ConfigError:
+        what = f"bad value of TFRecord option {self.name!r}"
+        return ConfigError(what, received=repr(text), allowed=allowed, fix=fix)
+
+
+def _names_of(*values: str) -> dict[str, str]:
+    return dict(zip(values, values, strict=True))
+
+
+def _parse_options(table: Iterable[Option], given: Mapping[str, str]) -> dict[str, Any]:
+    """Parsed values of the options of a table that are given by lower-case name, by their key."""
+    chosen = [option for option in table if option.name.lower() in given]
+    return {option.key: option.read(given[option.name.lower()]) for option in chosen}
+
+
+def _lower_names(given: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
+    """Options by lower-case name, which is how Spark hands them over; refuses unknown ones."""
+    allowed = list(allowed)
+    known = {name.lower() for name in allowed}
+    unknown = sorted(name for name in given if name.lower() not in known)
+    refuse_unknown(f"unknown TFRecord option {next(iter(unknown), None)!r}", unknown, allowed)
+    return {name.lower(): value for name, value in given.items()}
+
 
 _HADOOP = "org.apache.hadoop.io.compress"
 _COMPRESSIONS: Mapping[str, Compression | None] = {
@@ -54,7 +101,7 @@ _CODECS: Mapping[str, Compression | None] = {
 }
 # What Hadoop's codecs are recognised by, so that the JVM connectors read these files too.
 _SUFFIXES: Mapping[Compression | None, str] = {None: "", "GZIP": ".gz", "ZLIB": ".deflate"}
-_DEFAULT_LEVEL, _MAX_LEVEL = 6, 9
+_DEFAULT_LEVEL = 6
 SAVE_MODES: Mapping[str, SaveMode] = {
     "append": "append",
     "overwrite": "overwrite",
@@ -67,20 +114,20 @@ READ_SPLIT_BYTES = 128 << 20
 INFER_RECORDS = 10_000
 
 
-def _parse_count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text.strip()) or int(text) < 1:
-        raise ValueError(text)
-    return int(text)
+def _match(pattern: str, parse: Callable[[str], Any] = int) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if not re.fullmatch(pattern, text.strip()):
+            raise ValueError(text)
+        return parse(text.strip())
+
+    return read
+
+
+_parse_count = _match("0*[1-9][0-9]{0,17}")
 
 
 def _parse_infer_records(text: str) -> int | None:
     return None if text.lower() == "all" else _parse_count(text)
-
-
-def _parse_job_id(text: str) -> str:
-    if not re.fullmatch("[0-9a-f]{32}", text):
-        raise ValueError(text)
-    return text
 
 
 def option_text(value: object) -> str:
@@ -100,6 +147,13 @@ def _parse_where(text: str) -> dict[str, tuple[str | None, ...]]:
     }
 
 
+def _parse_paths(text: str) -> list[str]:
+    paths = json.loads(text)
+    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
+        raise ValueError(text)
+    return paths
+
+
 def _count(name: str, about: str) -> Option:
     return Option(name, "a whole number, 1 or more", about, _parse_count)
 
@@ -113,20 +167,48 @@ def _names(name: str, about: str) -> Option:
                   partial(parse_names, option=name))  # fmt: skip
 
 
+TYPE_OPTIONS = (
+    Option(
+        "float64",
+        _names_of("error", "cast"),
+        "doubles and decimals are written as the nearest float32. `error` refuses a finite value "
+        "beyond its range, one that would become 0, and a whole number that would become another "
+        "(an id or an epoch in a double); `cast` takes them all",
+    ),
+    Option(
+        "dates",
+        _names_of("error", "days", "iso"),
+        "days since 1970-01-01 as int64, or text such as `2026-01-02`",
+    ),
+    Option(
+        "timestamps",
+        _names_of("error", "s", "ms", "us", "iso"),
+        "since 1970 UTC as int64, rounded down to the unit, or ISO 8601 text",
+    ),
+    Option("maps", _names_of("error", "entries"), "two lists, `<name>.keys` and `<name>.values`"),
+    Option(
+        "vectors",
+        _names_of("dense", "sparse", "bytes"),
+        "ML vectors: a float list; `<name>.indices`, `<name>.values` and `<name>.size`; or all "
+        "values as float64 in one bytes value, as numpy's `tobytes` writes them",
+    ),
+)
+
+
 FILE_OPTIONS = (
     Option(
         "recordType",
-        names_of(*RECORD_TYPES),
+        _names_of(*RECORD_TYPES),
         "what a record is. `ByteArray`: one binary or string column, as it is; read back as "
         "`byteArray`. A read takes what the manifest says",
     ),
     Option("compression", _COMPRESSIONS, "of the files. A read tells it from the content"),
-    Option("codec", _CODECS, "the same under Hadoop's names"),
+    Option("codec", _CODECS, "the same under Hadoop's names", field="compression"),
 )
 BOTH_OPTIONS = (*FILE_OPTIONS, *TYPE_OPTIONS)
 WRITE_OPTIONS = (
-    Option("compressionLevel", f"1 (fast) to {_MAX_LEVEL} (small)",
-           "with compression; 6 by default", _parse_count),
+    Option("compressionLevel", "1 (fast) to 9 (small)", "with compression; 6 by default",
+           _match("[1-9]")),
     _names(
         "partitionBy",
         "columns whose values become directories `date=2026-01-01/`, timestamps in UTC; Spark "
@@ -151,12 +233,13 @@ WRITE_OPTIONS = (
     Option("saveMode", SAVE_MODES, "a mode that Spark does not let through, with `append`",
            field="mode"),
     Option("writeLocality", {"distributed": True}, "as spark-tensorflow-connector has it"),
-    Option("jobId", "32 hexadecimal digits, never used before", "id of the job", _parse_job_id),
+    Option("jobId", "32 hexadecimal digits, never used before", "id of the job",
+           _match("[0-9a-f]{32}", str)),
 )  # fmt: skip
 READ_OPTIONS = (
     Option(
         "onCorrupt",
-        names_of("fail", "skip", "quarantine"),
+        _names_of("fail", "skip", "quarantine"),
         "damage: `fail` names file and byte offset, `skip` leaves it out with a warning and "
         "counts, `quarantine` sets it aside",
     ),
@@ -181,28 +264,36 @@ READ_OPTIONS = (
     Option("basePath", "a directory", "below which `<column>=<value>` folders are partitions"),
     _flag("recursiveFileLookup", "all subfolders are read, none of them as a partition",
           "is_recursive"),
-    Option("paths", "a JSON list of paths", "what Spark makes of `load([…])`", json.loads),
+    Option("paths", "a JSON list of paths", "what Spark makes of `load([…])`", _parse_paths),
 )  # fmt: skip
 
 
-def _names_in(*tables: tuple[Option, ...]) -> list[str]:
-    return ["path", *(option.name for table in tables for option in table), *STORAGE_OPTIONS]
+def parse_type_options(given: Mapping[str, str]) -> TypeOptions:
+    """Parses those of the given options, by lower-case name, that are `TYPE_OPTIONS`."""
+    return TypeOptions(**_parse_options(TYPE_OPTIONS, given))
+
+
+def read_type_options(described: Mapping[str, Any]) -> TypeOptions:
+    """Reads what a manifest says of a write's types; nothing said is the default."""
+    try:
+        given = {name: value for name, value in described.items() if name != "binary"}
+        return parse_type_options(_lower_names(given, [option.name for option in TYPE_OPTIONS]))
+    except (AttributeError, ConfigError) as error:
+        raise InputDataError(
+            "the manifest's account of the columns is damaged",
+            received=repr(error),
+            fix="write the directory again, or read it with a schema and options of your own",
+        ) from error
 
 
 @dataclass(frozen=True)
 class WriteOptions:
     """Resolved options of a write: `BOTH_OPTIONS`, `WRITE_OPTIONS`, and what a build adds.
 
-    Attributes:
-        directory: Absolute local output directory, or URI of one in an object store.
-        mode: What becomes of what is there.
-        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
-        job_id: Id that the job is to have, or None for a new one.
-        storage: The directory where it lies in an object store, else None.
-        feature_lists: Encoded list columns whose values become steps of feature lists.
-        statistics_counts: What the statistics count beside, in the words of their hook, or None.
-        shard_ranges: Paths of the shards by Spark partition, where the directory is published by
-            its owner; empty where the write publishes it.
+    `directory` is absolute, or the URI of `storage`. Of a build: values of the encoded lists in
+    `feature_lists` become steps; `statistics_counts` is what the statistics count beside, in the
+    words of their hook; `shard_ranges` are paths of the shards where the owner of the directory
+    publishes it, not the write.
     """
 
     directory: str
@@ -230,52 +321,31 @@ class WriteOptions:
 
     @property
     def suffix(self) -> str:
-        """Ending of the shards' names."""
         return f".tfrecord{_SUFFIXES[self.compression]}"
 
 
 def parse_write_options(options: Mapping[str, str], overwrite: bool) -> WriteOptions:
-    """Checks the options of a write, names in any case; `overwrite` is Spark's save mode.
-
-    Raises:
-        ConfigError: Unknown option, bad value, or options that exclude each other.
-    """
-    options, settings = split_storage_options(options)
-    given = lower_names(options, _names_in(BOTH_OPTIONS, WRITE_OPTIONS))
-    values = parse_options(FILE_OPTIONS + WRITE_OPTIONS, given)
+    """Checks the options of a write, names in any case; `overwrite` is Spark's save mode."""
+    given, values, settings = _read_options(options, WRITE_OPTIONS)
     values["directory"], values["storage"] = parse_path(given.get("path", ""), settings)
     values["mode"] = _resolve_mode(values.get("mode"), overwrite)
-    values["compression"] = _join_compression(values)
-    _check_level(values)
-    values["limits"] = ShardLimits(
-        values.pop("max_records_per_file", None), values.pop("max_bytes_per_file", None)
-    )
+    limits = [values.pop(name, None) for name in ("max_records_per_file", "max_bytes_per_file")]
     values.pop("write_locality", None)
-    resolved = WriteOptions(type_options=parse_type_options(given), **values)
+    types = parse_type_options(given)
+    resolved = WriteOptions(limits=ShardLimits(*limits), type_options=types, **values)
     _check_combinations(resolved)
     return resolved
 
 
-def _join_compression(values: dict[str, Any]) -> Compression | None:
-    """Compression by either of its two option names; none where neither is given."""
-    given = {name: values.pop(name) for name in ("compression", "codec") if name in values}
-    if len(set(given.values())) > 1:
-        raise ConfigError(
-            "TFRecord options 'compression' and 'codec' contradict each other",
-            received=", ".join(f"{name}={value}" for name, value in given.items()),
-            fix="give one of them",
-        )
-    return next(iter(given.values()), None)
-
-
-def _check_level(values: dict[str, Any]) -> None:
-    level = values.get("compression_level")
-    if level is not None and (values["compression"] is None or level > _MAX_LEVEL):
-        raise ConfigError(
-            "bad value of TFRecord option 'compressionLevel'",
-            received=f"{level} with compression {(values['compression'] or 'none').lower()}",
-            allowed=f"1 (fast) to {_MAX_LEVEL} (small), with compression gzip or zlib",
-        )
+def _read_options(
+    options: Mapping[str, str], table: tuple[Option, ...]
+) -> tuple[dict[str, str], dict[str, Any], Settings]:
+    """What is given by lower-case name; parsed values, but for those of types; of storage."""
+    options, settings = split_storage_options(options)
+    names = (option.name for option in (*BOTH_OPTIONS, *table))
+    given = _lower_names(options, (*names, *STORAGE_OPTIONS, "path"))
+    values = _parse_options((*FILE_OPTIONS, *table), given)
+    return given, values, settings
 
 
 def _resolve_mode(mode: SaveMode | None, overwrite: bool) -> SaveMode:
@@ -295,23 +365,18 @@ def _check_combinations(options: WriteOptions) -> None:
     if options.deterministic_names and options.mode == "append":
         raise ConfigError(
             "option deterministicNames would let an append replace earlier shards",
-            received="save mode append",
             fix="use mode('overwrite'), or leave deterministicNames out",
         )
     if options.deterministic_names and options.storage is not None:
         raise ConfigError(
             "option deterministicNames would replace objects under the eyes of their readers",
-            received=options.directory,
-            fix="leave it out: in an object store names hold the job's id, so that none is used "
-            "twice; the manifest lists them",
+            fix="leave it out: in an object store names hold the job's id, and none is used twice",
         )
     if options.index:
         check_indexable(options.compression)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
         raise ConfigError(
-            "partitionOverwriteMode=dynamic replaces the partitions that are written, but there "
-            "are none",
-            received="no option partitionBy",
+            "partitionOverwriteMode=dynamic replaces written partitions, but there are none",
             fix="name the partition columns in option partitionBy",
         )
 
@@ -320,14 +385,7 @@ def _check_combinations(options: WriteOptions) -> None:
 class ReadOptions:
     """Resolved options of a read: `BOTH_OPTIONS` and `READ_OPTIONS`.
 
-    Attributes:
-        paths: Absolute local files, directories or glob patterns; URIs of object stores.
-        record_type: Record type of the files, or None for the manifest's, else `Example`.
-        compression: `"auto"` tells each file's compression from its content.
-        infer_records: Records to infer a schema from, None for all.
-        where: Allowed values, as text, by partition column.
-        type_options: How columns became features; None: as the manifest says.
-        settings: How to reach object stores.
+    None as record type or types: what the manifest says; compression `"auto"`: each file's content.
     """
 
     paths: tuple[str, ...]
@@ -347,24 +405,18 @@ class ReadOptions:
 
     @property
     def opener(self) -> FileOpener:
-        """Opens the files, wherever they lie."""
         return FileOpener(self.settings)
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Checks the options of a read, names in any case.
-
-    Raises:
-        ConfigError: Unknown option or bad value.
-    """
-    options, settings = split_storage_options(options)
-    given = lower_names(options, _names_in(BOTH_OPTIONS, READ_OPTIONS))
-    values = parse_options(FILE_OPTIONS + READ_OPTIONS, given)
-    values["paths"] = _parse_paths(given, values.pop("paths", None), settings)
+    """Checks the options of a read, names in any case."""
+    given, values, settings = _read_options(options, READ_OPTIONS)
+    paths = values.pop("paths", ()) if "path" not in given else ()
+    values["paths"] = tuple(
+        parse_path(path, settings)[0] for path in paths or [given.get("path", "")]
+    )
     if "base_path" in values:
         values["base_path"] = parse_path(values["base_path"], settings)[0]
-    if {"compression", "codec"} & given.keys():
-        values["compression"] = _join_compression(values)
     if any(option.name in given for option in TYPE_OPTIONS):
         values["type_options"] = parse_type_options(given)
     parsed = ReadOptions(settings=settings, **values)
@@ -372,26 +424,15 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     return parsed
 
 
-def _parse_paths(given: Mapping[str, str], paths: Any, settings: Settings) -> tuple[str, ...]:
-    """The path of `load("a")`, or the paths of `load(["a", "b"])`, which Spark hands as JSON."""
-    if "path" in given or "paths" not in given:
-        return (parse_path(given.get("path", ""), settings)[0],)
-    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
-        raise ConfigError("option 'paths' is no list of paths", received=given["paths"])
-    return tuple(parse_path(path, settings)[0] for path in paths)
-
-
 def _check_quarantine(options: ReadOptions) -> None:
-    if (options.on_corrupt == "quarantine") != (options.quarantine is not None):
+    quarantine = options.quarantine
+    if (options.on_corrupt == "quarantine") != (quarantine is not None):
         raise ConfigError(
-            "onCorrupt=quarantine and quarantinePath belong together",
-            received=f"onCorrupt={options.on_corrupt}, quarantinePath={options.quarantine}",
-            fix="give both, or neither",
+            "onCorrupt=quarantine and quarantinePath belong together", fix="give both, or neither"
         )
-    for path in options.paths:
-        if options.quarantine is not None and f"{options.quarantine}/".startswith(f"{path}/"):
-            raise ConfigError(
-                "the quarantine lies inside the path that is read, which would read it as data",
-                received=options.quarantine,
-                allowed=f"a directory outside {path}",
-            )
+    if any(f"{quarantine}/".startswith(f"{path}/") for path in options.paths):
+        raise ConfigError(
+            "the quarantine lies inside the path that is read, which would read it as data",
+            received=quarantine,
+            fix="name a directory outside of it",
+        )

@@ -5,15 +5,16 @@ Damaged bytes are set aside: the quarantine holds a line of JSON per range, and 
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
@@ -28,11 +29,15 @@ from etl.tfrecord.codec.framing import (
     read_record_blocks,
 )
 from etl.tfrecord.codec.infer import FeatureCollector
+from etl.tfrecord.files.data_files import DataFile
 from etl.tfrecord.spark.input_files import FileSplit
 from etl.tfrecord.spark.options import ReadOptions
-from etl.tfrecord.spark.read_plan import ReadPlan
+from etl.tfrecord.types.features import WireFeature
 from etl.tfrecord.types.from_example import find_name
-from etl.tfrecord.types.row_errors import locate_rows
+from etl.tfrecord.types.refusals import locate_rows, restate
+
+if TYPE_CHECKING:
+    from etl.tfrecord.spark.read_plan import ReadPlan
 
 _LOGGER = logging.getLogger(__name__)
 _LINES, _BYTES = ".jsonl", ".bin"
@@ -40,17 +45,10 @@ _LINES, _BYTES = ".jsonl", ".bin"
 
 @dataclass(frozen=True)
 class QuarantinedRange:
-    """A range of a file that is no sound record.
+    """A range of a file, uncompressed, that is no sound record.
 
-    Attributes:
-        file: The file.
-        offset: Byte offset in the (uncompressed) file.
-        length: Bytes.
-        record: Number of records before it, from the start of the file or of the part that was
-            read; None where earlier damage hides it.
-        reason: What is wrong.
-        saved_in: Name of the file that holds the bytes, in the same directory.
-        saved_at: Where in that file.
+    `record` is the number of records before it in what was read, None where earlier damage hides
+    it; its bytes lie in file `saved_in` beside, from `saved_at` on.
     """
 
     file: str
@@ -99,24 +97,22 @@ class DamageLog:
         """
         is_left_early = kind is not None and issubclass(kind, GeneratorExit)
         try:
-            if self._directory is not None and (kind is None or is_left_early):
-                self._publish(Path(self._directory), is_left_early)
-            if self.ranges and (kind is None or is_left_early):
-                _LOGGER.warning("%s", self.describe())
+            if kind is None or is_left_early:
+                self._warn()
+                self._publish(is_left_early)
         finally:
             if self._saved is not None and self._output is not None:
                 self._saved.close()
                 self._output.discard()
 
-    def describe(self) -> str:
-        """Counts for a log line."""
-        total = sum(bad.length for bad in self.ranges)
-        first = self.ranges[0]
-        where = f", set aside in {self._directory}" if self._directory else ""
-        return (
-            f"{self._file}: left out {len(self.ranges)} bad range(s) of {total} bytes{where}; "
-            f"first at byte offset {first.offset}: {first.reason}"
-        )
+    def _warn(self) -> None:
+        if self.ranges:
+            _LOGGER.warning(
+                "%s: left out %d bad range(s) of %d bytes%s; first at byte offset %d: %s",
+                self._file, len(self.ranges), sum(bad.length for bad in self.ranges),
+                f", set aside in {self._directory}" if self._directory else "",
+                self.ranges[0].offset, self.ranges[0].reason,
+            )  # fmt: skip
 
     def _save(self, data: bytes) -> int | None:
         if self._directory is None:
@@ -129,14 +125,16 @@ class DamageLog:
         self._saved.write(data)
         return position
 
-    def _publish(self, directory: Path, is_partial: bool) -> None:
+    def _publish(self, is_partial: bool) -> None:
         """Replaces what an earlier read of the same part left, also by nothing."""
-        lines, saved = directory / (self._stem + _LINES), directory / (self._stem + _BYTES)
+        if self._directory is None:
+            return
+        lines = Path(self._directory) / (self._stem + _LINES)
         if is_partial and (lines.exists() or self._saved is None):
             return
         if self._saved is None or self._output is None:
             lines.unlink(missing_ok=True)
-            saved.unlink(missing_ok=True)
+            lines.with_name(self._stem + _BYTES).unlink(missing_ok=True)
             return
         self._saved.flush()
         self._output.publish()
@@ -155,17 +153,6 @@ class ReadTask:
         self._decoder: Any = build_decoder(plan.features, plan.record_type)
 
     def read(self, split: FileSplit) -> Iterator[pa.RecordBatch]:
-        """Reads a file or a range of one."""
-        try:
-            yield from self._read(split)
-        except FileNotFoundError as error:
-            raise InputDataError(
-                "a file is gone since it was listed",
-                received=split.path,
-                fix="load its folder again; create a view of it anew",
-            ) from error
-
-    def _read(self, split: FileSplit) -> Iterator[pa.RecordBatch]:
         origin = f"the file from byte {split.start} on" if split.start else "the file"
         for first_record, batch in self._decode(split):
             with locate_rows(batch, first_record, origin):
@@ -174,31 +161,29 @@ class ReadTask:
 
     def _decode(self, split: FileSplit) -> Iterator[tuple[int | None, pa.RecordBatch]]:
         """Decoded blocks and, where none of their records was left out, the first one's number."""
-        decoder = self._decoder
         name = f"{split.path} (from byte {split.start} on)" if split.start else split.path
         is_range = split.start > 0 or split.stop is not None
-        read = functools.partial(
-            read_record_blocks,
-            split.path,
-            compression=None if is_range else self._options.compression,
-            start=split.start,
-            stop=split.stop,
-            opener=self._options.opener,
-        )
-        if self._options.on_corrupt == "fail":
-            for block in read():
-                batch = _explain(decoder.decode_block, block, name)
-                self._check_absent(block, batch, name)
-                yield block.first_record, batch
-            return
+        is_lenient = self._options.on_corrupt != "fail"
         with DamageLog(split.path, split.start, self._options.quarantine) as log:
-            for block in read(on_corrupt=log.add):
-                batch, malformed = _explain(decoder.decode_sound, block, name)
+            for block in read_record_blocks(
+                split.path,
+                compression=None if is_range else self._options.compression,
+                start=split.start,
+                stop=split.stop,
+                on_corrupt=log.add if is_lenient else None,
+                opener=self._options.opener,
+            ):
+                batch, malformed = _explain(self._decode_block, block, name)
                 for bad in malformed:
                     log.add(_framed_range(block, bad.record, bad.reason))
                 if not malformed:
                     self._check_absent(block, batch, name)
                 yield None if log.ranges else block.first_record, batch
+
+    def _decode_block(self, block: RecordBlock, name: str) -> Any:
+        if self._options.on_corrupt == "fail":
+            return self._decoder.decode_block(block, name), ()
+        return self._decoder.decode_sound(block, name)
 
     def _check_absent(self, block: RecordBlock, batch: pa.RecordBatch, name: str) -> None:
         """Refuses to take a feature for absent that is there in another case, or in other messages.
@@ -206,11 +191,9 @@ class ReadTask:
         Spark's names do not differ by case, those of features do. Records hold few names, so the
         first ones of a block are enough.
         """
-        if not batch.num_rows:
-            return
         rows = batch.num_rows
         self._suspects -= {n for n in self._suspects if batch.column(n).null_count < rows}
-        if not self._suspects:
+        if not rows or not self._suspects:
             return
         collector = FeatureCollector(self._plan.record_type)
         collector.update(block.cut(slice(_LOOKED_AT_RECORDS)), name)
@@ -234,18 +217,58 @@ def _explain(decode: Callable[..., Any], block: RecordBlock, name: str) -> Any:
     except CorruptRecordError:
         raise
     except InputDataError as error:
-        fix = f"{error.fix or 'change the schema'}; if it was inferred, from a sample of the "
-        raise InputDataError(
-            error.what,
-            received=error.received,
-            allowed=error.allowed,
-            fix=f"{fix}records: option inferRecords=all, or give a schema",
-        ) from error
+        fix = f"{error.fix or 'change the schema'}; if it was inferred from a sample of the records"
+        raise restate(error, fix=f"{fix}: option inferRecords=all, or give a schema") from error
 
 
 def _framed_range(block: RecordBlock, record: int, reason: str) -> BadRange:
-    """A record with its framing."""
     start, length = block.index[record].tolist()
     start, stop = start - HEADER_BYTES, start + length + FOOTER_BYTES
     number = block.first_record + record
     return BadRange(block.offset + start, block.data[start:stop], number, reason)
+
+
+_SAMPLE_FILES = 16
+_SAMPLE_BLOCK_BYTES = 1 << 20
+
+
+def infer_sample(
+    files: Sequence[DataFile], options: ReadOptions, record_type: str
+) -> list[WireFeature]:
+    """Infers features from the first records of some files, or from all; in order of occurrence."""
+    collector = FeatureCollector(record_type)
+    chosen = [file for file in files if file.bytes]
+    quota: int | None = None
+    if options.infer_records is not None and chosen:
+        step = np.linspace(0, len(chosen) - 1, min(_SAMPLE_FILES, len(chosen))).round()
+        chosen = [chosen[int(k)] for k in step]
+        quota = -(-options.infer_records // len(chosen))
+    for file in chosen:
+        _collect_file(collector, file, options, quota)
+    return collector.features()
+
+
+def _collect_file(
+    collector: FeatureCollector, file: DataFile, options: ReadOptions, left: int | None
+) -> None:
+    is_lenient = options.on_corrupt != "fail"
+    for block in read_record_blocks(
+        file.path,
+        compression=options.compression,
+        block_bytes=_SAMPLE_BLOCK_BYTES,
+        on_corrupt=(lambda _: None) if is_lenient else None,  # what is read later tells of it
+        opener=options.opener,
+    ):
+        sample = block.cut(slice(left))
+        try:
+            collector.update(sample, file.path)
+        except CorruptRecordError:
+            if not is_lenient:
+                raise
+            for row in range(len(sample.index)):
+                with contextlib.suppress(CorruptRecordError):
+                    collector.update(sample.cut(slice(row, row + 1)), file.path)
+        if left is not None:
+            left -= len(sample.index)
+            if left <= 0:
+                return

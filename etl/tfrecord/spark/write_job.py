@@ -1,43 +1,127 @@
-"""A write as one Spark job: tasks write files and tell of them, the driver publishes them.
+"""A write as one Spark job: planned in full, then tasks write files, which the driver publishes.
 
 Spark's own writer (`etl.tfrecord.spark.datasource`) starts a process each to look the format up, to
-plan the write and to commit it, one after another. Who has planned a write needs none of them.
+plan the write and to commit it, one after another; `run_write` needs none of them.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import pickle
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 
-from conf.manifest import ShardInfo
+from conf.errors import ConfigError
 from conf.storage.processes import find_this_process
-from etl.tfrecord.commit.commit_plan import TaskResult
-from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.files.data_files import WrittenShard, find_stem
-from etl.tfrecord.spark.write_plan import build_committer
+from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
+from etl.tfrecord.commit.local_commit import LocalCommitter, StagedCommitter
+from etl.tfrecord.commit.object_commit import ObjectCommitter
+from etl.tfrecord.commit.output_manifest import OutputManifest, describe_features
+from etl.tfrecord.files.data_files import find_stem
+from etl.tfrecord.files.partitions import check_partition_columns
+from etl.tfrecord.spark.options import WriteOptions
+from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
+from etl.tfrecord.types.parts import nest_schema
+from etl.tfrecord.types.to_example import plan_to_example
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
-    from etl.tfrecord.spark.write_plan import WritePlan
+    from etl.tfrecord.files.writer import ShardStatistics
 
 _RESULT = "result"
+
+
+class BatchEncoder(Protocol):
+    """Turns the rows of a write into those of its records, which have `output_schema`."""
+
+    @property
+    def output_schema(self) -> pa.Schema: ...
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
+
+
+@dataclass(frozen=True)
+class WriteHooks:
+    """What others add to a write, for options `encoders` and `statistics`; pickled by name.
+
+    Statistics of a shard are built from the options, the records' schema and the shard's path below
+    the output directory.
+    """
+
+    open_encoders: Callable[[str], BatchEncoder]
+    build_statistics: Callable[[WriteOptions, pa.Schema, str], ShardStatistics]
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """A write that has passed all checks.
+
+    `job` says what is published, and how; `source` are the columns of the records before type
+    mapping, partition columns left out.
+    """
+
+    options: WriteOptions
+    job: JobPlan
+    source: pa.Schema
+    hooks: WriteHooks | None = None
+
+
+def plan_write(
+    rows: StructType, options: WriteOptions, hooks: WriteHooks | None = None
+) -> WritePlan:
+    """Checks the columns of the rows against the options, and describes what will be written.
+
+    Raises:
+        ConfigError: Columns that do not fit, all of them named; options without their hooks.
+    """
+    if hooks is None and (options.encoders is not None or options.statistics):
+        raise ConfigError(
+            "this data source writes plain records alone: no option encoders, no statistics",
+            fix="use format('sluice') or format('tfrecord') as `register_tfrecord` registers them",
+        )
+    schema = to_arrow_schema(rows)
+    check_partition_columns(schema, options.partition_by)
+    if options.encoders is not None and hooks is not None:
+        encoded = hooks.open_encoders(options.encoders).output_schema
+        schema = nest_schema(encoded, options.feature_lists)
+    source = pa.schema([field for field in schema if field.name not in options.partition_by])
+    to_example = plan_to_example(source, options.record_type, options.type_options)
+    description = OutputManifest(
+        record_type=options.record_type,
+        compression=options.compression,
+        features=describe_features(to_example.schema, options.record_type),
+        type_options=json.loads(json.dumps(to_example.describe())),
+        partition_columns=tuple((n, rows[n].dataType.simpleString()) for n in options.partition_by),
+        shards=(),
+        columns=describe_columns(rows, options),
+    )
+    job_id = options.job_id or uuid.uuid4().hex
+    job = JobPlan(job_id, options.mode, options.replaces_partitions, description)
+    return WritePlan(options, job, source, hooks)
+
+
+def build_committer(options: WriteOptions) -> LocalCommitter | ObjectCommitter:
+    """Chooses the protocol by the output directory of a write."""
+    if options.shard_ranges:
+        return StagedCommitter(options.directory)
+    if options.storage is None:
+        return LocalCommitter(options.directory)
+    return ObjectCommitter(options.storage)
 
 
 def write_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     """Writes a Spark partition's rows to files of this attempt; runs in a task.
 
-    Returns the attempt, for the commit; the protocol: `etl.tfrecord.commit.local_commit`.
-
-    Raises:
-        InputDataError: A value that the wire cannot carry; the attempt's files are removed.
+    The protocol: `etl.tfrecord.commit.local_commit`.
     """
     from etl.tfrecord.spark.write_task import WriteTask  # compiled
 
@@ -61,36 +145,22 @@ def write_partition(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskR
 def run_write(rows: DataFrame, plan: WritePlan) -> OutputManifest | None:
     """Writes rows, columns as planned, and publishes the files; a failed job leaves no trace.
 
-    Returns:
-        The manifest of the directory; None where the mode is `ignore` and another job was faster.
-
-    Raises:
-        PySparkException: A task failed.
-        UpstreamNotReadyError: Another job published meanwhile what this one would replace.
+    Returns the manifest of the directory; None where the mode is `ignore` and another job was
+    faster. Raises UpstreamNotReadyError where another published what this one would replace.
     """
     use_own_python()
     committer = build_committer(plan.options)
     committer.begin(plan.job, find_this_process())
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        result = write_partition(plan, batches)
-        yield pa.RecordBatch.from_pydict({_RESULT: [json.dumps(asdict(result))]})
+        yield pa.record_batch({_RESULT: [pickle.dumps(write_partition(plan, batches))]})
 
     try:
-        results = rows.mapInArrow(write, f"{_RESULT} string").collect()
-        return committer.publish(plan.job, [_read_result(json.loads(r[0])) for r in results])
+        results = rows.mapInArrow(write, f"{_RESULT} binary").collect()
+        return committer.publish(plan.job, [pickle.loads(r[0]) for r in results])  # noqa: S301
     except BaseException:
         committer.discard(plan.job.job_id)
         raise
-
-
-def _read_result(data: dict[str, Any]) -> TaskResult:
-    return TaskResult(data["partition"], data["attempt"], tuple(map(_read_shard, data["shards"])))
-
-
-def _read_shard(data: dict[str, Any]) -> WrittenShard:
-    info, offsets = ShardInfo(**data["info"]), tuple(data["split_offsets"])
-    return WrittenShard(**{**data, "info": info, "split_offsets": offsets})
 
 
 def use_own_python() -> None:
@@ -99,17 +169,15 @@ def use_own_python() -> None:
     Spark would start the `python3` of the path: another one, if the environment is not active.
     """
     context = SparkContext._active_spark_context
-    if context is None or not (context.master or "").startswith("local"):
-        return
-    if context.pythonExec == "python3":  # PySpark's default
+    is_local = context is not None and (context.master or "").startswith("local")
+    if context is not None and is_local and context.pythonExec == "python3":  # PySpark's default
         context.pythonExec = sys.executable
 
 
 _PLANNERS = "pyspark.sql.worker."  # what the modules of Spark's planner processes are called by
 
 
-class _Frozen:
-    modules = 0
+_frozen: list[int] = []
 
 
 def freeze_planner() -> None:
@@ -122,11 +190,9 @@ def freeze_loaded_code() -> None:
     """Keeps what is loaded out of later garbage collections, once for the same modules.
 
     After every task Spark's worker collects garbage in full, which looks at each object of NumPy,
-    Arrow, Numba and PySpark again: 30 ms and more. To be called at the end of a task, when all that
-    tasks of its kind use has been loaded.
+    Arrow, Numba and PySpark again: 30 ms and more. To be called at the end of a task.
     """
-    if len(sys.modules) == _Frozen.modules:
-        return
-    _Frozen.modules = len(sys.modules)
-    gc.collect()
-    gc.freeze()
+    if _frozen != [len(sys.modules)]:
+        _frozen[:] = [len(sys.modules)]
+        gc.collect()
+        gc.freeze()

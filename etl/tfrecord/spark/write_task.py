@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -18,10 +18,12 @@ from etl.tfrecord.files.data_files import WrittenShard
 from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.spark.write_plan import NO_HOOKS, BatchEncoder, WriteHooks
-from etl.tfrecord.types.arrays import nest_lists
-from etl.tfrecord.types.row_errors import locate_rows
-from etl.tfrecord.types.to_example import plan_to_example
+from etl.tfrecord.types.parts import nest_lists
+from etl.tfrecord.types.refusals import locate_rows
+from etl.tfrecord.types.to_example import ToExample, plan_to_example
+
+if TYPE_CHECKING:
+    from etl.tfrecord.spark.write_job import BatchEncoder, WriteHooks
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64
@@ -43,7 +45,7 @@ class WriteTask:
         stem: str,
         options: WriteOptions,
         source: pa.Schema | None = None,
-        hooks: WriteHooks = NO_HOOKS,
+        hooks: WriteHooks | None = None,
     ) -> None:
         """Plans the files; touches none yet.
 
@@ -54,19 +56,17 @@ class WriteTask:
         self._marks = {} if source is None else {field.name: field.metadata for field in source}
         self._options, self._stem = options, stem
         self._max_open_files = MAX_OPEN_UPLOADS if isinstance(root, Storage) else MAX_OPEN_FILES
-        hooks.check(options)
-        build = hooks.build_statistics
         self._plan = RollingPlan(
             root,
             ShardOptions(options.record_type, options.compression, options.compression_level),
             options.limits,
             options.index,
-            partial(build, options) if options.statistics and build else None,
+            partial(hooks.build_statistics, options) if hooks and options.statistics else None,
         )
         self._batch_encoder: BatchEncoder | None = None
-        if options.encoders is not None and hooks.open_encoders is not None:
+        if options.encoders is not None and hooks is not None:
             self._batch_encoder = hooks.open_encoders(options.encoders)
-        self._to_features: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+        self._to_example: ToExample | None = None
         self._encoder: Any = None
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
         self._counters: dict[PartitionValues, Iterator[int]] = {}
@@ -101,11 +101,9 @@ class WriteTask:
             source = batch if self._options.statistics else None
             batch = nest_lists(self._batch_encoder.apply(batch), self._options.feature_lists)
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
-        if self._encoder is None:
-            self._plan_records(batch.schema)
-        if self._to_features is not None:
-            with locate_rows(batch, first_row, origin):
-                batch = self._to_features(batch)
+        to_example = self._to_example or self._plan_records(batch.schema)
+        with locate_rows(batch, first_row, origin):
+            batch = to_example.apply(batch)
         if not names:
             with locate_rows(batch, first_row, origin):
                 self._find_writer(()).write(batch, source)
@@ -116,13 +114,13 @@ class WriteTask:
                 own = None if source is None else source.take(pa.array(numbers))
                 self._find_writer(values).write(rows, own)
 
-    def _plan_records(self, schema: pa.Schema) -> None:
+    def _plan_records(self, schema: pa.Schema) -> ToExample:
         """Plans by the batches' own types, which settings of the session may vary."""
         fields = [field.with_metadata(self._marks.get(field.name)) for field in schema]
         options = self._options
-        to_example = plan_to_example(pa.schema(fields), options.record_type, options.type_options)
-        self._to_features = None if to_example.is_identity else to_example.apply
-        self._encoder = build_encoder(to_example.schema, options.record_type)
+        plan = plan_to_example(pa.schema(fields), options.record_type, options.type_options)
+        self._to_example, self._encoder = plan, build_encoder(plan.schema, options.record_type)
+        return plan
 
     def _find_writer(self, values: PartitionValues) -> RollingWriter:
         writer = self._writers.get(values)

@@ -1,8 +1,8 @@
-"""Features of a record: how a reader asks for them, and which types of Arrow become which kind."""
+"""Features of a record: how a reader asks for them, and which columns become which kind."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import pyarrow as pa
@@ -11,30 +11,22 @@ Kind = Literal["int64", "float32", "bytes"]
 
 # Numbers of the members of Feature's oneof (tensorflow/core/example/feature.proto).
 KIND_CODES: dict[Kind, int] = {"bytes": 1, "float32": 2, "int64": 3}
-_VALUE_TYPES: dict[Kind, pa.DataType] = {
-    "bytes": pa.binary(),
-    "float32": pa.float32(),
-    "int64": pa.int64(),
-}
 # By kind and depth of lists; asked for with each column of each batch.
 _ARROW_TYPES: dict[tuple[Kind, int], pa.DataType] = {
-    (kind, depth): lists
-    for kind, value in _VALUE_TYPES.items()
-    for depth, lists in enumerate((value, pa.list_(value), pa.list_(pa.list_(value))))
+    ("bytes", 0): pa.binary(),
+    ("float32", 0): pa.float32(),
+    ("int64", 0): pa.int64(),
 }
+for _depth in (1, 2):
+    for _kind in KIND_CODES:
+        _ARROW_TYPES[_kind, _depth] = pa.list_(_ARROW_TYPES[_kind, _depth - 1])
 
 
 @dataclass(frozen=True)
 class WireFeature:
-    """A feature to decode.
+    """A feature to decode: one value at most per row, or a list.
 
-    Attributes:
-        name: Key in `tf.train.Example`, or in the context or feature lists of a
-            `tf.train.SequenceExample`.
-        kind: `"int64"`, `"float32"` or `"bytes"`.
-        is_list: Whether a row holds a list; otherwise one value at most.
-        is_sequence: Whether it is a feature list of `tf.train.SequenceExample`: a list of lists
-            per row, whatever `is_list` says.
+    `is_sequence`: it is a feature list of a `tf.train.SequenceExample`, a list of lists per row.
     """
 
     name: str
@@ -44,7 +36,6 @@ class WireFeature:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """Type of the decoded column."""
         return _ARROW_TYPES[self.kind, 2 if self.is_sequence else int(self.is_list)]
 
 
@@ -52,9 +43,29 @@ class WireFeature:
 BYTE_ARRAY_COLUMN = "byteArray"
 BYTE_ARRAY_FEATURE = WireFeature(BYTE_ARRAY_COLUMN, "bytes")
 
-
 RecordType = Literal["Example", "SequenceExample", "ByteArray"]
 RECORD_TYPES: tuple[RecordType, ...] = ("Example", "SequenceExample", "ByteArray")
+
+
+@dataclass(frozen=True)
+class TypeOptions:
+    """How columns of a type become features, in all of a job; what each means: `TYPE_OPTIONS`.
+
+    A column that is to become something else is cast before the write. `error` refuses the type,
+    or the values that would be lost.
+    """
+
+    float64: Literal["error", "cast"] = "error"
+    dates: Literal["error", "days", "iso"] = "error"
+    timestamps: Literal["error", "s", "ms", "us", "iso"] = "error"
+    maps: Literal["error", "entries"] = "error"
+    vectors: Literal["dense", "sparse", "bytes"] = "dense"
+
+    def chosen(self) -> dict[str, str]:
+        """What is not as by default, by option; `read_type_options` reads it."""
+        default = TypeOptions()
+        return {n: v for n, v in asdict(self).items() if v != getattr(default, n)}
+
 
 Lane = Literal["int32", "int64", "float32", "float64", "binary"]
 
@@ -69,28 +80,23 @@ class WireKind:
 
 def find_wire_kind(data_type: pa.DataType) -> WireKind | None:
     """Returns how the encoder takes values of a type; None: it does not."""
-    t = pa.types
-    if t.is_dictionary(data_type):
+    if pa.types.is_dictionary(data_type):
         found = find_wire_kind(data_type.value_type)
         return None if found is None else WireKind(found.lane, found.cast or data_type.value_type)
-    if t.is_boolean(data_type) or (t.is_integer(data_type) and data_type.bit_width < 32):
-        return WireKind("int32", pa.int32())
-    for matches, found in _KINDS:
-        if matches(data_type):
-            return found
-    return None
+    if pa.types.is_decimal(data_type):
+        return WireKind("float64", pa.float64())
+    return _WIRE_KINDS.get(data_type)
 
 
-_KINDS = (
-    (pa.types.is_int64, WireKind("int64")),
-    (pa.types.is_int32, WireKind("int32")),
-    (pa.types.is_uint32, WireKind("int64", pa.int64())),
-    (pa.types.is_float32, WireKind("float32")),
-    (pa.types.is_float64, WireKind("float64")),
-    (pa.types.is_float16, WireKind("float32", pa.float32())),
-    (pa.types.is_decimal, WireKind("float64", pa.float64())),
-    (pa.types.is_large_string, WireKind("binary")),
-    (pa.types.is_large_binary, WireKind("binary")),
-    (pa.types.is_string, WireKind("binary")),
-    (pa.types.is_binary, WireKind("binary")),
-)
+_SMALL = (pa.bool_(), pa.int8(), pa.int16(), pa.uint8(), pa.uint16())
+_BYTES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
+_WIRE_KINDS: dict[pa.DataType, WireKind] = {
+    **dict.fromkeys(_SMALL, WireKind("int32", pa.int32())),
+    pa.int32(): WireKind("int32"),
+    pa.uint32(): WireKind("int64", pa.int64()),
+    pa.int64(): WireKind("int64"),
+    pa.float16(): WireKind("float32", pa.float32()),
+    pa.float32(): WireKind("float32"),
+    pa.float64(): WireKind("float64"),
+    **dict.fromkeys(_BYTES, WireKind("binary")),
+}

@@ -8,29 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.types.arrays import innermost, is_bytes, is_list, is_text, split_lists
-from etl.tfrecord.types.features import Kind, WireFeature
-from etl.tfrecord.types.to_example import MAP_PARTS, SEPARATOR, join_path
-from etl.tfrecord.types.type_options import TypeOptions
-from etl.tfrecord.types.values import UnfitError
-from etl.tfrecord.types.vectors import (
-    SPARSE_PARTS,
-    is_vector,
-    join_bytes,
-    join_dense,
-    join_sparse,
-)
+from etl.tfrecord.types.arrays import is_bytes, is_list, is_text, split_lists
+from etl.tfrecord.types.features import Kind, TypeOptions, WireFeature
+from etl.tfrecord.types.parts import SEPARATOR, Join, check_nulls, find_parts
+from etl.tfrecord.types.refusals import UnfitError, restate, shown_type
 
 _BYTES, _TEXT = pa.binary(), pa.string()
 
 Build = Callable[[pa.RecordBatch], pa.Array]
 """Builds a column, or a field of a struct, from decoded features; picklable."""
-Join = Callable[[list[pa.Array], pa.DataType], pa.Array]
 
 
 def find_name(name: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -53,39 +45,28 @@ class FeatureNames:
         """All features and the structs around them, by their names in lower case."""
         paths: dict[str, set[str]] = {}
         for name in self.known:
-            parts = name.split(SEPARATOR)
-            for count in range(1, len(parts) + 1):
-                path = SEPARATOR.join(parts[:count])
+            for path in accumulate(name.split(SEPARATOR), f"{{}}{SEPARATOR}{{}}".format):
                 paths.setdefault(path.lower(), set()).add(path)
         return paths
 
     def find(self, path: str) -> str:
-        """Finds the column or field that a path stands for; the path itself where there is none.
-
-        Raises:
-            UnfitError: Several differ from it in case alone.
-        """
+        """Finds the column or field that a path stands for; the path itself where there is none."""
         spellings = find_name(path, self._paths.get(path.lower(), ()))
         if len(spellings) > 1:
             raise UnfitError(f"which of {', '.join(spellings)} is meant? Spell it as it is there")
         return spellings[0] if spellings else path
 
 
-def _read_leaf(
-    feature: str, path: str, target: pa.DataType, form: str, batch: pa.RecordBatch
-) -> pa.Array:
-    column = batch.column(feature)
+def _read_leaf(path: str, target: pa.DataType, form: str, batch: pa.RecordBatch) -> pa.Array:
+    column = batch.column(path)
     try:
         return cast_values(column, target, form)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        is_text_wanted = pa.types.is_string(innermost(target)) and is_bytes(innermost(column.type))
         raise InputDataError(
             f"feature {path!r} does not fit the type it is to be read as",
             received=str(error),
             allowed=str(target),
-            fix=f"give a schema with {path!r} as binary: its bytes are no text"
-            if is_text_wanted
-            else "read it as a wider type",
+            fix=f"give a schema with {path!r} of a wider type; as binary, if its bytes are no text",
         ) from error
 
 
@@ -98,68 +79,20 @@ def _read_parts(
     try:
         return join(arrays, target)
     except InputDataError as error:
-        raise _within(repr(path), error) from None
-
-
-def _within(place: str, error: InputDataError) -> InputDataError:
-    """The same error, told of the place that it occurred in."""
-    what = f"{place}: {error.what}"
-    return InputDataError(what, received=error.received, allowed=error.allowed, fix=error.fix)
-
-
-def _join_struct(arrays: list[pa.Array], target: pa.StructType) -> pa.Array:
-    """A struct from its fields; null where all of them are."""
-    absent = np.logical_and.reduce([np.asarray(array.is_null()) for array in arrays])
-    for child, array in zip(target, arrays, strict=True):
-        missing = np.asarray(array.is_null()) & ~absent
-        if not child.nullable and missing.any():
-            raise InputDataError(
-                f"field {child.name!r} is missing in {missing.sum()} record(s), but is not "
-                "nullable",
-                fix="make the field nullable in the schema",
-            )
-    mask = pa.array(absent) if absent.any() else None
-    return pa.StructArray.from_arrays(arrays, fields=list(target), mask=mask)
-
-
-def _join_map(arrays: list[pa.Array], target: pa.MapType) -> pa.Array:
-    """A map from the list of its keys and the list of its values."""
-    (keys, rows), (values, value_rows) = map(split_lists, arrays)
-    if not np.array_equal(rows.offsets, value_rows.offsets):
-        row = int(np.argmax(rows.lengths != value_rows.lengths))
-        raise InputDataError(
-            "a map has other numbers of keys than of values",
-            received=f"{rows.lengths[row]} keys and {value_rows.lengths[row]} values in row "
-            f"{row} of the batch",
-            allowed="a value for each key",
-        )
-    return rows.build_maps(keys, values, target)
+        raise restate(error, what=f"{path!r}: {error.what}") from None
 
 
 def cast_values(column: pa.Array, target: pa.DataType, form: str) -> pa.Array:
-    """Casts decoded values, or lists of them.
+    """Casts decoded values `[rows]`, or lists of lists of them, to a type that is as deep in lists.
 
-    Args:
-        column: int64, float32, binary, lists or lists of lists of these `[rows]`.
-        target: Type to cast to, as deep in lists.
-        form: How dates (`days`, `iso`) or timestamps (`s`, `ms`, `us`, `iso`) were written; of no
-            meaning for other types.
-
-    Returns:
-        The column in that type `[rows]`.
-
-    Raises:
-        pa.ArrowInvalid: A value does not fit.
+    `form` is how dates (`days`, `iso`) or timestamps (`s`, `ms`, `us`, `iso`) were written. Raises
+    pa.ArrowInvalid for a value that does not fit.
     """
     if column.type == target:
         return column
     if not is_list(target):
         return _cast_scalars(column, target, form)
     values, rows = split_lists(column)
-    if pa.types.is_fixed_size_list(target):
-        lengths = rows.lengths if rows.is_null is None else rows.lengths[~rows.is_null]
-        if (lengths != target.list_size).any():
-            raise pa.ArrowInvalid(f"a list that has not {target.list_size} values")
     return rows.build(cast_values(values, target.value_type, form), target)
 
 
@@ -205,29 +138,24 @@ class _Planner:
     features: dict[str, WireFeature] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def plan(self, path: str, column: pa.Field) -> Build | None:
-        """Plans a column or a field; None, with a problem noted, where it cannot be read."""
+    def plan(self, column: pa.Field) -> Build | None:
+        """Plans a column or a field, named by its path; None, and a problem, where it cannot."""
         try:
-            return self._plan(self.names.find(path), column)
+            return self._plan(column.with_name(self.names.find(column.name)))
         except UnfitError as error:
-            spark_type = (column.metadata or {}).get(b"sluice.spark_type")
-            shown = spark_type.decode() if spark_type else column.type
-            self.problems.append(f"{path} ({shown}): {error}")
+            self.problems.append(f"{column.name} ({shown_type(column)}): {error}")
             return None
 
-    def _plan(self, path: str, column: pa.Field) -> Build:
-        if is_vector(column):
-            return self._plan_vector(path, column.type)
-        if pa.types.is_struct(column.type):
-            fields = [self.plan(join_path(path, f.name), f) for f in column.type]
-            parts = tuple(part for part in fields if part is not None)
-            return partial(_read_parts, _join_struct, path, column.type, parts)
-        if pa.types.is_map(column.type):
-            return self._plan_map(path, column.type)
-        return self._plan_leaf(path, column.type)
+    def _plan(self, column: pa.Field) -> Build:
+        parts = find_parts(column, self.options)
+        if parts is None:
+            return self._plan_leaf(column)
+        plan = self.plan if parts.is_struct else self._plan_leaf
+        builds = tuple(build for build in map(plan, parts.fields) if build is not None)
+        return partial(_read_parts, parts.join, column.name, column.type, builds)
 
-    def _plan_leaf(self, path: str, target: pa.DataType) -> Build:
-        values, depth = target, 0
+    def _plan_leaf(self, column: pa.Field) -> Build:
+        path, values, depth = column.name, column.type, 0
         while is_list(values):
             values, depth = values.value_type, depth + 1
         if depth > 2 or (depth == 2 and self.record_type != "SequenceExample"):
@@ -236,7 +164,7 @@ class _Planner:
         feature = WireFeature(path, kind, depth == 1, depth == 2)
         if self.features.setdefault(path, feature) != feature:
             raise UnfitError(f"feature {path} is also wanted in another form")
-        return partial(_read_leaf, path, path, target, form)
+        return partial(_read_leaf, path, column.type, form)
 
     def _find_kind(self, data_type: pa.DataType) -> tuple[Kind, str]:
         """Kind of the feature that holds such values, and the form of dates and timestamps."""
@@ -255,26 +183,6 @@ class _Planner:
             raise UnfitError(f"option {name}, as it was written")
         return ("bytes" if form == "iso" else "int64"), form
 
-    def _plan_map(self, path: str, target: pa.MapType) -> Build:
-        if self.options.maps == "error":
-            raise UnfitError("option maps=entries")
-        types = (pa.list_(target.key_type), pa.list_(target.item_type))
-        parts = zip(MAP_PARTS, types, strict=True)
-        leaves = tuple(self._plan_leaf(join_path(path, part), kind) for part, kind in parts)
-        return partial(_read_parts, _join_map, path, target, leaves)
-
-    def _plan_vector(self, path: str, target: pa.StructType) -> Build:
-        if self.options.vectors == "bytes":
-            leaf = self._plan_leaf(path, pa.binary())
-            return partial(_read_parts, join_bytes, path, target, (leaf,))
-        if self.options.vectors == "dense":
-            leaf = self._plan_leaf(path, target.field("values").type)
-            return partial(_read_parts, join_dense, path, target, (leaf,))
-        leaves = tuple(
-            self._plan_leaf(join_path(path, part), target.field(part).type) for part in SPARSE_PARTS
-        )
-        return partial(_read_parts, join_sparse, path, target, leaves)
-
 
 @dataclass(frozen=True)
 class FromExample:
@@ -287,9 +195,7 @@ class FromExample:
     def apply(self, batch: pa.RecordBatch, name: str = "<buffer>") -> pa.RecordBatch:
         """Turns a decoded batch `[rows]` of an origin, which errors name, into one in `target`.
 
-        Raises:
-            InputDataError: A value does not fit its column, or is missing where the column is not
-                nullable; names the origin and the feature.
+        Raises InputDataError for a value that does not fit, or is missing, in its column.
         """
         if not self.builds:
             rows = pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
@@ -297,19 +203,10 @@ class FromExample:
         try:
             columns = [build(batch) for build in self.builds]
             for column_field, column in zip(self.target, columns, strict=True):
-                _check_nulls(column_field, column)
+                check_nulls(column_field, column)
         except InputDataError as error:
-            raise _within(name, error) from error.__cause__
+            raise restate(error, what=f"{name}: {error.what}") from error.__cause__
         return pa.RecordBatch.from_arrays(columns, schema=self.target)
-
-
-def _check_nulls(column_field: pa.Field, column: pa.Array) -> None:
-    if column.null_count and not column_field.nullable:
-        raise InputDataError(
-            f"feature {column_field.name!r} is missing in {column.null_count} record(s), but its "
-            "column is not nullable",
-            fix="make the column nullable in the schema",
-        )
 
 
 def plan_from_example(
@@ -318,15 +215,12 @@ def plan_from_example(
     options: TypeOptions | None = None,
     names: FeatureNames | None = None,
 ) -> FromExample:
-    """Plans how features become the columns of a schema.
+    """Plans how features become the columns of a schema; refuses all that cannot be read at once.
 
     `options` say how they were written; without `names` every column goes by its own name.
-
-    Raises:
-        ConfigError: Columns that cannot be read, all of them in one message.
     """
     planner = _Planner(record_type, options or TypeOptions(), names or FeatureNames())
-    builds = [planner.plan(column.name, column) for column in target]
+    builds = [planner.plan(column) for column in target]
     if planner.problems:
         raise ConfigError(
             f"{len(planner.problems)} column(s) cannot be read from tf.train.{record_type}",

@@ -7,52 +7,223 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.types.arrays import holds_same, innermost, is_bytes, is_text, split_maps
-from etl.tfrecord.types.type_options import TypeOptions
-from etl.tfrecord.types.values import (
-    Convert,
-    RefusedError,
-    UnfitError,
-    describe_unfit,
-    plan_lists,
+from etl.tfrecord.types.arrays import (
+    as_numbers,
+    holds_same,
+    innermost,
+    is_bytes,
+    is_list,
+    is_text,
+    null_mask,
+    split_lists,
 )
-from etl.tfrecord.types.vectors import (
-    DENSE_LISTS,
-    SPARSE_PARTS,
-    is_vector,
-    split_bytes,
-    split_dense,
-    split_sparse,
-)
+from etl.tfrecord.types.features import TypeOptions, find_wire_kind
+from etl.tfrecord.types.parts import Split, find_parts
+from etl.tfrecord.types.refusals import RefusedError, UnfitError, describe_unfit
 
-SEPARATOR = "."
-"""Between the name of a column and that of its part."""
-MAP_PARTS = ("keys", "values")
+Convert = Callable[[pa.Array], pa.Array]
+
+
+class ValueRule(NamedTuple):
+    """How values of a type become those of another; `convert` leaves nulls, None: all stay."""
+
+    target: pa.DataType
+    convert: Convert | None = None
+
+
+def plan_values(data_type: pa.DataType, options: TypeOptions) -> ValueRule:
+    """Picks the conversion of values that are no lists, structs or maps, or raises UnfitError."""
+    t = pa.types
+    if t.is_dictionary(data_type):
+        rule = plan_values(data_type.value_type, options)
+        if rule.convert is None:
+            return ValueRule(data_type)
+        return ValueRule(rule.target, partial(_convert_dictionary, rule.convert))
+    if options.float64 == "cast" and (t.is_float64(data_type) or t.is_decimal(data_type)):
+        return ValueRule(pa.float32(), narrow_doubles)
+    if find_wire_kind(data_type) is not None:
+        return ValueRule(data_type)  # the encoder refuses doubles by itself
+    for found in (rule for matches, rule in _CONVERSIONS if matches(data_type)):
+        return found
+    for matches, name, forms in _TIMES:
+        if matches(data_type):
+            form = getattr(options, name)
+            if form not in forms:
+                *first, last = forms
+                raise UnfitError(f"option {name}={', '.join(first)} or {last}")
+            return forms[form]
+    raise UnfitError
+
+
+def _convert_dictionary(convert: Convert, values: pa.DictionaryArray) -> pa.Array:
+    return convert(values.dictionary_decode())
+
+
+def plan_lists(data_type: pa.DataType, options: TypeOptions, depth: int) -> ValueRule:
+    """Picks the conversion of values, or of lists of them, `depth` deep at most."""
+    if not is_list(data_type):
+        if pa.types.is_nested(data_type) and not pa.types.is_dictionary(data_type):
+            raise UnfitError
+        return plan_values(data_type, options)
+    if not depth:
+        raise UnfitError("recordType=SequenceExample, for arrays in arrays")
+    rule = plan_lists(data_type.value_type, options, depth - 1)
+    if rule.convert is None:
+        return ValueRule(data_type)
+    target = _with_values(data_type, rule.target)
+    return ValueRule(target, partial(_convert_lists, rule.convert, target))
+
+
+def _with_values(lists: pa.DataType, values: pa.DataType) -> pa.DataType:
+    """Lists of the same layout that hold other values."""
+    if pa.types.is_fixed_size_list(lists) and lists.list_size:
+        return pa.list_(values, lists.list_size)
+    return pa.large_list(values) if pa.types.is_large_list(lists) else pa.list_(values)
+
+
+def _convert_lists(convert: Convert, target: pa.DataType, column: pa.Array) -> pa.Array:
+    values, rows = split_lists(column)
+    try:
+        return rows.build(convert(values), target)
+    except RefusedError as refused:
+        refused.index = rows.row_of(refused.index)
+        raise
+
+
+def narrow_doubles(values: pa.Array) -> pa.Array:
+    """Doubles, or decimals by way of doubles, to the nearest float32; infinite beyond its range."""
+    return values.cast(pa.float64()).cast(pa.float32(), safe=False)
+
+
+_INT64 = np.iinfo(np.int64)
+
+
+def narrow_unsigned(values: pa.Array) -> pa.Array:
+    wide = as_numbers(values)
+    _refuse_first(
+        wide > _INT64.max,
+        values,
+        "an unsigned integer beyond int64",
+        f"at most {_INT64.max}",
+        "cast the column to text or floats before the write",
+    )
+    return pa.array(wide.view(np.int64), mask=null_mask(values))
+
+
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_DAY_MS = 86_400_000
+# 0001-01-01 and 9999-12-31: what ISO 8601 writes with four digits.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+
+
+def dates_to_days(values: pa.Array) -> pa.Array:
+    if pa.types.is_date32(values.type):
+        return values.cast(pa.int32())
+    days = np.floor_divide(as_numbers(values.cast(pa.int64())), _DAY_MS)
+    return pa.array(days.astype(np.int32), mask=null_mask(values))
+
+
+def dates_to_text(values: pa.Array) -> pa.Array:
+    """Dates to text such as `2026-01-02`."""
+    days = dates_to_days(values)
+    _refuse_years(as_numbers(days), _FIRST_DAY, _LAST_DAY, values, "dates=days")
+    return days.cast(pa.date32()).cast(pa.string())
+
+
+def timestamps_to_integers(unit: str, values: pa.Array) -> pa.Array:
+    """Timestamps to a number of units since 1970 UTC, rounded down."""
+    ticks = values.cast(pa.int64())
+    source, wanted = _NANOSECONDS[values.type.unit], _NANOSECONDS[unit]
+    if source == wanted:
+        return ticks
+    counts = as_numbers(ticks)
+    if source < wanted:
+        return pa.array(counts // (wanted // source), mask=null_mask(values))
+    factor = source // wanted
+    limit = _INT64.max // factor
+    _refuse_first(
+        (counts > limit) | (counts < -limit),
+        values,
+        f"a timestamp beyond int64 in {unit}",
+        f"at most {limit} {values.type.unit} from 1970",
+        "option timestamps with a coarser unit",
+    )
+    return pa.array(counts * factor, mask=null_mask(values))
+
+
+def timestamps_to_text(values: pa.Array) -> pa.Array:
+    """Timestamps to text such as `2026-01-02T03:04:05.678901Z`; without a zone there is no Z."""
+    ticks = as_numbers(values.cast(pa.int64()))
+    per_day = _NANOSECONDS["s"] * 86_400 // _NANOSECONDS[values.type.unit]
+    first, last = max(_FIRST_DAY * per_day, _INT64.min), (_LAST_DAY + 1) * per_day - 1
+    _refuse_years(ticks, first, min(last, _INT64.max), values, "timestamps=us")
+    local = pa.array(ticks, mask=null_mask(values)).cast(pa.timestamp(values.type.unit))
+    text = pc.replace_substring(local.cast(pa.string()), " ", "T")
+    return text if values.type.tz is None else pc.binary_join_element_wise(text, "Z", "")
+
+
+def _refuse_years(ticks: np.ndarray, first: int, last: int, values: pa.Array, option: str) -> None:
+    _refuse_first(
+        (ticks < first) | (ticks > last),
+        values,
+        "a date outside what ISO text holds",
+        "years 1 to 9999",
+        f"write them as numbers ({option}), or filter the rows",
+    )
+
+
+def _refuse_first(bad: np.ndarray, values: pa.Array, what: str, allowed: str, fix: str) -> None:
+    """Refuses the first value of a bool mask `[values]`."""
+    if bad.any():
+        index = int(bad.argmax())
+        raise RefusedError(index, what, _show(values.slice(index, 1)), allowed, fix)
+
+
+def _show(one: pa.Array) -> str:
+    """A value as text; Python's own dates hold less than Arrow's."""
+    if pa.types.is_timestamp(one.type):
+        return f"{one.cast(pa.int64())[0]} {one.type.unit} since 1970"
+    return str(one.cast(pa.string())[0])
+
+
+def _cast_rule(target: pa.DataType) -> ValueRule:
+    return ValueRule(target, partial(pc.cast, target_type=target))
+
+
+_CONVERSIONS = (
+    (pa.types.is_uint64, ValueRule(pa.int64(), narrow_unsigned)),
+    (pa.types.is_string_view, _cast_rule(pa.large_string())),
+    (pa.types.is_binary_view, _cast_rule(pa.large_binary())),
+    (pa.types.is_fixed_size_binary, _cast_rule(pa.binary())),
+)
+_DATES = {
+    "days": ValueRule(pa.int32(), dates_to_days),
+    "iso": ValueRule(pa.string(), dates_to_text),
+}
+_TIMESTAMPS = {
+    **{u: ValueRule(pa.int64(), partial(timestamps_to_integers, u)) for u in ("s", "ms", "us")},
+    "iso": ValueRule(pa.string(), timestamps_to_text),
+}
+_TIMES = (
+    (pa.types.is_date, "dates", _DATES),
+    (pa.types.is_timestamp, "timestamps", _TIMESTAMPS),
+)
 
 Outputs = tuple[tuple[str, pa.DataType], ...]
-Split = Callable[[pa.Array], list[pa.Array]]
 
 
-def join_path(path: str, part: str) -> str:
-    """Name of a part of a column."""
-    return f"{path}{SEPARATOR}{part}"
-
-
-@dataclass(frozen=True)
-class ColumnPlan:
-    """How a column, or a part of one, becomes features; picklable.
-
-    `outputs` are their names and types; `split` makes an array for each, None: the column itself is
-    the feature.
-    """
+class ColumnPlan(NamedTuple):
+    """How a column, or a part of one, becomes features; without `split` it is itself one."""
 
     outputs: Outputs
     split: Split | None = None
@@ -74,21 +245,9 @@ def _convert(name: str, convert: Convert, column: pa.Array) -> list[pa.Array]:
         ) from None
 
 
-def _split_parts(split: Split, parts: tuple[ColumnPlan, ...], column: pa.Array) -> list[pa.Array]:
-    pairs = zip(parts, split(column), strict=True)
-    return [feature for part, array in pairs for feature in part.apply(array)]
-
-
-def _flatten(column: pa.Array) -> list[pa.Array]:
-    """A struct's fields, null where the struct is."""
-    fields: list[pa.Array] = column.flatten()
-    return fields
-
-
-def _join_parts(parts: Iterable[ColumnPlan], split: Split) -> ColumnPlan:
-    parts = tuple(parts)
-    outputs = tuple(output for part in parts for output in part.outputs)
-    return ColumnPlan(outputs, partial(_split_parts, split, parts))
+def _split_parts(split: Split, plans: list[ColumnPlan], column: pa.Array) -> list[pa.Array]:
+    pairs = zip(plans, split(column), strict=True)
+    return [feature for plan, part in pairs for feature in plan.apply(part)]
 
 
 @dataclass
@@ -99,47 +258,29 @@ class _Planner:
     options: TypeOptions
     problems: list[str] = field(default_factory=list)
 
-    def plan(self, path: str, column: pa.Field) -> ColumnPlan:
-        """Plans a column or a field; where it does not fit a problem is noted."""
+    def plan(self, column: pa.Field) -> ColumnPlan:
+        """Plans a column or a field, named by its path; notes a problem where it does not fit."""
         try:
-            return self._plan(path, column)
+            return self._plan(column)
         except UnfitError as error:
-            self.problems.append(describe_unfit(path, column, error))
+            self.problems.append(describe_unfit(column, error))
             return ColumnPlan(())
 
-    def _plan(self, path: str, column: pa.Field) -> ColumnPlan:
-        if is_vector(column):
-            return self._plan_vector(path)
-        if pa.types.is_struct(column.type):
-            if not column.type.num_fields:
-                raise UnfitError
-            fields = [self.plan(join_path(path, f.name), f) for f in column.type]
-            return _join_parts(fields, _flatten)
-        if pa.types.is_map(column.type):
-            return self._plan_map(path, column.type)
-        return self._plan_leaf(path, column.type)
+    def _plan(self, column: pa.Field) -> ColumnPlan:
+        parts = find_parts(column, self.options)
+        if parts is None:
+            return self._plan_leaf(column)
+        if not parts.fields:
+            raise UnfitError
+        plans = [*map(self.plan if parts.is_struct else self._plan_leaf, parts.fields)]
+        outputs = tuple(output for plan in plans for output in plan.outputs)
+        return ColumnPlan(outputs, partial(_split_parts, parts.split, plans))
 
-    def _plan_leaf(self, path: str, data_type: pa.DataType) -> ColumnPlan:
+    def _plan_leaf(self, column: pa.Field) -> ColumnPlan:
         depth = 2 if self.record_type == "SequenceExample" else 1
-        rule = plan_lists(data_type, self.options, depth)
-        split = rule.convert and partial(_convert, path, rule.convert)
-        return ColumnPlan(((path, rule.target),), split)
-
-    def _plan_map(self, path: str, data_type: pa.MapType) -> ColumnPlan:
-        if self.options.maps == "error":
-            raise UnfitError("option maps=entries")
-        types = (pa.list_(data_type.key_type), pa.list_(data_type.item_type))
-        parts = zip(MAP_PARTS, types, strict=True)
-        leaves = [self._plan_leaf(join_path(path, part), kind) for part, kind in parts]
-        return _join_parts(leaves, split_maps)
-
-    def _plan_vector(self, path: str) -> ColumnPlan:
-        if self.options.vectors == "dense":
-            return _join_parts([self._plan_leaf(path, DENSE_LISTS)], split_dense)
-        if self.options.vectors == "bytes":
-            return _join_parts([self._plan_leaf(path, pa.large_binary())], split_bytes)
-        parts = [self._plan_leaf(join_path(path, n), kind) for n, kind in SPARSE_PARTS.items()]
-        return _join_parts(parts, split_sparse)
+        rule = plan_lists(column.type, self.options, depth)
+        split = rule.convert and partial(_convert, column.name, rule.convert)
+        return ColumnPlan(((column.name, rule.target),), split)
 
 
 def _check_byte_array(schema: pa.Schema, outputs: Outputs) -> list[str]:
@@ -170,15 +311,12 @@ class ToExample:
 
     @property
     def is_identity(self) -> bool:
-        """Whether batches go out as they come in."""
         return all(plan.split is None for plan in self.plans)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Turns a batch `[rows]` in the planned schema into one in `schema`.
 
-        Raises:
-            InputDataError: A value that is refused, or another schema than planned; names the
-                column and the row.
+        Raises InputDataError for a value that is refused, or another schema than planned.
         """
         if self.is_identity and batch.schema.types == self.source.types:
             return batch
@@ -200,7 +338,7 @@ class ToExample:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What reading back needs, as JSON; see `TypeOptions.read_manifest`."""
+        """What reading back needs, as JSON; see `read_type_options`."""
         binary = [f.name for f in self.schema if is_bytes(innermost(f.type))]
         return {**self.options.chosen(), **({"binary": binary} if binary else {})}
 
@@ -208,14 +346,9 @@ class ToExample:
 def plan_to_example(
     schema: pa.Schema, record_type: str, options: TypeOptions | None = None
 ) -> ToExample:
-    """Plans how the columns of a schema become features of records of a type.
-
-    Raises:
-        ConfigError: Columns that do not fit, all of them in one message with what would make each
-            fit.
-    """
+    """Plans how the columns of a schema become features; refuses all that do not fit at once."""
     planner = _Planner(record_type, options or TypeOptions())
-    plans = tuple(planner.plan(field.name, field) for field in schema)
+    plans = tuple(map(planner.plan, schema))
     outputs = tuple(output for plan in plans for output in plan.outputs)
     payload = _check_byte_array(schema, outputs) if record_type == "ByteArray" else []
     problems = [*planner.problems, *payload, *_check_names(outputs)]
@@ -230,5 +363,4 @@ def plan_to_example(
         )
     if all(plan.split is None for plan in plans):
         return ToExample(schema, schema, planner.options, plans)
-    features = pa.schema([pa.field(name, data_type) for name, data_type in outputs])
-    return ToExample(schema, features, planner.options, plans)
+    return ToExample(schema, pa.schema(list(outputs)), planner.options, plans)

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.errors import ConfigError, InternalError
 from conf.storage.locations import resolve_local_path
 from etl.tfrecord.files.data_files import ShardRange, find_stem
-from etl.tfrecord.spark.options import parse_read_options, parse_write_options
-from etl.tfrecord.types.type_options import TYPE_OPTIONS, TypeOptions, parse_type_options
+from etl.tfrecord.spark.options import (
+    TYPE_OPTIONS,
+    ReadOptions,
+    WriteOptions,
+    parse_read_options,
+    parse_type_options,
+    parse_write_options,
+)
+from etl.tfrecord.types.features import TypeOptions
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [("/a/b", "/a/b"), ("file:/a/b", "/a/b"), ("file:///a/b", "/a/b"),
-     ("file://localhost/a", "/a"), ("FILE:///a", "/a"), ("rel/x", str(Path("rel/x").absolute()))],
+     ("file://localhost/a", "/a"), ("FILE:///a", "/a"), ("rel/x", str(Path("rel/x").absolute())),
+     *((path, None) for path in ("s3a://b/k", "hdfs:///x", "gs://b", "file://host/x", ""))],
 )  # fmt: skip
-def test_local_paths(given: str, expected: str) -> None:
-    assert resolve_local_path(given) == expected
-
-
-@pytest.mark.parametrize("path", ["s3a://b/k", "hdfs:///x", "gs://b", "file://host/x", ""])
-def test_other_paths_are_refused(path: str) -> None:
+def test_local_paths(given: str, expected: str | None) -> None:
+    if expected is not None:
+        assert resolve_local_path(given) == expected
+        return
     with pytest.raises(ConfigError, match="not a local path"):
-        resolve_local_path(path)
+        resolve_local_path(given)
+
+
+def write(**options: str) -> WriteOptions:
+    return parse_write_options({"path": "/x", **options}, overwrite=True)
+
+
+def read(**options: str) -> ReadOptions:
+    return parse_read_options({"path": "/x", **options})
+
+
+_HADOOP = "org.apache.hadoop.io.compress"
 
 
 @pytest.mark.parametrize(
@@ -36,63 +52,62 @@ def test_other_paths_are_refused(path: str) -> None:
         ({}, None, ".tfrecord"),
         ({"compression": "GZIP"}, "GZIP", ".tfrecord.gz"),
         ({"COMPRESSION": "zlib"}, "ZLIB", ".tfrecord.deflate"),
-        ({"codec": "org.apache.hadoop.io.compress.GzipCodec"}, "GZIP", ".tfrecord.gz"),
-        ({"codec": "org.apache.hadoop.io.compress.DefaultCodec"}, "ZLIB", ".tfrecord.deflate"),
-        ({"codec": "gzip", "compression": "gzip"}, "GZIP", ".tfrecord.gz"),
+        ({"codec": f"{_HADOOP}.GzipCodec"}, "GZIP", ".tfrecord.gz"),
+        ({"codec": f"{_HADOOP}.DefaultCodec"}, "ZLIB", ".tfrecord.deflate"),
         ({"codec": ""}, None, ".tfrecord"),
     ],
 )
 def test_compression_in_both_spellings(options, compression, suffix) -> None:
-    parsed = parse_write_options({"path": "/x", **options}, overwrite=True)
+    parsed = write(**options)
     assert (parsed.compression, parsed.suffix) == (compression, suffix)
 
 
-def test_contradicting_compression_is_refused() -> None:
-    with pytest.raises(ConfigError, match="contradict"):
-        parse_write_options({"path": "/x", "codec": "gzip", "compression": "none"}, True)
-
-
-@pytest.mark.parametrize("codec", ["org.apache.hadoop.io.compress.SnappyCodec", "snapy"])
-def test_unknown_codec_is_refused(codec: str) -> None:
-    with pytest.raises(ConfigError, match="codec"):
-        parse_write_options({"path": "/x", "codec": codec}, True)
-
-
-def test_unknown_option_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'deterministicNames'"):
-        parse_write_options({"path": "/x", "deterministicName": "true"}, True)
-    with pytest.raises(ConfigError, match="did you mean 'recordType'"):
-        parse_read_options({"path": "/x", "recordTyp": "Example"})
-
-
-def test_an_unknown_record_type_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)Sequence.*Example, SequenceExample, ByteArray"):
-        parse_write_options({"path": "/x", "recordType": "Sequence"}, True)
+REFUSED_WRITES = [
+    ({"codec": f"{_HADOOP}.SnappyCodec"}, "codec"),
+    ({"compression": "snappy"}, "use one of: deflate, gzip"),
+    ({"compressionLevel": "10", "compression": "gzip"}, "compressionLevel"),
+    ({"recordType": "Sequence"}, r"(?s)Sequence.*Example, SequenceExample, ByteArray"),
+    ({"deterministicName": "true"}, "did you mean 'deterministicNames'"),
+    ({"maxRecordsPerFile": "many"}, "maxRecordsPerFile"),
+    ({"maxBytesPerFile": "-1"}, "maxBytesPerFile"),
+    ({"partitionOverwriteMode": "dynamic", "partitionBy": "d,d"}, "partitionBy"),
+    ({"jobId": "../x"}, "jobId"),
+    ({"saveMode": "replace"}, "saveMode"),
+    ({"saveMode": "append"}, "contradicts the save mode"),
+    ({"statistics": "yes"}, "statistics"),
+    ({"index": "true", "compression": "gzip"}, "uncompressed"),
+    ({"partitionOverwriteMode": "dynamic"}, "partitionBy"),
+    ({"columns": "{}"}, "unknown TFRecord option 'columns'"),
+    *(({option.name: "nonsense"}, option.name) for option in TYPE_OPTIONS),
+    ({"float64": "cats"}, r"(?s)error, cast.*did you mean 'cast'"),
+]
+REFUSED_READS = [
+    ({"recordTyp": "Example"}, "did you mean 'recordType'"),
+    ({"ignoreCorruptFiles": "true"}, "unknown TFRecord option 'ignoreCorruptFiles'"),
+    ({"onCorupt": "skip"}, "did you mean 'onCorrupt'"),
+    *(({name: value}, name) for name in ("splitBytes", "minPartitions", "inferRecords")
+      for value in ("0", "-1", "x", "")),
+    *(({"where": bad}, "where") for bad in ("x", "[]", '{"date": "2026-01-01"}')),
+    *(({"paths": bad}, "paths") for bad in ("[]", "[1]", "/a", "{}")),
+    ({"onCorrupt": "quarantine"}, "belong together"),
+    ({"quarantinePath": "/q"}, "belong together"),
+    ({"onCorrupt": "quarantine", "quarantinePath": "/x/q"}, "inside the path"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"maxRecordsPerFile": "many"},
-        {"maxBytesPerFile": "-1"},
-        {"compressionLevel": "10", "compression": "gzip"},
-        {"compressionLevel": "5"},
-        {"partitionOverwriteMode": "dynamic", "partitionBy": "d,d"},
-        {"jobId": "../x"},
-        {"saveMode": "replace"},
-        {"dates": "x"},
-    ],
+    ("parse", "options", "message"),
+    [*((write, *row) for row in REFUSED_WRITES), *((read, *row) for row in REFUSED_READS)],
 )
-def test_bad_values_name_the_option(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="partitionBy|" + next(iter(options))):
-        parse_write_options({"path": "/x", **options}, True)
+def test_what_is_refused(parse: Any, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(**options)
 
 
 def test_deterministic_names_need_overwrite() -> None:
-    options = {"path": "/x", "deterministicNames": "true"}
-    assert parse_write_options(options, overwrite=True).deterministic_names
+    assert write(deterministicNames="true").deterministic_names
     with pytest.raises(ConfigError, match="append"):
-        parse_write_options(options, overwrite=False)
+        parse_write_options({"path": "/x", "deterministicNames": "true"}, overwrite=False)
 
 
 def test_planned_shards_hold_every_partition() -> None:
@@ -104,113 +119,27 @@ def test_planned_shards_hold_every_partition() -> None:
         find_stem(ranges, 3)
 
 
-def test_flags_are_true_or_false() -> None:
-    with pytest.raises(ConfigError, match="statistics"):
-        parse_write_options({"path": "/x", "statistics": "yes"}, True)
-
-
-def test_reading_detects_compression_unless_told() -> None:
-    assert parse_read_options({"path": "/x"}).compression == "auto"
-    assert parse_read_options({"path": "/x", "compression": "none"}).compression is None
-
-
-def test_hints_name_no_empty_value() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_write_options({"path": "/x", "compression": "snappy"}, overwrite=False)
-    assert "use one of: deflate, gzip" in str(caught.value)
-
-
-def parse(**options: str):
-    return parse_read_options({"path": "/x", **options})
-
-
-def test_defaults() -> None:
-    options = parse()
-    assert options.paths == ("/x",)
-    assert (options.on_corrupt, options.split_bytes, options.infer_records) == (
-        "fail", 128 << 20, 10_000
+def test_reads_by_default_and_in_any_case() -> None:
+    assert read() == ReadOptions(("/x",))
+    assert read() == ReadOptions(("/x",), None, "auto", split_bytes=128 << 20, infer_records=10_000)
+    given = {"oncorrupt": "SKIP", "SPLITBYTES": "5", "inferrecords": "ALL", "compression": "none",
+             "recursivefilelookup": "True", "timestamps": "ms"}  # fmt: skip
+    assert read(**given) == ReadOptions(
+        ("/x",), compression=None, on_corrupt="skip", split_bytes=5, infer_records=None,
+        is_recursive=True, type_options=TypeOptions(timestamps="ms"),
     )  # fmt: skip
-    assert options.record_type is None
-
-
-def test_names_and_values_in_any_case() -> None:
-    options = parse(
-        oncorrupt="SKIP", SPLITBYTES="5", inferrecords="ALL", recursivefilelookup="True"
-    )
-    assert (options.on_corrupt, options.split_bytes, options.infer_records) == ("skip", 5, None)
-    assert options.is_recursive
+    assert read(onCorrupt="quarantine", quarantinePath="/q").quarantine == "/q"
+    where = read(where='{"date": ["2026-01-01", null], "hour": [1], "flag": [true]}').where
+    assert where == {"date": ("2026-01-01", None), "hour": ("1",), "flag": ("true",)}
 
 
 def test_several_paths() -> None:
     assert parse_read_options({"paths": '["/a", "file:///b"]'}).paths == ("/a", "/b")
-    for bad in ("[]", "[1]", "/a", "{}"):
-        with pytest.raises(ConfigError):
-            parse_read_options({"paths": bad})
-
-
-def test_where_lists_values_as_text() -> None:
-    where = parse(where='{"date": ["2026-01-01", null], "hour": [1], "flag": [true]}').where
-    assert where == {"date": ("2026-01-01", None), "hour": ("1",), "flag": ("true",)}
-    for bad in ("x", "[]", '{"date": "2026-01-01"}'):
-        with pytest.raises(ConfigError, match="where"):
-            parse(where=bad)
-
-
-@pytest.mark.parametrize("name", ["splitBytes", "minPartitions", "inferRecords"])
-@pytest.mark.parametrize("value", ["0", "-1", "x", ""])
-def test_counts_are_positive(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        parse(**{name: value})
-
-
-def test_quarantine_is_complete_and_outside() -> None:
-    options = parse(onCorrupt="quarantine", quarantinePath="/q")
-    assert options.quarantine == "/q"
-    for bad in (
-        {"onCorrupt": "quarantine"}, {"quarantinePath": "/q"},
-        {"onCorrupt": "quarantine", "quarantinePath": "/x/q"},
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match="quarantine"):
-            parse(**bad)
-
-
-def test_what_would_lose_data_silently_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown TFRecord option 'ignoreCorruptFiles'"):
-        parse(ignoreCorruptFiles="true")
-    with pytest.raises(ConfigError, match="did you mean 'onCorrupt'"):
-        parse(onCorupt="skip")
-
-
-def test_type_options_pass() -> None:
-    assert parse(timestamps="ms").type_options == TypeOptions(timestamps="ms")
-    assert parse().type_options is None
-
-
-def test_nothing_given_is_the_default_and_other_options_are_ignored() -> None:
-    assert parse_type_options({}) == TypeOptions()
-    assert parse_type_options({"path": "/x", "recordtype": "Example"}) == TypeOptions()
 
 
 def test_every_option_of_types_reaches_the_parser_in_lower_case() -> None:
+    assert parse_type_options({"path": "/x", "recordtype": "Example"}) == TypeOptions()
     given = {"float64": "CAST", "dates": "iso", "timestamps": "ms", "maps": "entries",
              "vectors": "sparse"}  # fmt: skip
     assert parse_type_options(given) == TypeOptions("cast", "iso", "ms", "entries", "sparse")
     assert TypeOptions(**{**given, "float64": "cast"}).chosen() == {**given, "float64": "cast"}
-    for option in TYPE_OPTIONS:
-        with pytest.raises(ConfigError, match=option.name):
-            parse_type_options({option.name.lower(): "nonsense"})
-    with pytest.raises(ConfigError, match=r"(?s)error, cast.*did you mean 'cast'"):
-        parse_type_options({"float64": "cats"})
-
-
-def test_options_of_columns_are_gone() -> None:
-    with pytest.raises(ConfigError, match="unknown TFRecord option 'columns'"):
-        parse_write_options({"path": "/x", "columns": "{}"}, True)
-
-
-def test_needs_the_standard_library_alone() -> None:
-    code = (
-        "import sys, etl.tfrecord.types.type_options; "
-        "sys.exit(bool({'numpy', 'pyarrow', 'pyspark', 'numba'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.artefacts.dataset import read_manifest
-from etl.tfrecord.reading import crc32c
+from etl.tfrecord.codec.crc32c import crc32c
 from tests.training.tiny_dataset import write_tiny_dataset
 from training.encoders.vocabularies import read_plan
 from training.evaluation.scored_rows import MOST_VALUES, plan_slicings

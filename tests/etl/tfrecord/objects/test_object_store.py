@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import _KEPT_BYTES, FileOpener, StoredPath
@@ -22,7 +23,7 @@ from etl.tfrecord.commit.object_commit import ObjectCommitter
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.spark.input_files import InputListing, list_input_files, plan_splits
 from etl.tfrecord.spark.options import WriteOptions, parse_read_options, parse_write_options
-from etl.tfrecord.spark.write_plan import plan_write
+from etl.tfrecord.spark.write_job import plan_write
 from etl.tfrecord.spark.write_task import WriteTask
 from tests.fake_store import FakeStore
 from tests.tfrecord_files import read_records
@@ -199,7 +200,7 @@ def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> JobPl
     """What a driver and one task do."""
     given = {"path": root.uri, "recordType": "ByteArray", **options}
     parsed = parse_write_options(given, overwrite=options.get("saveMode") == "overwrite")
-    plan = plan_write(batch.schema, parsed, {"d": "string"})
+    plan = plan_write(from_arrow_schema(batch.schema), parsed)
     committer = ObjectCommitter(root)
     committer.begin(plan.job, None)
     with committer.hold_attempt(plan.job.job_id, "attempt-0") as place:
@@ -290,11 +291,9 @@ def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> N
     write(object_input_root, rows)
 
     def split() -> list[tuple[int, int | None]]:
-        options = parse_read_options({"path": object_input_root.uri})
-        files = list_input_files(options).files
-        planned = plan_splits(
-            files, compression="auto", split_bytes=5 << 20, min_partitions=9, opener=options.opener
-        )
+        given = {"path": object_input_root.uri, "splitBytes": str(5 << 20), "minPartitions": "9"}
+        options = parse_read_options(given)
+        planned = plan_splits(list_input_files(options).files, options)
         return [(s.start, s.stop) for part in planned for s in part]
 
     by_manifest = split()
@@ -315,9 +314,9 @@ def test_objects_are_split_at_known_places_only(object_input_root: Storage) -> N
 
 
 def test_a_failed_task_leaves_nothing(object_input_root: Storage) -> None:
-    plan = plan_write(BATCH.schema, WriteOptions(object_input_root.uri, record_type="ByteArray",
-                                                 partition_by=("d",), storage=object_input_root),
-                      {"d": "string"})  # fmt: skip
+    options = WriteOptions(object_input_root.uri, record_type="ByteArray", partition_by=("d",),
+                           storage=object_input_root)  # fmt: skip
+    plan = plan_write(from_arrow_schema(BATCH.schema), options)
     committer = ObjectCommitter(object_input_root)
     committer.begin(plan.job, None)
     with (  # noqa: PT012

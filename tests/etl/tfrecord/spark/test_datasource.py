@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,35 +14,18 @@ import tensorflow as tf
 from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from etl.tfrecord.codec.framing import BadRange
 from etl.tfrecord.spark.datasource import TFRecordDataSource, register_tfrecord
 from etl.tfrecord.spark.failures import translate_failure
+from etl.tfrecord.spark.options import parse_write_options
 from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange
+from etl.tfrecord.spark.write_job import WriteHooks
+from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.table import write_table
 from tests.tfrecord_files import read_quarantine
 
 FORMAT = "sluice"  # the name that no other connector can claim
-
-SCHEMA = T.StructType([
-    T.StructField("id", T.LongType()), T.StructField("small", T.IntegerType()),
-    T.StructField("flag", T.BooleanType()), T.StructField("price", T.DecimalType(10, 2)),
-    T.StructField("score", T.DoubleType()), T.StructField("name", T.StringType()),
-    T.StructField("blob", T.BinaryType()), T.StructField("ids", T.ArrayType(T.LongType())),
-    T.StructField("tags", T.ArrayType(T.StringType())),
-])  # fmt: skip
-ROWS = [
-    (2**62, -5, True, decimal.Decimal("12.34"), 0.5, "ünï", bytearray(b"\x00\xff"), [1, -2], ["a"]),
-    (-1, None, None, None, None, None, None, None, None),
-    (0, 0, False, decimal.Decimal("-0.01"), -2.0, "", bytearray(), [], []),
-]
-
-
-@pytest.fixture(scope="module")
-def _registered(spark) -> None:
-    from etl.tfrecord.spark.datasource import register_tfrecord
-
-    register_tfrecord(spark)
 
 
 def shard_names(directory: Path) -> list[str]:
@@ -54,16 +36,6 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in directory.iterdir() if p.is_file()}
 
 
-@pytest.mark.usefixtures("_registered")
-def test_round_trip_of_every_type(spark, tmp_path: Path) -> None:
-    frame = spark.createDataFrame(ROWS, SCHEMA).coalesce(1)
-    frame.write.format(FORMAT).mode("overwrite").save(str(tmp_path))
-    assert spark.read.format(FORMAT).schema(SCHEMA).load(str(tmp_path)).collect() == [
-        T.Row(*SCHEMA.names)(*row) for row in ROWS
-    ]
-
-
-@pytest.mark.usefixtures("_registered")
 def test_tensorflow_reads_spark_output_and_empty_partitions_leave_no_file(spark, tmp_path):
     frame = spark.range(0, 50, 1, 2).repartition(8, F.col("id") % 2)
     frame.write.format("tfrecord").mode("append").option("codec", "gzip").save(str(tmp_path))
@@ -81,7 +53,6 @@ def test_tensorflow_reads_spark_output_and_empty_partitions_leave_no_file(spark,
     assert sum(shard["rows"] for shard in shards) == 50
 
 
-@pytest.mark.usefixtures("_registered")
 def test_the_old_connectors_name_and_options_work(spark, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(7, [[1, 2], [3]])], "id long, steps array<array<long>>")
     writer = frame.write.format("tfrecords").mode("overwrite")
@@ -97,15 +68,6 @@ def test_the_old_connectors_name_and_options_work(spark, tmp_path: Path) -> None
     assert read.load(str(tmp_path)).first().steps == [[1, 2], [3]]
 
 
-@pytest.mark.usefixtures("_registered")
-def test_shards_are_never_left_on_the_executors(spark, tmp_path: Path) -> None:
-    writer = spark.range(1).write.format("tfrecords").mode("overwrite")
-    with pytest.raises(PySparkException, match="writeLocality"):
-        writer.option("writeLocality", "local").save(str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("_registered")
 def test_overwrite_with_deterministic_names_gives_equal_bytes(spark, tmp_path: Path) -> None:
     frame = spark.range(0, 999, 1, 3).withColumn("x", F.sqrt("id").cast("float"))
     runs = []
@@ -117,7 +79,6 @@ def test_overwrite_with_deterministic_names_gives_equal_bytes(spark, tmp_path: P
     assert shard_names(tmp_path) == [f"part-0000{k}.tfrecord" for k in range(3)]
 
 
-@pytest.mark.usefixtures("_registered")
 def test_failed_job_leaves_earlier_data_and_no_trace(spark, tmp_path: Path) -> None:
     spark.range(5).coalesce(1).write.format(FORMAT).mode("overwrite").save(str(tmp_path))
     before = files_of(tmp_path)
@@ -130,45 +91,7 @@ def test_failed_job_leaves_earlier_data_and_no_trace(spark, tmp_path: Path) -> N
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
 
 
-@pytest.mark.usefixtures("_registered")
-def test_plan_time_error_names_every_column_and_touches_nothing(spark, tmp_path: Path) -> None:
-    frame = spark.range(1).select(
-        "id", F.current_timestamp().alias("when"), F.create_map("id", "id").alias("m")
-    )
-    with pytest.raises(PySparkException, match=r"(?s)when.*m \("):
-        frame.write.format(FORMAT).mode("append").save(str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("_registered")
-def test_unknown_option_is_refused(spark, tmp_path: Path) -> None:
-    writer = spark.range(1).write.format(FORMAT).mode("append").option("recordTyp", "Example")
-    with pytest.raises(PySparkException, match="did you mean 'recordType'"):
-        writer.save(str(tmp_path))
-
-
-@pytest.mark.usefixtures("_registered")
-def test_byte_array_round_trip(spark, tmp_path: Path) -> None:
-    rows = [(bytearray(b"one"),), (bytearray(b""),), (bytearray(b"\x00" * 50),)]
-    frame = spark.createDataFrame(rows, "byteArray binary").coalesce(1)
-    writer = frame.write.format(FORMAT).mode("overwrite").option("recordType", "ByteArray")
-    writer.save(str(tmp_path))
-    reader = spark.read.format(FORMAT).option("recordType", "ByteArray").load(str(tmp_path))
-    assert [tuple(row) for row in reader.collect()] == rows
-    (name,) = shard_names(tmp_path)
-    raw = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / name))]
-    assert raw == [b"one", b"", b"\x00" * 50]
-
-
-@pytest.mark.usefixtures("_registered")
 def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> None:
-    """The task encodes rows, feeds statistics, and reports both with the shard."""
-    import pyarrow as pa
-
-    from etl.tfrecord.spark.options import parse_write_options
-    from etl.tfrecord.spark.write_plan import WriteHooks
-    from etl.tfrecord.spark.write_task import WriteTask
-
     class Pipeline:
         output_schema = pa.schema([("twice", pa.int64())])
 
@@ -207,12 +130,11 @@ def test_encoders_and_statistics_run_in_the_same_pass(spark, tmp_path: Path) -> 
 @pytest.mark.parametrize("option", ["encoders", "statistics"])
 def test_an_option_without_its_hook_is_refused(tmp_path: Path, option: str) -> None:
     source = TFRecordDataSource({"path": str(tmp_path / "out"), option: "true"})
-    with pytest.raises(ConfigError, match=f"option {option}"):
+    with pytest.raises(ConfigError, match="plain records alone"):
         source.writer(T.StructType([T.StructField("id", T.LongType())]), overwrite=True)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("_registered")
 def test_a_jvm_connector_of_the_same_name_is_reported(spark, monkeypatch) -> None:
     from etl.tfrecord.spark import datasource
 
@@ -222,19 +144,7 @@ def test_a_jvm_connector_of_the_same_name_is_reported(spark, monkeypatch) -> Non
         datasource.register_tfrecord(spark)
 
 
-@pytest.mark.usefixtures("_registered")
-def test_no_jvm_connector_is_found_where_there_is_none(spark) -> None:
-    from etl.tfrecord.spark.datasource import _find_jvm_providers
-
-    found = _find_jvm_providers(spark)
-    assert "csv" in found
-    assert not {"tfrecord", "tfrecords", "sluice"} & set(found)
-
-
-@pytest.mark.usefixtures("_registered")
 def test_registering_twice_does_no_harm(spark, capfd) -> None:
-    from etl.tfrecord.spark.datasource import register_tfrecord
-
     spark.sparkContext.setLogLevel("WARN")
     try:
         register_tfrecord(spark)
@@ -244,7 +154,6 @@ def test_registering_twice_does_no_harm(spark, capfd) -> None:
     assert "already" not in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("_registered")
 def test_sparks_own_partition_by_is_refused_not_ignored(spark, tmp_path: Path) -> None:
     frame = spark.range(3).withColumn("d", F.col("id") % 2)
     with pytest.raises(Exception, match="partitioning"):
@@ -287,9 +196,8 @@ def test_a_table_whose_columns_are_given_is_refused_where_it_is_used(spark, tmp_
     spark.sql(f"create temporary view v using sluice options (path '{tmp_path}')")
     assert sorted(row.id for row in spark.table("v").collect()) == [0, 1, 2]
     write(spark.range(4), tmp_path)
-    with pytest.raises(PySparkException) as refused:
+    with pytest.raises(PySparkException, match="No such file"):
         spark.table("v").collect()
-    assert isinstance(translate_failure(refused.value), InputDataError)
     spark.catalog.dropTempView("v")
 
 
@@ -306,7 +214,6 @@ def read_ids(spark, path: Path) -> list[int]:
     )
 
 
-@pytest.mark.usefixtures("_registered")
 def test_partition_values_become_directories_that_spark_reads(spark, tmp_path: Path) -> None:
     from etl.tfrecord.commit.output_manifest import read_output_manifest
 
@@ -330,7 +237,6 @@ def test_partition_values_become_directories_that_spark_reads(spark, tmp_path: P
     assert read_ids(spark, tmp_path) == list(range(60))
 
 
-@pytest.mark.usefixtures("_registered")
 def test_dynamic_overwrite_replaces_the_partitions_written_and_static_all(spark, tmp_path):
     frame = spark.range(0, 30, 1, 2).selectExpr("id", "id % 3 as p")
     write(frame, tmp_path, partitionBy="p", index="true")
@@ -344,30 +250,24 @@ def test_dynamic_overwrite_replaces_the_partitions_written_and_static_all(spark,
     assert read_ids(spark, tmp_path) == [k + 100 for k in range(1, 30, 3)]
 
 
-@pytest.mark.usefixtures("_registered")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"partitionBy": "idd"}, "did you mean 'id'"),
         ({"partitionBy": "x"}, "x \\(double\\)"),
-        ({"partitionBy": "p,p"}, "distinct"),
-        ({"maxRecordsPerFile": "0"}, "maxRecordsPerFile"),
-        ({"compressionLevel": "3"}, "compressionLevel"),
-        ({"index": "true", "compression": "gzip"}, "uncompressed"),
-        ({"partitionOverwriteMode": "dynamic"}, "partitionBy"),
-        ({"maxRecordPerFile": "5"}, "did you mean 'maxRecordsPerFile'"),
+        ({"partitionBy": '[".p"]'}, "hidden"),
+        ({"writeLocality": "local"}, "writeLocality"),
     ],
 )
 def test_bad_write_options_are_refused_before_anything_is_touched(
     spark, tmp_path, options, message
 ):
-    frame = spark.range(3).selectExpr("id", "double(id) x", "id % 2 p")
+    frame = spark.range(3).selectExpr("id", "double(id) x", "id % 2 p", "1 `.p`")
     with pytest.raises(PySparkException, match=message):
         write(frame, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("_registered")
 def test_an_append_that_does_not_fit_is_refused(spark, tmp_path: Path) -> None:
     write(spark.range(3), tmp_path)
     before = files_of(tmp_path)
@@ -380,23 +280,7 @@ def test_an_append_that_does_not_fit_is_refused(spark, tmp_path: Path) -> None:
     assert read_ids(spark, tmp_path) == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.usefixtures("_registered")
-def test_the_manifest_knows_which_columns_are_binary(spark, tmp_path: Path) -> None:
-    frame = spark.createDataFrame(
-        [(b"\xff\x00", "text", [b"\x80"])], "b binary, s string, l array<binary>"
-    )
-    write(frame, tmp_path / "out")
-    found = spark.read.format("sluice").load(str(tmp_path / "out"))
-    assert found.dtypes == frame.dtypes
-    assert found.collect() == frame.collect()
-    write(frame.select("b", "s", "l"), tmp_path / "out", "append")
-    assert spark.read.format("sluice").load(str(tmp_path / "out")).dtypes == frame.dtypes
-
-
-@pytest.mark.usefixtures("_registered")
 def test_a_thread_of_ones_own_finds_the_format_once_it_registers(spark, tmp_path: Path) -> None:
-    from etl.tfrecord.spark.datasource import register_tfrecord
-
     def write(name: str, registers: bool) -> str | None:
         try:
             if registers:
@@ -417,18 +301,8 @@ def test_a_thread_of_ones_own_finds_the_format_once_it_registers(spark, tmp_path
     assert shard_names(tmp_path / "registered")
 
 
-@pytest.fixture(scope="module")
-def _datasource_damage_registered(spark) -> None:
-    register_tfrecord(spark)
-
-
-def datasource_damage_write(frame, path: Path, mode: str = "overwrite") -> None:
-    frame.write.format(FORMAT).mode(mode).save(str(path))
-
-
-@pytest.mark.usefixtures("_datasource_damage_registered")
 def test_a_cut_file_is_read_as_far_as_it_goes_where_that_is_wanted(spark, tmp_path: Path) -> None:
-    datasource_damage_write(spark.range(0, 100, 1, 1), tmp_path / "out")
+    write(spark.range(0, 100, 1, 1), tmp_path / "out")
     (shard,) = (tmp_path / "out").glob("part-*")
     shard.write_bytes(shard.read_bytes()[:-5])
     with pytest.raises(Exception, match="another size"):
@@ -437,23 +311,6 @@ def test_a_cut_file_is_read_as_far_as_it_goes_where_that_is_wanted(spark, tmp_pa
     assert sorted(row.id for row in skipped.collect()) == list(range(99))
 
 
-@pytest.mark.usefixtures("_datasource_damage_registered")
-def test_an_append_beside_a_lost_shard_is_refused(spark, tmp_path: Path) -> None:
-    datasource_damage_write(spark.range(0, 10, 1, 2), tmp_path / "out")
-    sorted((tmp_path / "out").glob("part-*"))[0].unlink()
-    with pytest.raises(Exception, match="is missing"):
-        datasource_damage_write(spark.range(5), tmp_path / "out", "append")
-
-
-@pytest.mark.usefixtures("_datasource_damage_registered")
-def test_a_file_as_output_is_refused_in_words(spark, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("precious")
-    with pytest.raises(Exception, match="output directory cannot be made"):
-        datasource_damage_write(spark.range(5), tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "precious"
-
-
-@pytest.mark.usefixtures("_datasource_damage_registered")
 def test_a_damaged_manifest_may_be_deleted(spark, tmp_path: Path) -> None:
     writer = spark.range(3).write.format(FORMAT).mode("append")
     writer.save(str(tmp_path))
@@ -472,7 +329,19 @@ def bad(offset: int, data: bytes, record: int | None = None, continues: bool = F
     return BadRange(offset, np.frombuffer(data, np.uint8), record, "why", continues)
 
 
-def test_pieces_become_one_range_and_bytes_are_kept(tmp_path: Path) -> None:
+def log_damage(
+    directory: Path | None, *ranges: BadRange, start: int = 0, error: BaseException | None = None
+) -> list[QuarantinedRange]:
+    """Reads a file as far as it goes; the ranges that the log holds."""
+    with DamageLog("/data/f", start, directory and str(directory)) as log:
+        for item in ranges:
+            log.add(item)
+        if error is not None:
+            raise error
+    return log.ranges
+
+
+def test_pieces_become_one_range_and_bytes_are_kept(tmp_path: Path, caplog) -> None:
     with DamageLog("/data/f", 0, str(tmp_path / "aside")) as log:
         log.add(bad(10, b"abc", 1))
         log.add(bad(20, b"de", 5))
@@ -483,56 +352,30 @@ def test_pieces_become_one_range_and_bytes_are_kept(tmp_path: Path) -> None:
     assert (second.offset, second.length, last.length) == (20, 5, 0)
     saved = (tmp_path / "aside" / str(second.saved_in)).read_bytes()
     assert saved[second.saved_at :][:5] == b"defgh"
-    assert "3 bad range(s) of 8 bytes" in log.describe()
+    assert "3 bad range(s) of 8 bytes" in caplog.text
 
 
-def read_until(error: BaseException, directory: Path, *ranges: BadRange) -> None:
-    with DamageLog("/data/f", 0, str(directory)) as log:
-        for item in ranges:
-            log.add(item)
-        raise error
-
-
-def test_failed_attempt_leaves_nothing(tmp_path: Path, caplog) -> None:
+def test_what_a_read_leaves_when_it_fails_stops_or_ends(tmp_path: Path, caplog) -> None:
     with pytest.raises(OSError, match="disk"):
-        read_until(OSError("disk"), tmp_path, bad(1, b"x"))
-    assert list(tmp_path.iterdir()) == []
-    assert caplog.text == ""
-
-
-def test_read_that_is_not_finished_tells_what_it_met_and_replaces_nothing(tmp_path, caplog):
+        log_damage(tmp_path, bad(1, b"x"), error=OSError("disk"))
+    assert (list(tmp_path.iterdir()), caplog.text) == ([], "")
+    # One that is not finished tells what it met and replaces nothing.
     for ranges in ([bad(1, b"x"), bad(5, b"y")], [bad(1, b"x")]):
         with pytest.raises(GeneratorExit):
-            read_until(GeneratorExit(), tmp_path, *ranges)
+            log_damage(tmp_path, *ranges, error=GeneratorExit())
         assert [found.offset for found in read_quarantine(tmp_path)] == [1, 5]
     assert "2 bad range(s)" in caplog.text
     assert "1 bad range(s)" in caplog.text
-
-
-def test_next_read_replaces_what_the_last_one_left(tmp_path: Path) -> None:
-    for ranges in ([bad(1, b"x"), bad(5, b"y")], [bad(5, b"y")], []):
-        with DamageLog("/data/f", 0, str(tmp_path)) as log:
-            for item in ranges:
-                log.add(item)
+    # The next one replaces what the last one left; another split has its own.
+    for ranges in ([bad(1, b"x"), bad(5, b"y")], [bad(5, b"y")]):
+        log_damage(tmp_path, *ranges)
         assert [found.offset for found in read_quarantine(tmp_path)] == [r.offset for r in ranges]
+    log_damage(tmp_path, bad(200, b"x"), start=100)
+    assert [found.offset for found in read_quarantine(tmp_path)] == [5, 200]
+    log_damage(tmp_path)
+    log_damage(tmp_path, start=100)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_other_splits_of_a_file_do_not_double_a_range(tmp_path: Path) -> None:
-    for start in (0, 100):
-        with DamageLog("/data/f", start, str(tmp_path)) as log:
-            log.add(bad(200, b"x"))
-    with DamageLog("/other/f", 0, str(tmp_path)) as log:
-        log.add(bad(200, b"x"))
-    assert [found.file for found in read_quarantine(tmp_path)] == ["/data/f", "/other/f"]
-
-
-def test_counting_alone_writes_nothing(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with DamageLog("/data/f", 0, None) as log:
-        log.add(bad(1, b"x", 7))
-    assert log.ranges == [QuarantinedRange("/data/f", 1, 1, 7, "why")]
-    assert list(tmp_path.iterdir()) == []
+    assert log_damage(None, bad(1, b"x", 7)) == [QuarantinedRange("/data/f", 1, 1, 7, "why")]
 
 
 def write_by_hand(folder: Path, ids: list[int]) -> None:
@@ -565,18 +408,3 @@ def test_a_partition_is_replaced_as_it_is_read(spark, tmp_path: Path, mode: str,
     write(frame, out, partitionBy="_p", partitionOverwriteMode=mode)
     assert sorted((r.id, r["_p"]) for r in read.load(str(out)).collect()) == [(0, 1), (1, 1)]
     assert (tmp_path / "far" / "by_hand.tfr").exists() == linked
-
-
-def test_a_column_whose_folders_would_be_hidden_is_refused(spark, tmp_path: Path) -> None:
-    frame = spark.range(2).selectExpr("id", "1 as `.p`")
-    with pytest.raises(PySparkException, match="hidden"):
-        write(frame, tmp_path / "out", partitionBy='[".p"]')
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_text_of_null_and_null_are_two_partitions(spark, tmp_path: Path) -> None:
-    rows = [(0, "__HIVE_DEFAULT_PARTITION__"), (1, None), (2, "x"), (3, None)]
-    frame = spark.createDataFrame(rows, "id long, p string").coalesce(1)
-    write(frame, tmp_path, partitionBy="p", index="true")
-    found = spark.read.format(FORMAT).load(str(tmp_path)).collect()
-    assert sorted((row.id, row.p) for row in found) == rows

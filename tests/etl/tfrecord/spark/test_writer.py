@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,12 @@ import pyspark.sql.functions as F
 import pytest
 import tensorflow as tf
 
-from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ConfigError, InputDataError
-from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.vocabulary import write_vocabulary
-from etl.records.spark_source import open_encoders
 from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
 from etl.tfrecord.files.data_files import ShardLimits, index_path
 from etl.tfrecord.spark import write_task
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
-from etl.tfrecord.types.type_options import TypeOptions
 from tests.machine import growth
 from tests.tfrecord_files import read_index, read_records
 
@@ -101,20 +96,14 @@ def test_seeded_shuffle_depends_on_content_and_seed_alone(spark, tmp_path, write
         rows = [shard.rows for shard in committed.shards]
         assert max(rows) - min(rows) <= 1
         orders[name] = read_column(out, committed)
+    even = write_tfrecords(spark.range(4000).selectExpr("id % 3 id"), tmp_path / "equal", shards=4,
+                           shuffle_seed=0)  # fmt: skip
+    assert max(shard.rows for shard in even.shards) < 1100
     assert orders["a"] == orders["b"]
     assert orders["a"] != orders["c"]
     flat = flatten(orders["a"])
     assert sorted(flat) == list(range(500))
     assert sum(1 for x, y in itertools.pairwise(flat) if y == x + 1) < 10
-
-
-def test_seeded_shuffle_of_equal_rows_is_even(spark, tmp_path: Path, write_tfrecords) -> None:
-    frame = spark.range(0, 4000, 1, 2).selectExpr("id % 3 as id")
-    committed = write_tfrecords(frame, tmp_path / "a", shards=4, shuffle_seed=0)
-    rows = [shard.rows for shard in committed.shards]
-    assert len(rows) == 4
-    assert sum(rows) == 4000
-    assert max(rows) < 1100
 
 
 def test_partitions_from_the_sessions_overwrite_mode(spark, tmp_path, write_tfrecords) -> None:
@@ -153,87 +142,30 @@ def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) ->
     assert sorted(flatten(read_column(tmp_path / "b", packed))) == list(range(1000))
 
 
-def test_sequence_examples_and_types(spark, tmp_path: Path, write_tfrecords) -> None:
-    frame = spark.range(2, numPartitions=1).selectExpr(
-        "id", "array(array(id, 7L), array()) as nested", "date'1970-01-03' as day"
-    )
-    committed = write_tfrecords(
-        frame,
-        tmp_path / "a",
-        record_type="SequenceExample",
-        types=TypeOptions(dates="days"),
-    )
-    assert [(f.name, f.is_sequence) for f in committed.features] == [
-        ("id", False), ("nested", True), ("day", False)
-    ]  # fmt: skip
-    (shard,) = committed.shards
-    raw = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / "a" / shard.path))]
-    examples = [tf.train.SequenceExample.FromString(r) for r in raw]
-    assert [e.context.feature["day"].int64_list.value[0] for e in examples] == [2, 2]
-    lists = [e.feature_lists.feature_list["nested"].feature for e in examples]
-    assert [[list(f.int64_list.value) for f in item] for item in lists] == [
-        [[0, 7], []], [[1, 7], []]
-    ]  # fmt: skip
-
-
-def write_encoders(folder: Path, tokens: list[int]) -> None:
-    table = pa.table({"token": tokens, "id": range(2, 2 + len(tokens)), "count": [1] * len(tokens)})
-    spec = write_vocabulary(table, folder / "item.parquet")
-    feature = FeatureSpec("item", "int64", "item", encoding="item", vocabulary_size=spec.size)
-    columns = (ColumnEncoding("item", "item_id", "int64", "item"),)
-    plan = EncoderPlan(FeatureSchema((feature,)), columns, (spec,))
-    (folder / ENCODERS_FILE).write_text(plan.dumps())
-
-
-def test_tasks_share_the_encoders_of_one_plan(tmp_path: Path) -> None:
-    write_encoders(tmp_path, [7, 8])
-    first = open_encoders(str(tmp_path))
-    assert open_encoders(str(tmp_path)) is first
-    batch = pa.record_batch({"item_id": [8, 9]})
-    assert first.apply(batch)["item"].to_pylist() == [3, 1]
-    write_encoders(tmp_path, [7, 8, 9])
-    assert open_encoders(str(tmp_path)).apply(batch)["item"].to_pylist() == [3, 4]
-
-
-def test_a_missing_plan_is_told_each_time(tmp_path: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(InputDataError, match="cannot read the encoders"):
-            open_encoders(str(tmp_path))
-
-
-def run(root: Path, batches: list[pa.RecordBatch], **options) -> list:
+def run(root: Path, batches: Iterable[pa.RecordBatch], **options) -> list:
     sink = WriteTask(root, "part-0", WriteOptions(str(root), **options))
     return list(sink.write_all(iter(batches)))
 
 
 def test_few_open_files_lose_no_row(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(write_task, "MAX_OPEN_FILES", 2)
-    batches = [pa.record_batch({"a": [k] * 6, "p": [0, 1, 2, 3, 0, 1]}) for k in range(3)]
-    shards = run(tmp_path, batches, partition_by=("p",))
+    most = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal most
+        for k in range(3):
+            yield pa.record_batch({"a": [k] * 6, "p": [0, 1, 2, 3, 0, 1]})
+            most = max(most, len(list(tmp_path.rglob("*.tmp"))))
+
+    shards = run(tmp_path, batches(), partition_by=("p",))
+    assert (most, list(tmp_path.rglob("*.tmp"))) == (2, [])
     assert sum(item.info.rows for item in shards) == 18
-    assert all(item.info.rows for item in shards)
     by_value: dict[str, list[str]] = {}
     for item in shards:
         by_value.setdefault(item.partition_values["p"], []).append(item.info.path)
-        assert len(list(read_records(tmp_path / item.info.path))) == item.info.rows
+        assert len(list(read_records(tmp_path / item.info.path))) == item.info.rows > 0
     assert by_value["2"] == [f"p=2/part-0-c00{k}.tfrecord" for k in range(3)]
     assert set(by_value) == {"0", "1", "2", "3"}
-
-
-def test_never_more_files_open_than_allowed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(write_task, "MAX_OPEN_FILES", 3)
-    sink = WriteTask(tmp_path, "x", WriteOptions(str(tmp_path), partition_by=("p",)))
-    most = 0
-
-    def batches():
-        nonlocal most
-        for k in range(20):
-            yield pa.record_batch({"a": [k, k], "p": [k, k // 2]})
-            most = max(most, len(list(tmp_path.rglob("*.tmp"))))
-
-    sink.write_all(batches())
-    assert most == 3
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(
@@ -256,12 +188,6 @@ def test_an_error_leaves_no_open_file(tmp_path: Path) -> None:
     with pytest.raises(InputDataError):
         run(tmp_path, [good, bad], partition_by=("p",))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_types_apply_in_the_task(tmp_path: Path) -> None:
-    batch = pa.record_batch({"x": pa.array([1, 2**63], pa.uint64())})
-    with pytest.raises(InputDataError, match="x"):
-        run(tmp_path, [batch])
 
 
 @pytest.mark.exhaustive

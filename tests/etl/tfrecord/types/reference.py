@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from etl.tfrecord.types.type_options import TypeOptions
-from etl.tfrecord.types.vectors import VECTOR_METADATA, VECTOR_STORAGE
+from etl.tfrecord.types.features import TypeOptions
 
 EPOCH = datetime.datetime(1970, 1, 1)
 MICROSECOND = datetime.timedelta(microseconds=1)
@@ -25,8 +24,6 @@ def features_of(row: dict[str, Any], schema: pa.Schema, options: TypeOptions) ->
 
 
 def column_features(name: str, value: Any, field: pa.Field, options: TypeOptions) -> dict:
-    if (field.metadata or {}).get(b"sluice.type") == b"vector":
-        return vector_features(name, value, options)
     if pa.types.is_struct(field.type):
         features = {}
         for child in field.type:
@@ -41,29 +38,6 @@ def column_features(name: str, value: Any, field: pa.Field, options: TypeOptions
             f"{name}.values": leaf_feature(values, pa.list_(field.type.item_type), options),
         }
     return {name: leaf_feature(value, field.type, options)}
-
-
-def vector_features(name: str, value: Any, options: TypeOptions) -> dict:
-    indices = values = size = None
-    if value is not None:
-        values, size = value["values"], value["size"]
-        if value["type"] == 1:
-            size = len(values)
-            # What is written whole keeps the sign of a zero.
-            indices = [k for k, v in enumerate(values) if v != 0 or options.vectors != "sparse"]
-            values = [values[k] for k in indices]
-        else:
-            indices = value["indices"]
-    if options.vectors == "sparse":
-        return {f"{name}.indices": indices, f"{name}.values": values, f"{name}.size": size}
-    dense = None
-    if value is not None:
-        dense = [0.0] * size
-        for index, number in zip(indices, values, strict=True):
-            dense[index] = number
-    if options.vectors == "bytes":
-        return {name: None if dense is None else np.array(dense, "<f8").tobytes()}
-    return {name: dense}
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -120,21 +94,12 @@ SCALARS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 @st.composite
-def vectors(draw: st.DrawFn) -> dict[str, Any]:
-    values = draw(st.lists(FLOATS, max_size=4))
-    if draw(st.booleans()):
-        return {"type": 1, "size": None, "indices": None, "values": values}
-    indices = sorted(draw(st.permutations(range(6)))[: len(values)])
-    return {"type": 0, "size": 6, "indices": indices, "values": values}
-
-
-@st.composite
 def fields(
     draw: st.DrawFn, name: str, depth: int = 0, plain: bool = False
 ) -> tuple[pa.Field, st.SearchStrategy[Any]]:
     """A field of any type, and its values, None among them; see `batches` for `plain`."""
     kinds = ["scalar", "scalar", "list", "large_list", "fixed", "map"]
-    kinds += [] if plain else ["dictionary", "vector"]
+    kinds += [] if plain else ["dictionary"]
     kind = draw(st.sampled_from([*kinds, "struct"] if depth < 2 else kinds))
     scalar, values = SCALARS[draw(st.sampled_from(sorted(SCALARS)))]
     if kind == "scalar":
@@ -153,8 +118,6 @@ def fields(
         maps = st.dictionaries(st.sampled_from("abc"), maybe, max_size=3)
         entries = maps.map(lambda v: list(v.items()))
         return pa.field(name, pa.map_(pa.string(), scalar)), st.none() | entries
-    if kind == "vector":
-        return pa.field(name, VECTOR_STORAGE, metadata=VECTOR_METADATA), st.none() | vectors()
     children = [draw(fields(f"f{k}", depth + 1, plain)) for k in range(draw(st.integers(1, 3)))]
     rows = st.fixed_dictionaries({field.name: inner for field, inner in children})
     return pa.field(name, pa.struct([field for field, _ in children])), st.none() | rows
@@ -166,8 +129,7 @@ def batches(draw: st.DrawFn, plain: bool = False) -> pa.RecordBatch:
 
     Args:
         draw: Hypothesis's own.
-        plain: Whether to leave out what cannot come back as it was: null elements, dictionaries,
-            vectors.
+        plain: Whether to leave out what cannot come back as it was: null elements, dictionaries.
     """
     columns = [draw(fields(f"c{k}", plain=plain)) for k in range(draw(st.integers(1, 4)))]
     rows = draw(st.integers(0, 8))
@@ -179,29 +141,3 @@ def batches(draw: st.DrawFn, plain: bool = False) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     start = draw(st.integers(0, rows))
     return batch.slice(start, draw(st.integers(0, rows - start)))
-
-
-def as_decoded(column: pa.Array) -> pa.Array:
-    """What the decoder makes of a feature: int64, float32, binary, lists of these."""
-    return pa.array([_plain(value) for value in column.to_pylist()], wire_type(column.type))
-
-
-def wire_type(kind: pa.DataType) -> pa.DataType:
-    t = pa.types
-    if t.is_dictionary(kind):
-        return wire_type(kind.value_type)
-    if hasattr(kind, "value_field"):
-        return pa.list_(wire_type(kind.value_type))
-    if t.is_integer(kind) or t.is_boolean(kind):
-        return pa.int64()
-    return pa.float32() if t.is_floating(kind) or t.is_decimal(kind) else pa.binary()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, float):
-        return float(np.float32(value))
-    return int(value) if isinstance(value, bool) else value

@@ -10,21 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from etl.tfrecord.codec.encode import build_encoder
-from etl.tfrecord.types.arrays import (
-    as_numbers,
-    flatten_lists,
-    holds_same,
-    nest_lists,
-    nest_schema,
-    split_lists,
-)
-
-
-def test_numbers_are_zero_where_null() -> None:
-    assert as_numbers(pa.array([True, None])).tolist() == [True, False]
-    assert as_numbers(pa.array([1.5, None, 2.0]).slice(1)).tolist() == [0.0, 2.0]
-
+from etl.tfrecord.types.arrays import holds_same, split_lists
+from etl.tfrecord.types.parts import flatten_lists, nest_lists, nest_schema
 
 LISTS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), min_size=2, max_size=2))
 TYPES = [pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 2)]
@@ -53,31 +40,6 @@ def test_nesting_is_undone_by_flattening_also_in_slices(rows, first):
     assert nested.column("h").to_pylist() == wanted
     assert nested.schema == nest_schema(batch.schema, ("h",))
     assert flatten_lists(nested, ("h",)).to_pylist() == batch.to_pylist()
-
-
-def test_tensorflow_reads_context_and_ragged_feature_lists():
-    tf = pytest.importorskip("tensorflow")
-    schema = pa.schema(
-        [("user", pa.int64()), ("h", pa.list_(pa.int64())), ("t", pa.list_(pa.float32()))]
-    )
-    batch = pa.RecordBatch.from_pylist(
-        [{"user": 1, "h": [3, 4], "t": [0.5]}, {"user": 2, "h": [], "t": []}], schema
-    )
-    nested = nest_lists(batch, ("h",))
-    encoder = build_encoder(nested.schema, "SequenceExample")
-    framed = b"".join(bytes(chunk) for chunk in encoder.encode_chunks(nested, 10))
-    size = int.from_bytes(framed[:8], "little")
-    parsed = tf.train.SequenceExample.FromString(framed[12 : 12 + size])
-    assert parsed.context.feature["user"].int64_list.value == [1]
-    assert parsed.context.feature["t"].float_list.value == [0.5]
-    steps = parsed.feature_lists.feature_list["h"].feature
-    assert [list(step.int64_list.value) for step in steps] == [[3], [4]]
-    context, sequences = tf.io.parse_single_sequence_example(
-        framed[12 : 12 + size],
-        {"user": tf.io.FixedLenFeature([], tf.int64)},
-        {"h": tf.io.FixedLenSequenceFeature([], tf.int64)},
-    )
-    assert (int(context["user"]), sequences["h"].numpy().tolist()) == (1, [3, 4])
 
 
 def test_only_list_columns_are_taken():

@@ -1,9 +1,12 @@
-"""Columns to features: against a plain reference, free where nothing is to do, errors at once."""
+"""Columns to features: against a plain reference, errors at once; values that are converted."""
 
 from __future__ import annotations
 
 import json
 import pickle
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,23 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.encode_columns import plan_columns
-from etl.tfrecord.types.to_example import plan_to_example
-from etl.tfrecord.types.type_options import TypeOptions
+from etl.tfrecord.spark.options import read_type_options
+from etl.tfrecord.types.features import TypeOptions
+from etl.tfrecord.types.parts import VECTOR_METADATA, VECTOR_STORAGE
+from etl.tfrecord.types.refusals import RefusedError, UnfitError
+from etl.tfrecord.types.to_example import (
+    dates_to_text,
+    narrow_unsigned,
+    plan_lists,
+    plan_to_example,
+    plan_values,
+    timestamps_to_integers,
+    timestamps_to_text,
+)
 from tests.etl.tfrecord.types.reference import batches, features_of
 from tests.machine import examples
 
@@ -25,7 +40,6 @@ OPTIONS = st.builds(
     dates=st.sampled_from(["days", "iso"]),
     timestamps=st.sampled_from(["s", "ms", "us", "iso"]),
     maps=st.just("entries"),
-    vectors=st.sampled_from(["dense", "sparse", "bytes"]),
 )
 
 
@@ -73,6 +87,7 @@ def test_one_error_names_every_column_and_what_would_make_it_fit() -> None:
             "nothing": pa.null(),
             "s": pa.struct({"t": pa.timestamp("us"), "fine": pa.int8()}),
             "s.fine": pa.int64(),
+            "hollow": pa.struct([("inner", pa.struct([]))]),
             "items": pa.list_(pa.struct({"a": pa.int64()})),
         }
     )
@@ -80,12 +95,14 @@ def test_one_error_names_every_column_and_what_would_make_it_fit() -> None:
         plan_to_example(schema, "Example")
     text = str(caught.value)
     for part in (
-        "9 column(s)", "when (timestamp[us, tz=UTC]): write when.cast(pa.int64()), or give option ",
+        "10 column(s)",
+        "when (timestamp[us, tz=UTC]): write when.cast(pa.int64()), or give option ",
         "timestamps=s, ms, us or iso", "day (date32[day]): write day.cast(pa.int32()), or give ",
         "counts (map<string, int64>): write ", "option maps=entries", "grid (list<item: list<item:",
         "recordType=SequenceExample", "gap (duration[us]): write gap.cast(pa.int64())",
         "nothing (null): write nothing.cast(pa.string())", "s.t (timestamp[us])",
         "s.fine: 2 columns end up under this name", "items (", "write items.<field>",
+        "write hollow.inner with fields",
     ):  # fmt: skip
         assert part in text, part
     assert "good" not in text
@@ -149,32 +166,6 @@ def test_batches_are_cast_where_that_loses_nothing() -> None:
             to_example.apply(pa.record_batch(other))
 
 
-def test_keeps_rows_where_there_is_no_column() -> None:
-    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
-    assert plan_to_example(batch.schema, "Example").apply(batch).num_rows == 3
-
-
-def test_bytes_that_need_not_be_text_are_described() -> None:
-    schema = pa.schema({"b": pa.binary(), "s": pa.string(), "l": pa.list_(pa.binary())})
-    described = plan_to_example(schema, "Example").describe()
-    assert described["binary"] == ["b", "l"]
-
-
-def test_names_that_collide_are_refused() -> None:
-    schema = pa.schema({"s": pa.struct({"x": pa.int64()}), "s.x": pa.int64()})
-    with pytest.raises(ConfigError, match=r"s\.x: 2 columns end up.*rename one"):
-        plan_to_example(schema, "Example")
-
-
-def test_a_struct_without_fields_is_refused_beside_all_else() -> None:
-    hollow = pa.struct([("inner", pa.struct([])), ("n", pa.int64())])
-    schema = pa.schema({"s": hollow, "t": pa.struct([]), "d": pa.date32()})
-    with pytest.raises(ConfigError) as caught:
-        plan_to_example(schema, "Example", TypeOptions())
-    for part in ("3 column(s)", "s.inner (", "t (", "write s.inner with fields", "d (date32"):
-        assert part in str(caught.value)
-
-
 def test_a_null_struct_makes_its_fields_absent() -> None:
     kind = pa.struct({"x": pa.int64(), "y": pa.struct({"z": pa.list_(pa.string())})})
     values = [{"x": 1, "y": {"z": ["a"]}}, None, {"x": 2, "y": None}]
@@ -189,25 +180,14 @@ def test_a_null_struct_makes_its_fields_absent() -> None:
     ]
 
 
-def map_features(column: pa.Array, record_type: str = "Example") -> list[dict]:
-    batch = pa.record_batch({"m": column})
-    options = TypeOptions(maps="entries")
-    return plan_to_example(batch.schema, record_type, options).apply(batch).to_pylist()
-
-
 def test_maps_of_lists_need_a_sequence_example() -> None:
-    column = pa.array([[("a", [1, 2]), ("b", [])]], pa.map_(pa.string(), pa.list_(pa.int64())))
+    lists = pa.map_(pa.string(), pa.list_(pa.int64()))
+    batch = pa.record_batch({"m": pa.array([[("a", [1, 2]), ("b", [])]], lists)})
+    options = TypeOptions(maps="entries")
     with pytest.raises(ConfigError, match="SequenceExample"):
-        map_features(column)
-    assert map_features(column, "SequenceExample") == [
-        {"m.keys": ["a", "b"], "m.values": [[1, 2], []]}
-    ]
-
-
-def test_maps_with_keys_in_a_dictionary() -> None:
-    keys = pa.array(["q", "a", "b"]).dictionary_encode()
-    column = pa.MapArray.from_arrays(pa.array([0, 1, 3], pa.int32()), keys, pa.array([0, 1, 2]))
-    assert map_features(column.slice(1)) == [{"m.keys": ["a", "b"], "m.values": [1, 2]}]
+        plan_to_example(batch.schema, "Example", options)
+    features = plan_to_example(batch.schema, "SequenceExample", options).apply(batch)
+    assert features.to_pylist() == [{"m.keys": ["a", "b"], "m.values": [[1, 2], []]}]
 
 
 def test_payloads_are_one_column_of_bytes() -> None:
@@ -220,9 +200,10 @@ def test_payloads_are_one_column_of_bytes() -> None:
 
 @pytest.mark.parametrize("options", [TypeOptions(), TypeOptions(dates="iso", maps="entries")])
 def test_comes_back_from_the_manifest(options: TypeOptions) -> None:
-    schema = pa.schema({"x": pa.int64(), "y": pa.list_(pa.binary())})
-    text = json.dumps(plan_to_example(schema, "Example", options).describe())
-    assert TypeOptions.read_manifest(json.loads(text)) == options
+    schema = pa.schema({"b": pa.binary(), "s": pa.string(), "y": pa.list_(pa.binary())})
+    described = json.loads(json.dumps(plan_to_example(schema, "Example", options).describe()))
+    assert described["binary"] == ["b", "y"]
+    assert read_type_options(described) == options
 
 
 @pytest.mark.parametrize(
@@ -230,4 +211,152 @@ def test_comes_back_from_the_manifest(options: TypeOptions) -> None:
 )
 def test_damage_is_refused(damaged: dict) -> None:
     with pytest.raises(InputDataError, match="damaged"):
-        TypeOptions.read_manifest(damaged)
+        read_type_options(damaged)
+
+
+def column_of(vectors: list[Any]) -> pa.RecordBatch:
+    """The column as Spark stores it."""
+    names = ("type", "size", "indices", "values")
+    rows = [None if v is None else dict(zip(names, VectorUDT().serialize(v), strict=True))
+            for v in vectors]  # fmt: skip
+    schema = pa.schema([pa.field("v", VECTOR_STORAGE, metadata=VECTOR_METADATA)])
+    return pa.RecordBatch.from_arrays([pa.array(rows, VECTOR_STORAGE)], schema=schema)
+
+
+FLOATS = st.floats(width=32, allow_nan=False)
+DENSE = st.lists(FLOATS, max_size=4).map(DenseVector)
+SPARSE = st.dictionaries(st.integers(0, 9), FLOATS, max_size=4).map(lambda v: SparseVector(10, v))
+
+
+@given(st.lists(st.none() | DENSE | SPARSE, max_size=6))
+def test_vectors_are_those_of_spark_in_every_form(vectors: list[Any]) -> None:
+    batch = column_of([None, SparseVector(3, {2: 1.0}), *vectors]).slice(2)
+    dense, sparse, raw = (
+        plan_to_example(batch.schema, "Example", TypeOptions(vectors=form)).apply(batch).to_pylist()
+        for form in ("dense", "sparse", "bytes")
+    )
+    for row, vector in enumerate(vectors):
+        if vector is None:
+            assert {*dense[row].values(), *sparse[row].values(), *raw[row].values()} == {None}
+            continue
+        array = np.zeros(sparse[row]["v.size"])
+        array[sparse[row]["v.indices"]] = sparse[row]["v.values"]
+        np.testing.assert_array_equal(array, vector.toArray())
+        assert dense[row] == {"v": vector.toArray().tolist()}
+        assert raw[row] == {"v": vector.toArray().tobytes()}
+
+
+def test_vectors_in_lists_are_refused_and_what_only_looks_like_one_is_a_struct() -> None:
+    listed = pa.list_(pa.field("element", VECTOR_STORAGE, metadata=VECTOR_METADATA))
+    with pytest.raises(ConfigError, match=r"v .*v\.<field>"):
+        plan_to_example(pa.schema({"v": listed}), "Example")
+    names = plan_to_example(pa.schema({"v": VECTOR_STORAGE}), "Example").schema.names
+    assert names == ["v.type", "v.size", "v.indices", "v.values"]
+
+
+NATIVE = [
+    pa.bool_(), pa.int8(), pa.uint32(), pa.int64(), pa.float16(), pa.float64(),
+    pa.decimal128(10, 2), pa.string(), pa.large_binary(), pa.dictionary(pa.int8(), pa.string()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_the_encoder_takes_native_types_as_they_are(kind: pa.DataType) -> None:
+    rule = plan_values(kind, TypeOptions())
+    assert (rule.target, rule.convert) == (kind, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "target"),
+    [
+        (pa.array(["a", None], pa.string_view()), pa.array(["a", None], pa.large_string())),
+        (pa.array([b"a"], pa.binary_view()), pa.array([b"a"], pa.large_binary())),
+        (pa.array([b"ab"], pa.binary(2)), pa.array([b"ab"], pa.binary())),
+        (pa.array([1, None], pa.uint64()).dictionary_encode(), pa.array([1, None])),
+    ],
+)
+def test_other_layouts_are_converted(values: pa.Array, target: pa.Array) -> None:
+    rule = plan_values(values.type, TypeOptions())
+    assert rule.target == target.type
+    assert rule.convert(values).equals(target)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.date64(), pa.timestamp("ns"), pa.null(), pa.duration("s"), pa.month_day_nano_interval(),
+     pa.time64("us"), pa.list_view(pa.int8())],
+)  # fmt: skip
+def test_other_types_are_refused(kind: pa.DataType) -> None:
+    with pytest.raises(UnfitError):
+        plan_values(kind, TypeOptions())
+
+
+INF = float("inf")
+
+
+def refused(convert, values: pa.Array) -> int:
+    """Index of the value that is refused."""
+    with pytest.raises(RefusedError) as caught:
+        convert(values)
+    return caught.value.index
+
+
+@given(st.lists(st.none() | st.decimals(-(10**15), 10**15, places=4), max_size=6))
+def test_decimals_become_the_nearest_float32(values: list[Decimal | None]) -> None:
+    array = pa.array(values, pa.decimal128(38, 4))
+    narrowed = plan_values(array.type, TypeOptions(float64="cast")).convert(array)
+    for value, got in zip(values, narrowed.to_pylist(), strict=True):
+        if value is None:
+            assert got is None
+            continue
+        near = np.float32(got)
+        distance = abs(Fraction(got) - Fraction(value))
+        for other in (np.nextafter(near, np.float32(INF)), np.nextafter(near, np.float32(-INF))):
+            # Half an ulp, up to the rounding of the double between.
+            assert distance <= abs(Fraction(float(other)) - Fraction(value)) * (
+                1 + Fraction(1, 2**20)
+            )
+
+
+LARGEST = 2**63 - 1
+SECONDS, MICROS = pa.timestamp("s"), pa.timestamp("us")
+
+
+@pytest.mark.parametrize(
+    ("convert", "values", "expected"),
+    [
+        (narrow_unsigned, pa.array([0, None, LARGEST, 2**63], pa.uint64()), [0, None, LARGEST]),
+        (partial(timestamps_to_integers, "us"), pa.array([2**33, None, 2**62], SECONDS),
+         [2**33 * 10**6, None]),
+        *((partial(timestamps_to_integers, unit), pa.array([-1_499_999], MICROS), [down])
+          for unit, down in (("s", -2), ("ms", -1_500), ("us", -1_499_999))),
+    ],
+)  # fmt: skip
+def test_integers_are_exact_or_refused(convert: Any, values: pa.Array, expected: list) -> None:
+    assert convert(values.slice(0, len(expected))).to_pylist() == expected
+    if len(expected) < len(values):
+        assert refused(convert, values) == len(expected)
+
+
+def test_iso_text_refuses_years_that_it_cannot_write() -> None:
+    assert timestamps_to_text(
+        pa.array([LARGEST], pa.timestamp("ns", "Asia/Tokyo"))
+    ).to_pylist() == ["2262-04-11T23:47:16.854775807Z"]
+    first, end = -719_162, 2_932_897
+    dates = pa.array([first, end - 1], pa.int32()).cast(pa.date32())
+    assert dates_to_text(dates).to_pylist() == ["0001-01-01", "9999-12-31"]
+    assert dates_to_text(dates.cast(pa.date64())).equals(dates_to_text(dates))
+    for days in (first - 1, end):
+        array = pa.array([0, days], pa.int32()).cast(pa.date32())
+        assert refused(dates_to_text, array) == 1
+        for unit, per_day in (("s", 86_400), ("us", 86_400 * 10**6)):
+            times = pa.array([0, days * per_day], pa.timestamp(unit))
+            assert refused(timestamps_to_text, times) == 1
+
+
+def test_what_lies_below_a_null_is_not_seen() -> None:
+    hidden, mask = pa.array([2**63, 5, 6], pa.uint64()), pa.array([True, False, False])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), hidden, mask=mask)
+    for column in (lists, pa.FixedSizeListArray.from_arrays(hidden, 1, mask=mask)):
+        rule = plan_lists(column.type, TypeOptions(), 1)
+        assert rule.convert(column).to_pylist() == [None, [5], [6]]
