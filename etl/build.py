@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, SourceSnapshot
+from conf.publication.entries import stage_entry
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
 from etl.earlier_encoders import find_earlier_encoders
@@ -23,18 +24,24 @@ from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatch
 from etl.stages.run_stages import check_config, run_stages
 from etl.stages.stage import BuildInputs, StageClock
 from etl.tfrecord.spark.failures import known_failures
-from etl.versions.base_version import complete_run, find_base
-from etl.versions.publish import new_version_id, publish_version, stage_version, sweep_leftovers
+from etl.versions.publish import (
+    find_dataset,
+    hold_dataset,
+    new_version_id,
+    publish_version,
+    sweep_leftovers,
+)
 from etl.versions.run_fingerprint import (
     Parent,
     RunRequest,
+    complete_run,
     describe_run,
+    find_base,
     find_same_version,
     fingerprint_run,
     read_parent,
     take_same_version,
 )
-from etl.versions.stored import find_dataset, hold_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +104,7 @@ def build_dataset(
         settings.enter_context(changed_settings(spark, partitions))
         run = describe_run(fingerprint_run(config, inputs, request), request)
         parent = read_parent(paths)
-        base = find_base(paths, config, request, parent)
+        base = find_base(paths, config, parent)
         if _is_watched(inputs, parent) and not request.force:
             same = find_same_version(
                 paths, parent, run, replaces_days=base is not None,
@@ -113,7 +120,7 @@ def build_dataset(
             keeps = request.keeps_numbers
             earlier = find_earlier_encoders(paths, config, plan, parent, keeps_numbers=keeps)
         version_id = new_version_id(run.fingerprint)
-        with stage_version(paths, version_id) as staging:
+        with stage_entry(paths.versions, version_id) as staging:
             begun = BuildInputs(spark, config, plan, request, sources, staging, base, earlier)
             checks = BuildChecks(config, view_current(paths))
             clock = StageClock(spark.sparkContext.setJobDescription)

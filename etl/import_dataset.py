@@ -27,6 +27,7 @@ from conf.manifest import (
     SourceSnapshot,
     SplitInfo,
 )
+from conf.publication.entries import stage_entry
 from conf.schema import FeatureSchema, fingerprint
 from conf.storage.atomic_output import write_text_atomic
 from etl.imported.features import plan_features
@@ -44,13 +45,14 @@ from etl.quality.version_view import write_statistics
 from etl.records.train_counts import check_rows, write_counts
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.versions.publish import (
+    find_dataset,
+    hold_dataset,
     new_version_id,
     publish_version,
     read_current,
-    stage_version,
+    read_published,
     sweep_leftovers,
 )
-from etl.versions.stored import find_dataset, hold_dataset, read_published
 
 logger = logging.getLogger("sluice.import")
 
@@ -93,7 +95,7 @@ def import_dataset(config: ImportConfig) -> ImportResult:
         if same is not None:
             return same
         version_id = new_version_id(run.fingerprint)
-        with stage_version(paths, version_id) as staging:
+        with stage_entry(paths.versions, version_id) as staging:
             survey = Survey(features, staging)
             surveyed = {
                 split: [survey.read(split, n, file) for n, file in enumerate(listed)]

@@ -48,8 +48,7 @@ from etl.quality.time_units import count_sources
 from etl.sources.bad_rows import check_bad_rows, check_columns
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
-from etl.versions.publish import read_current
-from etl.versions.stored import find_dataset, hold_dataset
+from etl.versions.publish import find_dataset, hold_dataset, read_current
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

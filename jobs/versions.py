@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,15 +12,15 @@ from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
 from conf.manifest import MANIFEST_FILE
 from conf.paths import CURRENT_FILE
-from etl.versions.diff import diff_manifests
-from etl.versions.retention import (
+from etl.versions.history import (
     VersionInfo,
     collect_garbage,
+    diff_manifests,
     find_previous,
     list_versions,
     roll_back,
 )
-from etl.versions.stored import Dataset, find_current, open_dataset
+from etl.versions.publish import Dataset, open_dataset, read_current
 from jobs.support.terminal import LogFormat, LogFormatOption, setup_logging
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -32,20 +33,17 @@ Directory = Annotated[
 @app.command("list")
 def list_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the published versions, oldest first."""
-    versions = list_versions(find_dataset(dataset))
-    if log_format is LogFormat.JSON:
-        for version in versions:
-            print(json.dumps(version.to_json()))
-    else:
-        print_versions(versions)
+    for version in list_versions(find_dataset(dataset)):
+        show(log_format, asdict(version), render_version(version))
+    show(log_format, None, "* current")
     return 0
 
 
 @app.command("current")
 def current_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """Print the directory of the current version; exit code 4 where there is none."""
-    version = resolve_version(find_dataset(dataset).base)
-    print(json.dumps({"version": str(version)}) if log_format is LogFormat.JSON else version)
+    version = str(resolve_version(find_dataset(dataset).base))
+    show(log_format, {"version": version}, version)
     return 0
 
 
@@ -58,14 +56,10 @@ def diff_command(
 ) -> int:
     """Compare two versions: rows, schema, vocabularies, config, statistics."""
     versions = find_dataset(dataset)
-    old_id, new_id = choose_pair(versions, old, new)
-    differences = diff_manifests(
-        read_manifest(versions.version(old_id)), read_manifest(versions.version(new_id))
-    )
-    if log_format is LogFormat.JSON:
-        print(json.dumps({"old": old_id, "new": new_id, "diff": differences}))
-    else:
-        print_diff(old_id, new_id, differences)
+    pair = choose_pair(versions, old, new)
+    found = diff_manifests(*(read_manifest(versions.version(version_id)) for version_id in pair))
+    text = "\n".join([" -> ".join(pair), *(render_diff(found) or ["no differences"])])
+    show(log_format, {"old": pair[0], "new": pair[1], "diff": found}, text)
     return 0
 
 
@@ -80,10 +74,8 @@ def rollback_command(
     """Make an earlier version current again; refuses a damaged one."""
     setup_logging(log_format)
     before, after = roll_back(find_dataset(dataset), to)
-    if log_format is LogFormat.JSON:
-        print(json.dumps({"before": before, "current": after}))
-    else:
-        print(f"current: {after} (before: {before})")
+    text = f"current: {after} (before: {before})"
+    show(log_format, {"before": before, "current": after}, text)
     return 0
 
 
@@ -102,23 +94,23 @@ def gc_command(
     """Remove old versions, never the current one; with both limits both must allow it."""
     setup_logging(log_format)
     removed = collect_garbage(find_dataset(dataset), keep, older_than, dry_run=dry_run)
-    if log_format is LogFormat.JSON:
-        ids = [version.version_id for version in removed]
-        print(json.dumps({"removed": [] if dry_run else ids, "would_remove": ids}))
-    elif not removed:
-        print("nothing to remove")
-    else:
-        for version in removed:
-            print(f"{'would remove' if dry_run else 'removed'} {version.version_id}")
+    ids = [version.version_id for version in removed]
+    done = "would remove" if dry_run else "removed"
+    text = "\n".join(f"{done} {name}" for name in ids) or "nothing to remove"
+    show(log_format, {"removed": [] if dry_run else ids, "would_remove": ids}, text)
     return 0
 
 
-def find_dataset(directory: str) -> Dataset:
-    """Returns a dataset by its directory, local or in a store.
+def show(log_format: LogFormat, value: Any, text: str) -> None:
+    """Prints a result as a line of JSON, unless it is None, or as text."""
+    if log_format is not LogFormat.JSON:
+        print(text)
+    elif value is not None:
+        print(json.dumps(value))
 
-    Raises:
-        ConfigError: It is not the directory of a dataset.
-    """
+
+def find_dataset(directory: str) -> Dataset:
+    """Returns a dataset by its directory, local or in a store; refuses that of one version."""
     dataset = open_dataset(directory)
     if (dataset.base / MANIFEST_FILE).is_file():
         raise ConfigError(
@@ -131,59 +123,45 @@ def find_dataset(directory: str) -> Dataset:
 
 
 def choose_pair(dataset: Dataset, old: str | None, new: str | None) -> tuple[str, str]:
-    """Returns the ids of the versions to compare; by default the current one and its parent.
-
-    Raises:
-        ConfigError: An id is unknown, or there is no version before the new one.
-    """
+    """Returns the ids of the versions to compare; by default the current one and its parent."""
     ids = [version.version_id for version in list_versions(dataset)]
-    new = new or find_current(dataset) or ids[-1]
-    for name in (new, old):
-        if name is not None and name not in ids:
+    new = new or read_current(dataset) or ids[-1]
+    pair = old or find_previous(dataset, ids, new) or f"none before {new}", new
+    for name in reversed(pair):
+        if name not in ids:
             raise ConfigError(
                 "there is no such version to compare", received=name, allowed=", ".join(ids)
             )
-    old = old or find_previous(dataset, ids, new)
-    if old is None:
-        raise ConfigError(
-            "there is no version before this one to compare it with",
-            received=new,
-            allowed=", ".join(ids),
-        )
-    return old, new
+    return pair
 
 
-def print_versions(versions: list[VersionInfo]) -> None:
-    """Prints versions, a few lines each: an id is there to be copied, so no column breaks it."""
-    for version in versions:
-        facts = [f"{'*' if version.is_current else ' '} {version.version_id}"]
-        if version.dates is not None:
-            facts.append(" to ".join(dict.fromkeys(version.dates)))
-        if version.bytes is not None:
-            facts.append(f"{version.bytes / 1e6:,.1f} MB")
-        print("  ".join(facts))
-        if version.damage is not None:
-            print(f"    damaged: {version.damage}")
-        elif version.rows:
-            print("    " + ", ".join(f"{split} {n:,}" for split, n in version.rows.items()))
-        if version.parent is not None:
-            print(f"    after {version.parent}")
-    print("* current")
+def render_version(version: VersionInfo) -> str:
+    """Shows a version in a few lines: an id is there to be copied, so no column breaks it."""
+    facts = [f"{'*' if version.is_current else ' '} {version.version_id}"]
+    if version.dates is not None:
+        facts.append(" to ".join(dict.fromkeys(version.dates)))
+    if version.bytes is not None:
+        facts.append(f"{version.bytes / 1e6:,.1f} MB")
+    lines = ["  ".join(facts)]
+    if version.damage is not None:
+        lines.append(f"damaged: {version.damage}")
+    elif version.rows:
+        lines.append(", ".join(f"{split} {n:,}" for split, n in version.rows.items()))
+    if version.parent is not None:
+        lines.append(f"after {version.parent}")
+    return "\n    ".join(lines)
 
 
-def print_diff(old_id: str, new_id: str, found: dict[str, dict[str, Any]]) -> None:
-    """Prints the differences, part by part."""
-    print(f"{old_id} -> {new_id}")
-    if not found:
-        print("no differences")
+def render_diff(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Shows the differences, part by part."""
+    lines = []
     for part, changes in found.items():
-        print(f"{part}:")
+        lines.append(f"{part}:")
         for name, change in changes.items():
-            if isinstance(change, dict):
-                shown = ", ".join(f"{key} {_pair(pair)}" for key, pair in change.items())
-            else:
-                shown = _pair(change)
-            print(f"  {name}: {shown}")
+            pairs = change.items() if isinstance(change, dict) else [("", change)]
+            shown = ", ".join(f"{key} {_pair(pair)}".strip() for key, pair in pairs)
+            lines.append(f"  {name}: {shown}")
+    return lines
 
 
 def _pair(pair: list[Any]) -> str:

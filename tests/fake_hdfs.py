@@ -16,7 +16,7 @@ import pytest
 
 from conf.storage import object_store
 from conf.storage.hdfs_client import HdfsClient
-from conf.storage.store_clients import CONNECTORS
+from conf.storage.object_store import CONNECTORS
 
 _CHANGES = frozenset({"create", "mkdirs", "rename", "delete", "write", "close"})
 

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import pytest
 
 from conf.storage import object_store
-from conf.storage.store_clients import CONNECTORS
-from conf.storage.store_interface import StoredObject
+from conf.storage.object_store import CONNECTORS
+from conf.storage.store_clients import StoredObject
 
 
 class _Upload(io.BytesIO):

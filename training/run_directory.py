@@ -37,11 +37,11 @@ from conf.errors import (
     read_code_version,
 )
 from conf.manifest import MANIFEST_FILE, Manifest
-from conf.publication.pointer import set_pointer
+from conf.publication.entries import set_pointer
 from conf.publication.working_copy import find_working_path
 from conf.schema import fingerprint
 from conf.storage.locations import find_path
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 from conf.training.train import TrainConfig
 from training.checkpoint.restore import RunReference, manifest_sha256, read_run_manifest
 from training.distribution.workers import Workers, peak_device_memory_bytes, peak_memory_bytes

@@ -19,7 +19,6 @@ from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.local_paths import absolute_path, list_data_files
 from conf.manifest import MANIFEST_FILE, Manifest
 from conf.paths import CURRENT_FILE, ReadablePath, ReadablePathT, open_sizes, require_bucket
-from conf.publication.entries import STAGING_PREFIX
 
 VERSIONS_DIR = "versions"
 VERSION = EntryKind(
@@ -69,10 +68,6 @@ class DatasetPaths:
     def version(self, version_id: str) -> Path:
         """Directory of a published version."""
         return self.versions / version_id
-
-    def staging(self, version_id: str) -> Path:
-        """Directory of a version that is being built."""
-        return self.versions / f"{STAGING_PREFIX}{version_id}"
 
 
 def resolve_version(place: ReadablePathT) -> ReadablePathT:

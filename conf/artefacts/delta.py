@@ -15,7 +15,7 @@ from conf.artefacts.export import find_damaged, find_unfinished
 from conf.artefacts.run import read_json
 from conf.errors import InputDataError, UpstreamNotReadyError
 from conf.paths import ReadablePathT, require_bucket
-from conf.publication.numbered import list_complete
+from conf.publication.entries import list_complete
 from conf.schema import fingerprint
 
 DELTA_FILE = "delta.json"

@@ -29,7 +29,7 @@ from conf.paths import (
     open_sizes,
     require_bucket,
 )
-from conf.publication.numbered import WITHDRAWN_DIR, hold_numbers, list_complete
+from conf.publication.entries import WITHDRAWN_DIR, hold_numbers, list_complete
 from conf.schema import fingerprint
 
 EXPORT_FILE = "export.json"

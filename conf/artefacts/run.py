@@ -32,7 +32,7 @@ from conf.json_text import parse_json
 from conf.local_paths import local_path
 from conf.paths import CURRENT_FILE, ReadablePath
 from conf.storage.atomic_output import write_text_atomic
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 
 RUN_CARD_FILE = "run_card.json"
 RUN_CARD_LOCK = ".run_card.lock"

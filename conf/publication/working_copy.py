@@ -17,11 +17,10 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from conf.errors import ConfigError
@@ -30,13 +29,12 @@ from conf.manifest import MANIFEST_FILE
 from conf.paths import CURRENT_FILE
 from conf.storage.atomic_output import PRIVATE, atomic_file, write_text_atomic
 from conf.storage.locations import is_remote, parse_storage
-from conf.storage.locks import hold_file_lock
 from conf.storage.object_store import Storage, reaching, run_all
-from conf.storage.store_interface import StoredObject
+from conf.storage.processes import hold_file_lock
 
 WORK_DIR_VARIABLE = "SLUICE_WORK_DIR"
 COPY_FILE = ".copy.json"
-LOCK_FILE = ".copy.lock"
+_LOCK_FILE = ".copy.lock"
 # A folder that holds one of them is complete; see `conf.artefacts`.
 MARKERS = frozenset(
     {MANIFEST_FILE, "checkpoint.json", "index.json", "export.json", "delta.json", "run_card.json"}
@@ -46,13 +44,13 @@ _COPY_BYTES = 8 << 20
 # What the stores copy themselves: S3 refuses more.
 _STORE_COPY_BYTES = 5 << 30
 
-State = tuple[int, int]
+State = list[int]
 """Size of a file, and its time in ns."""
 
 
 @dataclass(frozen=True)
 class _Note:
-    """What a copy notes.
+    """What a copy notes, as it stands in its file.
 
     Attributes:
         id: No other copy has it.
@@ -60,22 +58,18 @@ class _Note:
         sending: State here of each file that was being brought when the process was killed.
     """
 
-    id: str
-    files: dict[str, tuple[State, State]]
-    sending: dict[str, State]
+    uri: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    files: dict[str, State] = field(default_factory=dict)
+    sending: dict[str, State] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, directory: Path) -> _Note:
+    def read(cls, directory: Path, uri: str) -> _Note:
         """Reads the note of a copy; a new one where there is no copy yet."""
-        found = _read_json(directory / COPY_FILE)
-        files = {key: ((a, b), (c, d)) for key, (a, b, c, d) in found.get("files", {}).items()}
-        sending = {key: (size, time) for key, (size, time) in found.get("sending", {}).items()}
-        return cls(str(found.get("id") or uuid.uuid4().hex), files, sending)
+        return cls(**{**_read_json(directory / COPY_FILE), "uri": uri})
 
-    def write(self, directory: Path, uri: str) -> None:
-        files = {key: [*here, *there] for key, (here, there) in sorted(self.files.items())}
-        content = {"uri": uri, "id": self.id, "files": files, "sending": self.sending}
-        write_text_atomic(directory / COPY_FILE, json.dumps(content))
+    def write(self, directory: Path) -> None:
+        write_text_atomic(directory / COPY_FILE, json.dumps(asdict(self), sort_keys=True))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -91,10 +85,6 @@ class WorkingCopy:
     """A directory of an object store and the local one that stands for it.
 
     The methods raise a `ConfigError` where the store cannot be reached or refuses.
-
-    Attributes:
-        remote: The directory in the store.
-        local: The directory here.
     """
 
     remote: Storage
@@ -103,7 +93,7 @@ class WorkingCopy:
     @classmethod
     def at(cls, uri: str) -> WorkingCopy:
         """Returns the copy of the directory that a URI names."""
-        return cls(parse_storage(uri), working_directory(uri))
+        return cls(parse_storage(uri), find_working_path(uri))
 
     def child(self, name: str) -> WorkingCopy:
         """The copy of a directory below this one; it notes states of its own."""
@@ -116,7 +106,7 @@ class WorkingCopy:
 
     def read_id(self) -> str:
         """An id that no other copy has; a new one where there is no copy yet."""
-        return _Note.read(self.local).id
+        return _Note.read(self.local, self.remote.uri).id
 
     def pull(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
         """Brings here what has changed there since the last time, and removes what went there.
@@ -124,16 +114,14 @@ class WorkingCopy:
         What changed here alone stays as it is.
         """
         with self._noting() as note:
-            there = {key: _state_there(v) for key, v in self._list().items() if wanted(key)}
+            there = {key: state for key, state in self._list().items() if wanted(key)}
             for key, here in note.sending.items():
                 if key in there and here[0] == there[key][0]:
-                    note.files[key] = here, there[key]
-            new = [
-                k for k, state in there.items() if k not in note.files or note.files[k][1] != state
-            ]
+                    note.files[key] = [*here, *there[key]]
+            new = [key for key, state in there.items() if note.files.get(key, [])[2:] != state]
             self._fetch_all(new)
             for key in new:
-                note.files[key] = _state_here(self.local / key), there[key]
+                note.files[key] = [*_state_here(self.local / key), *there[key]]
             for key in [key for key in note.files if wanted(key) and key not in there]:
                 (self.local / key).unlink(missing_ok=True)
                 del note.files[key]
@@ -141,34 +129,31 @@ class WorkingCopy:
     def push(self, below: str = "") -> None:
         """Brings there what has changed here below a folder, and removes what was removed."""
         with self._noting() as note:
-            here = {key: _state_here(self.local / key) for key in self._walk(below)}
-            files = note.files
-            changed = [k for k, state in here.items() if k not in files or files[k][0] != state]
-            gone = [k for k in files if PurePosixPath(k).is_relative_to(below) and k not in here]
+            here = self._walk(below)
+            changed = [k for k, state in here.items() if note.files.get(k, [])[:2] != state]
+            gone = [k for k in note.files if Path(k).is_relative_to(below) and k not in here]
             # Killed from here on, it knows what it was that it brought.
-            sending = {key: here[key] for key in changed}
-            replace(note, sending=sending).write(self.local, self.remote.uri)
+            note.sending.clear()
+            note.sending.update({key: here[key] for key in changed})
+            note.write(self.local)
             self._send_all(changed)
-            with self.reaching():
+            with reaching(self.remote):
                 self.remote.delete_all(filter(_is_marker, gone))
                 self.remote.delete_all(key for key in gone if not _is_marker(key))
             there = self._list() if changed else {}
             for key in gone:
-                del files[key]
-            for key in changed:
-                if key in there:
-                    files[key] = here[key], _state_there(there[key])
+                del note.files[key]
+            note.files.update({k: [*here[k], *there[k]] for k in changed if k in there})
 
     def fetch_missing(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
         """Brings here what is missing or of another size; for files that never change."""
-        there = {key: item.bytes for key, item in self._list().items() if wanted(key)}
-        self._fetch_all([k for k, size in there.items() if _state_here(self.local / k)[0] != size])
+        there = {key: state for key, state in self._list().items() if wanted(key)}
+        self._fetch_all([k for k, s in there.items() if _state_here(self.local / k)[0] != s[0]])
 
     def send_missing(self) -> list[str]:
         """Brings there what is missing or of another size, and returns its paths."""
-        there = {key: item.bytes for key, item in self._list().items()}
-        sizes = {key: _state_here(self.local / key)[0] for key in self._walk("")}
-        missing = [key for key, size in sizes.items() if there.get(key) != size]
+        there = {key: state[0] for key, state in self._list().items()}
+        missing = [key for key, state in self._walk("").items() if there.get(key) != state[0]]
         self._send_all(missing)
         return missing
 
@@ -183,22 +168,22 @@ class WorkingCopy:
                 received=f"{self.local}: {error.strerror}",
                 fix=f"set {WORK_DIR_VARIABLE} to a directory that you may write to",
             ) from error
-        with hold_file_lock(self.local / LOCK_FILE):
-            note = _Note.read(self.local)
+        with hold_file_lock(self.local / _LOCK_FILE):
+            note = _Note.read(self.local, self.remote.uri)
             yield note
             note.sending.clear()
-            note.write(self.local, self.remote.uri)
+            note.write(self.local)
 
-    def _list(self) -> dict[str, StoredObject]:
-        with self.reaching():
-            objects = self.remote.list_objects()
-        return {key: item for key, item in objects.items() if _is_kept(PurePosixPath(key))}
+    def _list(self) -> dict[str, State]:
+        with reaching(self.remote):
+            found = self.remote.list_objects()
+        return {key: [o.bytes, o.mtime_ns] for key, o in found.items() if _is_kept(key)}
 
-    def _walk(self, below: str) -> list[str]:
+    def _walk(self, below: str) -> dict[str, State]:
         folders = os.walk(self.local / below)
         files = (Path(folder, name) for folder, _, names in folders for name in names)
-        keys = (file.relative_to(self.local) for file in files)
-        return [key.as_posix() for key in keys if _is_kept(PurePosixPath(key))]
+        found = {file.relative_to(self.local).as_posix(): file for file in files}
+        return {key: _state_here(file) for key, file in found.items() if _is_kept(key)}
 
     def _fetch_all(self, keys: Sequence[str]) -> None:
         for _, group in groupby(sorted(keys, key=_is_marker), _is_marker):
@@ -206,7 +191,7 @@ class WorkingCopy:
 
     def _send_all(self, keys: Sequence[str]) -> None:
         markers = filter(_is_marker, keys)
-        with self.reaching():
+        with reaching(self.remote):
             run_all(self._send, [key for key in keys if not _is_marker(key)])
             for key in sorted(markers, key=lambda key: (-key.count("/"), _rank(key))):
                 self._send(key)
@@ -214,7 +199,7 @@ class WorkingCopy:
     def _fetch(self, key: str) -> None:
         file = self.local / key
         file.parent.mkdir(parents=True, exist_ok=True)
-        with self.reaching():
+        with reaching(self.remote):
             source = self.remote.open_input(key)
         with source, atomic_file(file) as unfinished:
             unfinished.touch(mode=PRIVATE)  # It may hold histories of users.
@@ -223,33 +208,24 @@ class WorkingCopy:
                     target.write(data)
 
     def _read(self, source: BinaryIO) -> bytes:
-        with self.reaching():
+        with reaching(self.remote):
             return source.read(_COPY_BYTES)
 
     def _send(self, key: str) -> None:
-        try:
-            source = (self.local / key).open("rb")
-        except FileNotFoundError:  # A checkpoint that was removed meanwhile.
-            return
-        with source:
+        with contextlib.ExitStack() as stack:
+            try:
+                source = stack.enter_context((self.local / key).open("rb"))
+            except FileNotFoundError:  # A checkpoint that was removed meanwhile.
+                return
             if os.fstat(source.fileno()).st_size <= _COPY_BYTES:
                 self.remote.put(key, source.read())
-                return
-            target = self.remote.open_output(key)
-            shutil.copyfileobj(source, target, _COPY_BYTES)
-            target.close()
-
-    @contextlib.contextmanager
-    def reaching(self) -> Iterator[None]:
-        """Turns what the store refuses into a `ConfigError`."""
-        with reaching(self.remote):
-            yield
+            else:
+                _upload(source, self.remote, key)
 
 
-def _is_kept(key: PurePosixPath) -> bool:
+def _is_kept(key: str) -> bool:
     """Whether a file is copied: no lock, nothing unfinished, not the pointer."""
-    hidden = any(part.startswith(".") for part in key.parts)
-    return not hidden and str(key) != CURRENT_FILE
+    return key != CURRENT_FILE and not any(part.startswith(".") for part in key.split("/"))
 
 
 def _is_marker(key: str) -> bool:
@@ -262,35 +238,27 @@ def _rank(key: str) -> int:
 
 
 def _state_here(file: Path) -> State:
-    """Size and time of a file; a file that is gone is of no state."""
     try:
         status = file.stat()
     except FileNotFoundError:
-        return -1, 0
-    return status.st_size, status.st_mtime_ns
-
-
-def _state_there(item: StoredObject) -> State:
-    return item.bytes, item.mtime_ns
-
-
-def working_directory(uri: str) -> Path:
-    """Returns the local directory that stands for a directory of an object store.
-
-    It is below `SLUICE_WORK_DIR`, else below `sluice/work` in the user's cache.
-    """
-    remote = parse_storage(uri)
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    base = os.environ.get(WORK_DIR_VARIABLE) or Path(caches) / "sluice" / "work"
-    authority, _, path = remote.root.partition("/")
-    # Hadoop takes a name with a colon for a URI.
-    return Path(base).absolute() / remote.scheme / authority.replace(":", "+") / path
+        return [-1, 0]
+    return [status.st_size, status.st_mtime_ns]
 
 
 def find_working_path(path: str | os.PathLike[str]) -> Path:
-    """Returns the local path to work at: a path's own, or the copy's of one in an object store."""
+    """Returns the local path to work at: a path's own, or the copy's of one in an object store.
+
+    Copies are below `SLUICE_WORK_DIR`, else below `sluice/work` in the user's cache.
+    """
     text = os.fspath(path)
-    return working_directory(text) if is_remote(text) else local_path(text)
+    if not is_remote(text):
+        return local_path(text)
+    remote = parse_storage(text)
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get(WORK_DIR_VARIABLE) or Path(caches) / "sluice" / "work"
+    authority, _, rest = remote.root.partition("/")
+    # Hadoop takes a name with a colon for a URI.
+    return Path(base).absolute() / remote.scheme / authority.replace(":", "+") / rest
 
 
 def find_working_copy(directory: Path) -> WorkingCopy | None:
@@ -319,19 +287,21 @@ def move_folder(folder: Storage, target: Storage) -> None:
         if folder.move_tree(target):
             return
         objects = folder.list_objects()
-        copy = partial(_copy_object, folder, target, objects)
-        for _, keys in groupby(sorted(objects, key=_rank), _rank):
-            run_all(copy, keys)
+        for _, group in groupby(sorted(objects, key=_rank), _rank):
+            keys = set(group)
+            large = {key for key in keys if objects[key].bytes > _STORE_COPY_BYTES}
+            folder.move_all({key: key for key in keys - large}, target)
+            for key in large:
+                _copy(folder, target, key)
     remove_folder(folder)
 
 
-def _copy_object(
-    folder: Storage, target: Storage, found: Mapping[str, StoredObject], key: str
-) -> None:
-    if found[key].bytes <= _STORE_COPY_BYTES:
-        folder.move_to(key, target)
-        return
+def _copy(folder: Storage, target: Storage, key: str) -> None:
     with folder.open_input(key) as source:
-        upload = target.open_output(key)
-        shutil.copyfileobj(source, upload, _COPY_BYTES)
-        upload.close()
+        _upload(source, target, key)
+
+
+def _upload(source: BinaryIO, target: Storage, key: str) -> None:
+    upload = target.open_output(key)
+    shutil.copyfileobj(source, upload, _COPY_BYTES)
+    upload.close()

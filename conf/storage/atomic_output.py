@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import UpstreamNotReadyError
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -29,21 +29,24 @@ def staged_directory(target: Path) -> Iterator[Path]:
     behind is swept by the next one.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = target.with_name(f".{target.name}.lock")
+    lock, staging, replaced = (
+        target.with_name(f".{target.name}.{kind}") for kind in ("lock", "staging", "replaced")
+    )
     refusal = UpstreamNotReadyError(
         f"{target} is being written by another process right now",
         received=f"a lock on {lock}",
         fix="wait for it to end, then run again",
     )
     with hold_file_lock(lock, refusal):
-        staging = target.with_name(f".{target.name}.staging")
-        _recover(target)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)  # A kill came between the two renames of `_put_in_place`.
+        _remove(replaced)
         _remove(staging)
         staging.mkdir()
         try:
             yield staging
             sync_tree(staging)
-            _put_in_place(staging, target)
+            _put_in_place(staging, target, replaced)
         finally:
             _remove(staging)
 
@@ -54,34 +57,18 @@ def exchange(first: Path, second: Path) -> bool:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
         return False
-    status = renameat2(
-        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
-    )
-    return bool(status == 0)
+    names = [(_AT_FDCWD, os.fsencode(path)) for path in (first, second)]
+    return bool(renameat2(*names[0], *names[1], _RENAME_EXCHANGE) == 0)
 
 
-def _put_in_place(staging: Path, target: Path) -> None:
+def _put_in_place(staging: Path, target: Path, replaced: Path) -> None:
     if not target.exists():
         staging.rename(target)
     elif not exchange(staging, target):
-        # Two steps: a kill in between is repaired by the next writer (`_recover`).
-        replaced = _replaced(target)
-        _remove(replaced)
         target.rename(replaced)
         staging.rename(target)
         _remove(replaced)
     sync_directory(target.parent)
-
-
-def _recover(target: Path) -> None:
-    replaced = _replaced(target)
-    if replaced.exists() and not target.exists():
-        replaced.rename(target)
-    _remove(replaced)
-
-
-def _replaced(target: Path) -> Path:
-    return target.with_name(f".{target.name}.replaced")
 
 
 def _remove(path: Path) -> None:
@@ -90,23 +77,32 @@ def _remove(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Makes all files below a directory, and their names, survive a power cut.
-
-    What links lead to is somebody else's.
-    """
+    """Makes all files below a directory survive a power cut; what links lead to is not its own."""
     for directory, _, files in os.walk(root):
         for path in (Path(directory) / name for name in files):
             if not path.is_symlink():
-                with path.open("rb") as handle:
-                    os.fsync(handle.fileno())
+                _sync(path)
         sync_directory(Path(directory))
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames inside a directory survive a power cut."""
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 UNFINISHED_SUFFIX = ".tmp"
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Writes a text file so that readers see the old content or the new, never a part."""
+    """Writes a text file in UTF-8; see `write_bytes_atomic`."""
     write_bytes_atomic(path, text.encode("utf-8"))
 
 
@@ -118,10 +114,7 @@ def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
 
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Gives a path to write, which takes the file's name when the block ends well.
-
-    A file that is made again if it is lost need not be durable: survive a power cut.
-    """
+    """Gives a path to write, which takes the file's name when the block ends well."""
     output = AtomicFile(path)
     try:
         yield output.unfinished
@@ -135,11 +128,7 @@ def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 class AtomicFile:
-    """A file that is written under a hidden name beside its own, and renamed when it is whole.
-
-    Attributes:
-        unfinished: The hidden path; no other writer has the same.
-    """
+    """A file that is written at `unfinished`, a hidden path beside its own, and renamed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -148,8 +137,7 @@ class AtomicFile:
     def publish(self, *, durable: bool = True) -> None:
         """Gives the file its name, in place of an earlier one."""
         if durable:
-            with self.unfinished.open("rb") as handle:
-                os.fsync(handle.fileno())
+            _sync(self.unfinished)
         self.unfinished.replace(self._path)
         if durable:
             sync_directory(self._path.parent)
@@ -163,15 +151,6 @@ def remove_unfinished(path: Path) -> None:
     """Removes what killed writers of a file left beside it; none may be at work."""
     for unfinished in path.parent.glob(f".{path.name}.*{UNFINISHED_SUFFIX}"):
         unfinished.unlink()
-
-
-def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 from xml.etree import ElementTree
 
 from conf.errors import ConfigError
-from conf.storage.store_interface import StoredObject, Upload, Version, open_ranges
+from conf.storage.store_clients import StoredObject, Upload, Version, open_ranges
 
 T = TypeVar("T")
 
@@ -36,8 +36,7 @@ _ANSWER_S = 90.0
 _SAFE_MODE_S = 45.0
 _PAUSE_S = 1.0
 _ATTEMPTS = "dfs.client.failover.max.attempts"
-_RETRIES = "7"
-"""With the library's pauses, which double, about a minute."""
+_RETRIES = "7"  # With the library's pauses, which double, about a minute.
 _LOOKS = 20
 _STALE_MS = 24 * 3600 * 1000
 _WRITE_BYTES = 4 << 20
@@ -103,31 +102,31 @@ def find_default_node() -> str:
     """Returns the NameNode or name service that Hadoop's configuration makes the default."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
-    if folder is None:
-        raise _without_default("neither HADOOP_CONF_DIR nor HADOOP_HOME is set")
-    file = Path(folder) / "core-site.xml"
-    try:
-        root = ElementTree.parse(file).getroot()  # noqa: S314 - the own file of who runs this
-    except (OSError, ElementTree.ParseError) as error:
-        raise _without_default(f"{file}: {error}") from error
-    values = {
-        item.findtext("name", "").strip(): item.findtext("value", "")
-        for item in root.iter("property")
-    }
-    found = values.get("fs.defaultFS", values.get("fs.default.name", "")).strip()
-    node = re.fullmatch(r"hdfs://([^/@$]+)/?", found)
-    if node is None:
-        raise _without_default(f"fs.defaultFS in {file} is {found or 'not set'}")
-    return node[1]
-
-
-def _without_default(reason: str) -> ConfigError:
-    return ConfigError(
+    reason = "neither HADOOP_CONF_DIR nor HADOOP_HOME is set"
+    if folder is not None:
+        file = Path(folder) / "core-site.xml"
+        try:
+            found = _read_default(file)
+            reason = f"fs.defaultFS in {file} is {found or 'not set'}"
+            if (node := re.fullmatch(r"hdfs://([^/@$]+)/?", found)) is not None:
+                return node[1]
+        except (OSError, ElementTree.ParseError) as error:
+            reason = f"{file}: {error}"
+    raise ConfigError(
         "hdfs:///<path> needs a default NameNode in Hadoop's configuration",
         received=reason,
         allowed="fs.defaultFS: hdfs://<host>:<port>, or the name of a name service",
         fix="set HADOOP_CONF_DIR to the folder of core-site.xml, or write hdfs://<host>:<port>/…",
     )
+
+
+def _read_default(file: Path) -> str:
+    root = ElementTree.parse(file).getroot()  # noqa: S314 - the own file of who runs this
+    names = {
+        item.findtext("name", "").strip(): item.findtext("value", "")
+        for item in root.iter("property")
+    }
+    return names.get("fs.defaultFS", names.get("fs.default.name", "")).strip()
 
 
 def connect_hdfs(authority: str) -> HdfsClient:
@@ -150,14 +149,16 @@ class HdfsClient:
     """A NameNode's files."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self.native = client
 
     def head(self, path: str) -> StoredObject | None:
         status = self._find(path)
         if status is None or status.isdir:
             return None
-        after = _name_after(path, _state(status))
-        if status.length <= _SMALL_BYTES and self._find(after) is not None:
+        if (
+            status.length <= _SMALL_BYTES
+            and self._find(_name_after(path, _state(status))) is not None
+        ):
             with contextlib.suppress(FileNotFoundError):
                 self.get(path)
             status = self._status(path)
@@ -166,15 +167,13 @@ class HdfsClient:
     def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]:
         """Gives the path of each file below a folder; of those on their way, none."""
         start = len(folder) + 1 if folder else 0
-        for status in self._list(folder, is_recursive=True):
-            path = status.path.strip("/")
+        for path, status in self._list(folder, is_recursive=True):
             is_shown = not any(map(_UNFINISHED.fullmatch, path[start:].split("/")))
             if not status.isdir and path != folder and is_shown:
                 yield path, _describe(status)
 
     def list_folders(self, folder: str) -> Iterator[str]:
-        for status in self._list(folder):
-            path = status.path.strip("/")
+        for path, status in self._list(folder):
             if status.isdir and not _UNFINISHED.fullmatch(path.rpartition("/")[2]):
                 yield path
 
@@ -186,8 +185,7 @@ class HdfsClient:
         """Reads a file as it is at one moment; ends a replacement that is under way, or was."""
         status, data = self._get(path)
         for _ in range(_LOOKS):
-            after = _name_after(path, _state(status))
-            if self._find(after) is None:
+            if self._find(after := _name_after(path, _state(status))) is None:
                 break
             try:
                 self._finish(path, after, _version(status, data))
@@ -197,7 +195,7 @@ class HdfsClient:
         return data, _version(status, data)
 
     def open_input(self, path: str) -> BinaryIO:
-        file = _ask(self._client.read, f"/{path}")
+        file = _ask(self.native.read, f"/{path}")
 
         def fetch(start: int, length: int) -> bytes:
             return _ask(cast("Callable[..., bytes]", file.read_range), start, length)
@@ -208,17 +206,17 @@ class HdfsClient:
         if over is not None and over != "any":
             self._replace(path, data, over)
             return
-        upload = _HdfsUpload(self._client, path, replaces=over == "any")
+        upload = _HdfsUpload(self, path, replaces=over == "any")
         upload.write(data)
         upload.close()
 
     def open_output(self, path: str) -> Upload:
-        return _HdfsUpload(self._client, path, replaces=True)
+        return _HdfsUpload(self, path, replaces=True)
 
     def move(self, source: str, target: str) -> None:
-        _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
+        self._make_folder(target)
         try:
-            _rename(self._client, source, target, replaces=True)
+            self.rename(source, target, replaces=True)
         except FileNotFoundError:  # an answer got lost
             if self.head(target) is None:
                 raise
@@ -226,31 +224,30 @@ class HdfsClient:
     def delete(self, path: str, within: str) -> None:
         """Deletes a file, if it is there, and the folders that are empty then."""
         with contextlib.suppress(FileNotFoundError):
-            _ask(self._client.delete, f"/{path}", False)
+            _ask(self.native.delete, f"/{path}", False)
         folder = path.rpartition("/")[0]
         while folder.startswith(f"{within}/") and self._remove_empty(folder):
             folder = folder.rpartition("/")[0]
 
     def move_folder(self, source: str, target: str) -> bool:
-        _ask(self._client.mkdirs, f"/{target.rpartition('/')[0]}", 0o755, True)
+        self._make_folder(target)
         with contextlib.suppress(FileNotFoundError):  # It was moved before.
             try:
-                _rename(self._client, source, target)
+                self.rename(source, target)
             except FileExistsError:
                 self.remove_folder(target)
-                _rename(self._client, source, target)
+                self.rename(source, target)
         return True
 
     def remove_folder(self, folder: str) -> bool:
         """Removes a folder with all in it, in one step; the root stays."""
         if folder:
             with contextlib.suppress(FileNotFoundError):
-                _ask(self._client.delete, f"/{folder}", True)
+                _ask(self.native.delete, f"/{folder}", True)
         return bool(folder)
 
     def remove_uploads(self, folder: str, held: str) -> None:
-        """Removes the uploads below a folder that never ended, and folders that are empty then."""
-        found = [item.path.strip("/") for item in self._list(folder, is_recursive=True)]
+        found = [path for path, _ in self._list(folder, is_recursive=True)]
         theirs = {path.rpartition("/")[0] for path in found if path.endswith(f"/{held}")} - {folder}
         for path in found:
             parts = _UNFINISHED.fullmatch(path.rpartition("/")[2])
@@ -258,11 +255,27 @@ class HdfsClient:
             if parts is not None and parts[2] == "upload" and not is_theirs:
                 self.delete(path, folder)
 
+    def create(self, path: str) -> Any:
+        """Opens a file whose name nobody else has: one is there of a call whose answer got lost."""
+        import hdfs_native
+
+        options = hdfs_native.WriteOptions(create_parent=True, overwrite=True)
+        return _ask(self.native.create, f"/{path}", options)
+
+    def rename(self, source: str, target: str, *, replaces: bool = False) -> None:
+        _ask(self.native.rename, f"/{source}", f"/{target}", replaces)
+
+    def info(self, path: str) -> Any:
+        return _ask(self.native.get_file_info, f"/{path}")
+
+    def _make_folder(self, path: str) -> None:
+        _ask(self.native.mkdirs, f"/{path.rpartition('/')[0]}", 0o755, True)
+
     def _get(self, path: str) -> tuple[Any, bytes]:
         for _ in range(_LOOKS):
             before = self._status(path)
             try:
-                data = _ask(lambda: cast(bytes, self._client.read(f"/{path}").read()))
+                data = _ask(lambda: cast(bytes, self.native.read(f"/{path}").read()))
             except OSError:
                 if _state(self._status(path)) == _state(before):
                     raise
@@ -272,21 +285,22 @@ class HdfsClient:
         raise OSError(f"/{path} is replaced faster than it can be read")
 
     def _status(self, path: str) -> Any:
-        status = _ask(self._client.get_file_info, f"/{path}")
+        status = self.info(path)
         if status.isdir:
             raise FileNotFoundError(f"/{path} is a folder")
         return status
 
     def _find(self, path: str) -> Any:
         try:
-            return _ask(self._client.get_file_info, f"/{path}")
+            return self.info(path)
         except FileNotFoundError:
             return None
 
-    def _list(self, folder: str, *, is_recursive: bool = False) -> list[Any]:
+    def _list(self, folder: str, *, is_recursive: bool = False) -> list[tuple[str, Any]]:
         for _ in range(_LOOKS):
             try:
-                return _ask(lambda: list(self._client.list_status(f"/{folder}", is_recursive)))
+                found = _ask(lambda: list(self.native.list_status(f"/{folder}", is_recursive)))
+                return [(status.path.strip("/"), status) for status in found]
             except FileNotFoundError:  # it, or a folder below it that has gone meanwhile
                 if self._find(folder) is None:
                     return []
@@ -294,7 +308,7 @@ class HdfsClient:
 
     def _remove_empty(self, folder: str) -> bool:
         try:
-            return _ask(cast("Callable[..., bool]", self._client.delete), f"/{folder}", False)
+            return _ask(cast("Callable[..., bool]", self.native.delete), f"/{folder}", False)
         except OSError:  # it is not empty, or not ours to remove
             return False
 
@@ -303,10 +317,13 @@ class HdfsClient:
         nonce = uuid.uuid4().hex
         aside = _name(path, "next", nonce)
         after = _name_after(path, f"{over.get('mtime_ms')}/{over.get('bytes')}")
-        _write(self._client, f"{aside}/{nonce}", data)
+        file = self.create(f"{aside}/{nonce}")
+        if data:
+            _ask(file.write, data)
+        _ask(file.close)
         ours = _version(self._status(f"{aside}/{nonce}"), data)
         try:
-            _rename(self._client, aside, after)
+            self.rename(aside, after)
         except FileNotFoundError:  # An answer got lost; what is there is looked at below.
             pass
         except FileExistsError:
@@ -324,12 +341,12 @@ class HdfsClient:
 
     def _finish(self, path: str, after: str, over: Version) -> None:
         """Gives the file in the place after a version its name, if it is still its turn."""
-        for status in self._list(after):
+        for found, _ in self._list(after):
             # In this order: who has the place while the version is there is the one to follow.
             if not self._is_at(path, over):
                 return
             with contextlib.suppress(FileNotFoundError):  # another one did it
-                _rename(self._client, status.path.strip("/"), path, replaces=True)
+                self.rename(found, path, replaces=True)
         self._remove_empty(after)
 
     def _is_at(self, path: str, version: Version) -> bool:
@@ -341,31 +358,30 @@ class HdfsClient:
     def _sweep(self, path: str) -> None:
         """Removes what killed writers of a file have left of conditions."""
         folder, _, name = path.rpartition("/")
-        found = [status for status in self._list(folder) if status.isdir]
+        found = [(left, status) for left, status in self._list(folder) if status.isdir]
         # Read after the listing: a file is never of a version again that it has had.
         try:
             current = self._status(path)
         except FileNotFoundError:
             return
-        after = _name_after(path, _state(current))
-        for status in found:
-            parts = _UNFINISHED.fullmatch(status.path.rpartition("/")[2])
+        for left, status in found:
+            parts = _UNFINISHED.fullmatch(left.rpartition("/")[2])
             if parts is None or parts[1] != name:
                 continue
             age_ms = current.modification_time - status.modification_time
-            is_after = parts[2] == "after" and status.path.strip("/") != after
+            is_after = parts[2] == "after" and left != _name_after(path, _state(current))
             if is_after or (parts[2] == "next" and age_ms > _STALE_MS):
-                self.remove_folder(status.path.strip("/"))
+                self.remove_folder(left)
 
 
 class _HdfsUpload:
     """A file on its way; it has its name when it is closed."""
 
-    def __init__(self, client: Any, path: str, *, replaces: bool) -> None:
+    def __init__(self, client: HdfsClient, path: str, *, replaces: bool) -> None:
         self._client, self._path, self._replaces = client, path, replaces
         self._unfinished = _name(path, "upload", uuid.uuid4().hex)
         self._pending = bytearray()
-        self._file = _create(client, self._unfinished)
+        self._file = client.create(self._unfinished)
         self._is_open = True
 
     def write(self, data: Any, /) -> object:
@@ -382,7 +398,7 @@ class _HdfsUpload:
         with self._failing():
             self._send()
             _ask(self._file.close)
-            self._place(_ask(self._client.get_file_info, f"/{self._unfinished}"))
+            self._place(self._client.info(self._unfinished))
 
     def _send(self) -> None:
         data = bytes(self._pending)
@@ -398,39 +414,19 @@ class _HdfsUpload:
         except BaseException:
             self._is_open = False
             with contextlib.suppress(OSError):
-                _ask_once(self._client.delete, (f"/{self._unfinished}", False), _CONNECT_S)
+                _ask_once(self._client.native.delete, (f"/{self._unfinished}", False), _CONNECT_S)
             raise
 
     def _place(self, before: Any) -> None:
         try:
-            _rename(self._client, self._unfinished, self._path, replaces=self._replaces)
+            self._client.rename(self._unfinished, self._path, replaces=self._replaces)
         except FileNotFoundError:
-            found = _ask(self._client.get_file_info, f"/{self._path}")
-            if _state(found) != _state(before):  # else an answer got lost
+            if _state(self._client.info(self._path)) != _state(before):  # else an answer got lost
                 raise
         except OSError as error:
             if "must both be directories" not in str(error):
                 raise
             raise IsADirectoryError(f"/{self._path} is a folder, not a file") from error
-
-
-def _create(client: Any, path: str) -> Any:
-    import hdfs_native
-
-    # Nobody else has the name: one that is there is of a call whose answer got lost.
-    options = hdfs_native.WriteOptions(create_parent=True, overwrite=True)
-    return _ask(client.create, f"/{path}", options)
-
-
-def _write(client: Any, path: str, data: bytes) -> None:
-    file = _create(client, path)
-    if data:
-        _ask(file.write, data)
-    _ask(file.close)
-
-
-def _rename(client: Any, source: str, target: str, *, replaces: bool = False) -> None:
-    _ask(client.rename, f"/{source}", f"/{target}", replaces)
 
 
 def _name(path: str, kind: str, nonce: str) -> str:

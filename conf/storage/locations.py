@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import os
 import posixpath
@@ -23,9 +22,8 @@ import numpy as np
 from conf.errors import ConfigError, did_you_mean
 from conf.local_paths import local_path
 from conf.storage.hdfs_client import find_default_node
-from conf.storage.object_store import Storage, reaching
-from conf.storage.store_clients import ANONYMOUS, CONNECTORS, split_endpoint
-from conf.storage.store_interface import Settings, StoredObject
+from conf.storage.object_store import CONNECTORS, Storage, reaching
+from conf.storage.store_clients import ANONYMOUS, Settings
 
 Compression = Literal["GZIP", "ZLIB"]
 Opener = Callable[[str | Path], BinaryIO]
@@ -60,13 +58,19 @@ class ByteSource:
         """Returns at most `limit` bytes; none at the end of the stream, or of its sound part."""
         if self._inflate is None:
             return self._read_file(limit)
-        if self.failure is not None:
-            return b""
-        try:
-            return self._read_inflated(limit)
-        except (zlib.error, EOFError) as error:
-            self.failure = f"damaged compressed stream ({str(error) or 'it ends early'})"
-            return b""
+        piece = b""
+        while not piece and self.failure is None:
+            data = self._pending or self._read_file(_PIECE_BYTES)
+            if not data and (self._inflate.eof or not self._has_begun):
+                break
+            self._has_begun = True
+            if self._inflate.eof:  # a further member of a concatenated stream
+                self._inflate = zlib.decompressobj(self._wbits)
+            piece = self._decompress(data, limit)
+            self._pending = self._inflate.unconsumed_tail or self._inflate.unused_data
+            if not (piece or data):  # nor was any output left inside the decompressor
+                self._fail("it ends early")
+        return piece
 
     def read_into(self, target: np.ndarray) -> int:
         """Fills a buffer, uint8 `[bytes]`, as far as `read` would; returns how many bytes came."""
@@ -83,31 +87,16 @@ class ByteSource:
         self._left -= len(data)
         return data
 
-    def _read_inflated(self, limit: int) -> bytes:
-        while True:
-            data = self._pending or self._read_file(_PIECE_BYTES)
-            if not data and (self._inflate.eof or not self._has_begun):
-                return b""
-            self._has_begun = True
-            if self._inflate.eof:  # a further member of a concatenated stream
-                self._inflate = zlib.decompressobj(self._wbits)
-            piece = self._decompress(data, limit)
-            self._pending = self._inflate.unconsumed_tail or self._inflate.unused_data
-            if piece:
-                return piece
-            if not data:  # nor was any output left inside the decompressor
-                raise EOFError
-
     def _decompress(self, data: bytes, limit: int) -> bytes:
         earlier = self._inflate.copy() if self._is_salvaging else None
         try:
             return self._inflate.decompress(data, limit)
         except zlib.error as error:
-            saved = b"" if earlier is None else _salvage(earlier, data)
-            if not saved:
-                raise
-            self.failure = f"damaged compressed stream ({error})"
-            return saved
+            self._fail(error)
+            return b"" if earlier is None else _salvage(earlier, data)
+
+    def _fail(self, reason: object) -> None:
+        self.failure = f"damaged compressed stream ({reason})"
 
 
 def _salvage(inflate: Any, data: bytes) -> bytes:
@@ -150,9 +139,6 @@ _FROM_ENVIRONMENT = (
     "in plans and logs"
 )
 
-_HDFS_USER = "the user is HADOOP_USER_NAME, else that of the process"
-_BY_OPTIONS = ", settings as options fs.endpoint_override, fs.region, fs.scheme"
-
 
 def split_storage_options(options: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
     """Takes the settings of object stores out of data source options."""
@@ -169,21 +155,18 @@ def split_storage_options(options: Mapping[str, str]) -> tuple[dict[str, str], S
 
 
 def _parse_storage(text: str) -> dict[str, str]:
-    try:
+    with contextlib.suppress(ValueError):
         data = json.loads(text)
-    except ValueError:
-        data = None
-    if not isinstance(data, dict) or not all(isinstance(v, str) for v in data.values()):
-        raise ConfigError(
-            "TFRecord option 'storage' is no JSON object of strings",
-            allowed='such as {"endpoint_override": "https://minio:9000", "region": "eu-west-1"}',
-        )
-    return data
+        if isinstance(data, dict) and all(isinstance(value, str) for value in data.values()):
+            return data
+    raise ConfigError(
+        "TFRecord option 'storage' is no JSON object of strings",
+        allowed='such as {"endpoint_override": "https://minio:9000", "region": "eu-west-1"}',
+    )
 
 
 def check_settings(settings: Mapping[str, str]) -> Settings:
     """Checks settings of an object store, such as `region`; secrets are refused."""
-    resolved: dict[str, str] = {}
     for name, value in settings.items():
         if _SECRETS.search(name) or "@" in value:
             raise ConfigError(
@@ -192,17 +175,15 @@ def check_settings(settings: Mapping[str, str]) -> Settings:
         if name not in _SETTINGS:
             raise ConfigError(
                 f"unknown setting {name!r} of an object store",
-                allowed=", ".join(f"{STORAGE_PREFIX}{n}" for n in _SETTINGS),
+                allowed=", ".join(STORAGE_OPTIONS[1:]),
                 fix=did_you_mean(name, _SETTINGS),
             )
-        resolved[name] = value
-    if resolved.get(ANONYMOUS, "true") not in ("true", "false"):
-        raise ConfigError(
-            f"setting {ANONYMOUS!r} of an object store",
-            received=resolved[ANONYMOUS],
-            allowed="true, false",
-        )
-    return tuple(sorted(split_endpoint(resolved).items()))
+    given = dict(settings)
+    scheme, endpoint = given.pop("scheme", "https"), given.get("endpoint_override")
+    if endpoint is not None:
+        url = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+        given["endpoint_override"] = url.rstrip("/")
+    return tuple(sorted(given.items()))
 
 
 def find_scheme(path: str) -> str | None:
@@ -222,23 +203,24 @@ def parse_storage(path: str, settings: Settings = ()) -> Storage:
     Nothing is unescaped; `hdfs:///data` lies where Hadoop's configuration says.
     """
     scheme, _, rest = path.partition(":")
-    is_hdfs, is_whole, rest = find_scheme(path) == "hdfs", rest[:2] == "//", rest.removeprefix("//")
-    allowed = f"{scheme}://{'<host>:<port>' if is_hdfs else '<bucket>'}/<path>"
+    name, is_whole, rest = find_scheme(path) or "", rest[:2] == "//", rest.removeprefix("//")
+    is_hdfs = name == "hdfs"
+    allowed = f"{scheme}://{'<host>:<port>' if is_hdfs else '<bucket>'}/<path>, without . and .."
     if "@" in rest.partition("/")[0] or "?" in rest:
         raise ConfigError(
             f"a {scheme}:// path holds more than a place: what stands before @ or behind ? is "
             "refused",
-            allowed=allowed + ("" if is_hdfs else _BY_OPTIONS),
-            fix=_HDFS_USER if is_hdfs else _FROM_ENVIRONMENT,
+            allowed=allowed,
+            fix="the user is HADOOP_USER_NAME, else that of the process"
+            if is_hdfs
+            else f"settings are options (fs.endpoint_override, fs.region), {_FROM_ENVIRONMENT}",
         )
     if is_hdfs and is_whole and rest.startswith("/"):
         rest = find_default_node() + rest
     parts = [part for part in rest.split("/") if part]
     if not (is_whole and parts) or rest.startswith("/") or {".", ".."} & set(parts):
-        raise ConfigError(
-            "no place in an object store", received=path, allowed=f"{allowed}, without . and .."
-        )
-    return Storage(find_scheme(path) or "", "/".join(parts), settings)
+        raise ConfigError("no place in an object store", received=path, allowed=allowed)
+    return Storage(name, "/".join(parts), settings)
 
 
 def resolve_local_path(path: str) -> str:
@@ -250,16 +232,12 @@ def resolve_local_path(path: str) -> str:
     if not path or (scheme is not None and local == path) or local.startswith("//"):
         raise ConfigError(
             "not a local path",
-            received=_without_credentials(path) or "no path",
+            received=re.sub(r"//[^/]*@", "//***@", path) or "no path",
             allowed="a path such as /data/train, or file:///data/train; where shards are read and "
             "written also s3://, s3a://, gs://, az:// and hdfs://",
             fix="use one of these, or a file system that driver and executors share as a mount",
         )
     return str(Path(local).absolute())
-
-
-def _without_credentials(path: str) -> str:
-    return re.sub(r"//[^/]*@", "//***@", path)
 
 
 def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
@@ -272,33 +250,19 @@ def parse_path(path: str, settings: Settings) -> tuple[str, Storage | None]:
 
 @dataclass(frozen=True)
 class FileOpener:
-    """Opens input files wherever they lie; picklable.
-
-    Attributes:
-        settings: Of the object stores among them.
-    """
+    """Opens input files wherever they lie, by the settings of their store; picklable."""
 
     settings: Settings = ()
 
     def __call__(self, path: str | Path) -> BinaryIO:
         if isinstance(path, str) and is_remote(path):
             return parse_storage(path, self.settings).open_input()
-        return Path(path).open("rb", buffering=0)
-
-
-# What is at most this long is fetched once per process, as long as it stays what it was.
-_KEPT_BYTES, _KEPT_FILES = 8 << 20, 32
+        return open_local(path)
 
 
 @dataclass(frozen=True)
 class StoredPath:
-    """A place in an object store, used like a `pathlib.Path`: a `conf.paths.ReadablePath`.
-
-    What a store refuses ends in a ConfigError, what is not there in a FileNotFoundError.
-
-    Attributes:
-        storage: The place.
-    """
+    """A place in an object store, used like a `pathlib.Path`: a `conf.paths.ReadablePath`."""
 
     storage: Storage
 
@@ -318,28 +282,32 @@ class StoredPath:
         return StoredPath(self.storage.child(key))
 
     def absolute(self) -> StoredPath:
-        """The same place: there is no working directory."""
         return self
 
     def resolve(self) -> StoredPath:
-        """The same place, without `..`."""
         return StoredPath(replace(self.storage, root=posixpath.normpath(self.storage.root)))
 
     def is_relative_to(self, other: StoredPath, /) -> bool:
-        mine, others = (f"{path.storage.uri}/" for path in (self, other))
-        return mine.startswith(others)
+        return f"{self}/".startswith(f"{other}/")
 
     def is_file(self) -> bool:
-        return self._find() is not None
+        with reaching(self.storage):
+            return self.storage.find() is not None
 
     def read_bytes(self) -> bytes:
-        item = self._find()
-        if item is not None and item.bytes <= _KEPT_BYTES:
-            return _read_small(self.storage, item)
-        return _read(self.storage)
+        with reaching(self.storage):
+            data = self.storage.read("")
+        if data is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", str(self))
+        return data
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
+
+    def update(self, key: str, build: Callable[[bytes | None], bytes]) -> None:
+        """Replaces a file below by what is made of its content, anew while others are faster."""
+        with reaching(self.storage):
+            self.storage.update(key, build)
 
     def list_bytes(self) -> dict[str, int]:
         with reaching(self.storage):
@@ -355,23 +323,6 @@ class StoredPath:
             return self.storage.has_bucket()
         except OSError:
             return True
-
-    def _find(self) -> StoredObject | None:
-        with reaching(self.storage):
-            return self.storage.find()
-
-
-@functools.lru_cache(_KEPT_FILES)
-def _read_small(storage: Storage, found: StoredObject) -> bytes:
-    return _read(storage)
-
-
-def _read(storage: Storage) -> bytes:
-    with reaching(storage):
-        data = storage.read("")
-    if data is None:
-        raise FileNotFoundError(errno.ENOENT, "there is no such object", storage.uri)
-    return data
 
 
 def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:

@@ -15,11 +15,70 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
-from conf.storage.store_clients import add_environment, connect, unreachable
-from conf.storage.store_interface import Settings, StoreClient, StoredObject, Upload, Version
+from conf.errors import ConfigError, install_hint
+from conf.storage.store_clients import (
+    BUCKET_SETTINGS,
+    Settings,
+    StoreClient,
+    StoredObject,
+    Upload,
+    Version,
+    add_environment,
+    connect_bucket,
+    first_line,
+)
+
+_FIX = (
+    "check name, region, endpoint and credentials, and renew what has expired; credentials come "
+    "from the environment of driver and executors, in the way of the store's own tools"
+)
+_FIX_HDFS = (
+    "name the NameNode's host and port, or a name service that core-site.xml and hdfs-site.xml in "
+    "HADOOP_CONF_DIR know; the user is HADOOP_USER_NAME, else that of the process or, with "
+    "Kerberos (set in core-site.xml too), of its ticket (kinit, or KRB5_CLIENT_KTNAME)"
+)
 
 # Requests under way at a time when many objects are moved or deleted.
 REQUESTS = 8
+
+
+def _connect_hdfs(authority: str, settings: Settings) -> StoreClient:
+    from conf.storage.hdfs_client import connect_hdfs
+
+    if settings:
+        raise ValueError("HDFS is configured by the files in HADOOP_CONF_DIR, not by settings")
+    return connect_hdfs(authority)
+
+
+# How to reach the store of each scheme; tests add one of their own.
+CONNECTORS: dict[str, Callable[[str, Settings], StoreClient]] = {
+    **{scheme: functools.partial(connect_bucket, scheme) for scheme in BUCKET_SETTINGS},
+    "hdfs": _connect_hdfs,
+}
+
+
+def connect(scheme: str, authority: str, settings: Settings) -> StoreClient:
+    """Builds the client of a bucket or host."""
+    try:
+        return CONNECTORS[scheme](authority, settings)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{scheme}:// needs a package that is not installed",
+            received=error.name,
+            fix=f"{install_hint('stores')}, for driver and executors",
+        ) from error
+    except Exception as error:  # the library's own errors have no common class besides
+        raise unreachable(f"{scheme}://{authority}", error) from error
+
+
+def unreachable(uri: str, error: Exception) -> ConfigError:
+    """Builds the error of a store that does not answer, or refuses."""
+    return ConfigError(
+        f"{uri} cannot be reached",
+        received=first_line(error),
+        fix=_FIX_HDFS if uri.startswith("hdfs:") else _FIX,
+    )
+
 
 find_client = functools.lru_cache(maxsize=16)(connect)
 
@@ -42,7 +101,6 @@ class Storage:
 
     @property
     def uri(self) -> str:
-        """The directory as its user writes it."""
         return f"{self.scheme}://{self.root}"
 
     @property
@@ -71,10 +129,7 @@ class Storage:
         return f"{self._path}/{key}".strip("/")
 
     def list_objects(self) -> dict[str, StoredObject]:
-        """Lists all objects by key relative to the root; nothing where nothing is.
-
-        Empty objects by which other tools mark a folder are left out.
-        """
+        """Lists all objects by key, but the empty ones by which other tools mark a folder."""
         start = len(self._path) + 1 if self._path else 0
         objects = {path[start:]: item for path, item in self._client.list_below(self._path)}
         folders = {str(folder) for key in objects for folder in PurePosixPath(key).parents}
@@ -82,7 +137,6 @@ class Storage:
         return {key: item for key, item in objects.items() if item.bytes or key not in folders}
 
     def list_folders(self) -> set[str]:
-        """Lists the folders in this one by name."""
         return {path.rpartition("/")[2] for path in self._client.list_folders(self._path)}
 
     def find(self, key: str = "") -> StoredObject | None:
@@ -134,27 +188,21 @@ class Storage:
     def open_input(self, key: str = "") -> BinaryIO:
         return self._client.open_input(self._locate(key))
 
-    def move_all(self, names: Mapping[str, str]) -> None:
-        """Moves objects inside the store, from key to key; the sources may stay."""
-        run_all(self._move, names.items())
-
-    def _move(self, names: tuple[str, str]) -> None:
-        self._client.move(self._locate(names[0]), self._locate(names[1]))
-
-    def move_to(self, key: str, target: Storage) -> None:
-        """Moves an object to the same key of another directory of its bucket; it may stay."""
-        self._client.move(self._locate(key), target._locate(key))
+    def move_all(self, names: Mapping[str, str], target: Storage | None = None) -> None:
+        """Moves objects, from key here to key in a directory of the bucket; they may stay too."""
+        move, place = self._client.move, target or self
+        run_all(lambda pair: move(self._locate(pair[0]), place._locate(pair[1])), names.items())
 
     def move_tree(self, target: Storage) -> bool:
         """Moves the directory in one step; returns False where the store cannot."""
         return self._client.move_folder(self._path, target._path)
 
+    def delete(self, key: str) -> None:
+        self._client.delete(self._locate(key), self._path)
+
     def delete_all(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there do no harm."""
         run_all(self.delete, keys)
-
-    def delete(self, key: str) -> None:
-        self._client.delete(self._locate(key), self._path)
 
     def delete_tree(self, rank: Callable[[str], int] = lambda key: 0) -> None:
         """Deletes all objects below, those of a lower rank before the others."""
@@ -187,10 +235,5 @@ def run_all(call: Callable[[Any], None], items: Iterable[Any]) -> None:
             call(item)
         return
     with ThreadPoolExecutor(REQUESTS) as pool:
-        futures = [pool.submit(call, item) for item in items]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for _ in pool.map(call, items):  # An error cancels the calls that have not begun.
+            pass

@@ -7,26 +7,18 @@ S3, Google Cloud Storage and Azure by `obstore`, which has conditional puts; HDF
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
-from conf.errors import ConfigError, install_hint
-from conf.storage.store_interface import (
-    Settings,
-    StoreClient,
-    StoredObject,
-    Upload,
-    Version,
-    open_ranges,
-)
-
-if TYPE_CHECKING:
-    pass
+Settings = tuple[tuple[str, str], ...]
+Version = Mapping[str, str]
+"""Tells the contents that an object has had apart; what it holds is the store's affair."""
 
 ANONYMOUS = "anonymous"
 # The libraries would go on for some minutes where nobody answers.
@@ -36,16 +28,89 @@ _RETRIES = 10
 _ANSWER_S = 600
 # S3 takes 10,000 parts of an upload: objects of 78 GB.
 _PART_BYTES, _PARTS_AT_A_TIME = 8 << 20, 2
+_READ_BYTES = 4 << 20
 
-_FIX = (
-    "check name, region, endpoint and credentials, and renew what has expired; credentials come "
-    "from the environment of driver and executors, in the way of the store's own tools"
-)
-_FIX_HDFS = (
-    "name the NameNode's host and port, or a name service that core-site.xml and hdfs-site.xml in "
-    "HADOOP_CONF_DIR know; the user is HADOOP_USER_NAME, else that of the process or, with "
-    "Kerberos (set in core-site.xml too), of its ticket (kinit, or KRB5_CLIENT_KTNAME)"
-)
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object as a listing shows it: its size, and when it was put, 0 if the store hides it."""
+
+    bytes: int
+    mtime_ns: int
+
+
+class Upload(Protocol):
+    """An object on its way, which appears when this is closed."""
+
+    def write(self, data: Any, /) -> object: ...
+    def close(self) -> None: ...
+
+
+class StoreClient(Protocol):
+    """What is asked of a bucket or of HDFS; paths are relative to its root.
+
+    All raise an `OSError` where the store does not answer, or refuses; what reads an object that
+    is not there a `FileNotFoundError`.
+    """
+
+    def head(self, path: str) -> StoredObject | None: ...
+    def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]: ...
+    def list_folders(self, folder: str) -> Iterator[str]: ...
+    def has_bucket(self) -> bool: ...
+    def get(self, path: str) -> tuple[bytes, Version]: ...
+    def open_input(self, path: str) -> BinaryIO: ...
+    def open_output(self, path: str) -> Upload: ...
+
+    def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
+        """Replaces an object of a version, None: creates it; else raises `FileExistsError`."""
+        ...
+
+    def move(self, source: str, target: str) -> None:
+        """Renames an object, over another one; where the store can only copy, the source stays."""
+        ...
+
+    def delete(self, path: str, within: str) -> None:
+        """Deletes an object, if it is there; on HDFS folders too, below one, that become empty."""
+        ...
+
+    def move_folder(self, source: str, target: str) -> bool:
+        """Moves a folder in one step; returns False, and does nothing, where the store cannot."""
+        ...
+
+    def remove_folder(self, folder: str) -> bool:
+        """Removes a folder and uploads in one step; else as `move_folder`."""
+        ...
+
+    def remove_uploads(self, folder: str, held: str) -> None:
+        """Removes shown uploads that never ended, but in folders that hold an object `held`."""
+        ...
+
+
+class _RangeReader(io.RawIOBase):
+    def __init__(self, size: int, fetch: Callable[[int, int], Any]) -> None:
+        self._size, self._fetch, self._position = size, fetch, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = (0, self._position, self._size)[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(0, min(len(buffer), self._size - self._position))
+        if length:
+            buffer[:length] = memoryview(self._fetch(self._position, length))
+            self._position += length
+        return length
+
+
+def open_ranges(size: int, fetch: Callable[[int, int], Any]) -> BinaryIO:
+    """Opens for reading and seeking what is fetched by offset and length, in bytes."""
+    return cast(BinaryIO, io.BufferedReader(_RangeReader(size, fetch), _READ_BYTES))
 
 
 @dataclass(frozen=True)
@@ -76,14 +141,14 @@ def _translating() -> Iterator[None]:
     try:
         yield
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-        raise FileExistsError(_first_line(error)) from error
+        raise FileExistsError(first_line(error)) from error
     except exceptions.BaseError as error:
         reason = _REASON.search(str(error))
         text = f"{reason[1]}: {' '.join(reason[2].split())}; " if reason else ""
-        raise OSError(f"{text}{_first_line(error)}") from error
+        raise OSError(f"{text}{first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [repr(error)])[0].removesuffix(": ")
 
 
@@ -112,6 +177,10 @@ class ObstoreClient:
                     if item["path"] != folder:
                         yield item["path"], _describe(item)
 
+    def list_folders(self, folder: str) -> Iterator[str]:
+        with _translating():
+            yield from self._api.list_with_delimiter(self.store, folder or None)["common_prefixes"]
+
     def has_bucket(self) -> bool:
         """Whether the bucket is there: a listing of one that is not looks empty."""
         try:
@@ -119,10 +188,6 @@ class ObstoreClient:
         except FileNotFoundError as error:
             return not _NO_BUCKET.search(str(error))
         return True
-
-    def list_folders(self, folder: str) -> Iterator[str]:
-        with _translating():
-            yield from self._api.list_with_delimiter(self.store, folder or None)["common_prefixes"]
 
     def get(self, path: str) -> tuple[bytes, Version]:
         with _translating():
@@ -140,21 +205,17 @@ class ObstoreClient:
             size = self._api.head(self.store, path)["size"]
         return open_ranges(size, fetch)
 
+    def open_output(self, path: str) -> Upload:
+        sizes: dict[str, Any] = {"buffer_size": _PART_BYTES, "max_concurrency": _PARTS_AT_A_TIME}
+        with _translating():
+            return _TranslatingUpload(self._api.open_writer(self.store, path, **sizes))
+
     def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
         mode: Any = "create" if over is None else "overwrite" if over == "any" else dict(over)
         with _translating():
             self._api.put(self.store, path, data, mode=mode, use_multipart=False)
 
-    def open_output(self, path: str) -> Upload:
-        with _translating():
-            return _TranslatingUpload(
-                self._api.open_writer(
-                    self.store, path, buffer_size=_PART_BYTES, max_concurrency=_PARTS_AT_A_TIME
-                )
-            )
-
     def move(self, source: str, target: str) -> None:
-        """Copies an object inside the store: there are no renames."""
         with _translating():
             self._api.copy(self.store, source, target)
 
@@ -162,30 +223,19 @@ class ObstoreClient:
         with _translating(), contextlib.suppress(FileNotFoundError):
             self._api.delete(self.store, path)
 
+    # There are no renames, a folder is but a part of names, and a rule of the bucket ends uploads.
     def move_folder(self, source: str, target: str) -> bool:
-        """Does nothing: there are no renames."""
         return False
 
     def remove_folder(self, folder: str) -> bool:
-        """Does nothing: a folder is but a part of names."""
         return False
 
     def remove_uploads(self, folder: str, held: str) -> None:
-        """Does nothing: no listing shows them; a rule of the bucket ends them."""
+        return None
 
 
 def _describe(item: Mapping[str, Any]) -> StoredObject:
     return StoredObject(item["size"], int(item["last_modified"].timestamp() * 1e9))
-
-
-def split_endpoint(settings: Mapping[str, str]) -> dict[str, str]:
-    """Takes the scheme of an endpoint that is given as a URL apart."""
-    resolved = dict(settings)
-    endpoint = re.fullmatch(r"(https?)://(.+?)/?", resolved.get("endpoint_override", ""))
-    if endpoint is not None:
-        resolved.setdefault("scheme", endpoint[1])
-        resolved["endpoint_override"] = endpoint[2]
-    return resolved
 
 
 _ENDPOINT_VARIABLES = {
@@ -196,28 +246,45 @@ _ENDPOINT_VARIABLES = {
 
 
 def add_environment(scheme: str, settings: Settings) -> Settings:
-    """Adds the endpoint that the environment names, unless the settings name one.
-
-    That of `STORAGE_EMULATOR_HOST` is reached without credentials.
-    """
+    """Adds the endpoint that the environment names, unless the settings name one."""
     given = dict(settings)
-    if "endpoint_override" in given:
-        return settings
-    found: dict[str, str] = {}
     named = (os.environ.get(name) for name in _ENDPOINT_VARIABLES.get(scheme, ()))
-    if url := next(filter(None, named), None):
-        found = split_endpoint({"endpoint_override": url if "://" in url else f"http://{url}"})
-        found |= {ANONYMOUS: "true"} if scheme == "gs" else {}
+    url = next(filter(None, named), None)
+    if url is None or "endpoint_override" in given:
+        return settings
+    found = {"endpoint_override": (url if "://" in url else f"http://{url}").rstrip("/")}
+    found |= {ANONYMOUS: "true"} if scheme == "gs" else {}
     return tuple(sorted({**found, **given}.items()))
 
 
-def _split_settings(settings: Settings) -> tuple[str | None, Any]:
-    """The URL of the endpoint, and the settings by obstore's names."""
-    given: dict[str, Any] = dict(settings)
-    scheme, endpoint = given.pop("scheme", "https"), given.pop("endpoint_override", None)
-    if given.pop(ANONYMOUS, "false") == "true":
-        given["skip_signature"] = True
-    return (None if endpoint is None else f"{scheme}://{endpoint}"), given
+BUCKET_SETTINGS = {
+    "s3": {"endpoint_override": "endpoint"},
+    "gs": {"endpoint_override": "base_url"},
+    "az": {"endpoint_override": "endpoint", "account": "account_name"},
+}
+"""Names of settings in `obstore`, where it has others."""
+
+
+def connect_bucket(scheme: str, bucket: str, settings: Settings) -> StoreClient:
+    from obstore import store
+
+    config: Any = {BUCKET_SETTINGS[scheme].get(name, name): text for name, text in settings}
+    if config.pop(ANONYMOUS, "").lower() == "true":  # Reads only go unsigned,
+        config["skip_signature"] = True
+        config |= {"bearer_token": ANONYMOUS} if scheme == "gs" else {}  # as in emulators.
+    if scheme == "gs":
+        return ObstoreClient(store.GCSStore(bucket, config=config, **_limits()))
+    if scheme == "az":
+        return ObstoreClient(store.AzureStore(bucket, config=config, **_limits()))
+    environment = map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION"))
+    if not (config.keys() & {"endpoint", "region"} or any(environment)):
+        from pyarrow import fs
+
+        config["region"] = fs.resolve_s3_region(bucket)
+    provider = None if "skip_signature" in config else _find_profile()
+    return ObstoreClient(
+        store.S3Store(bucket, config=config, credential_provider=provider, **_limits())
+    )
 
 
 def _limits() -> dict[str, Any]:
@@ -225,21 +292,6 @@ def _limits() -> dict[str, Any]:
     timeouts = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=_ANSWER_S)}
     retries = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
     return {"client_options": {"allow_http": True, **timeouts}, "retry_config": retries}
-
-
-def _connect_s3(bucket: str, settings: Settings) -> StoreClient:
-    from obstore.store import S3Store
-
-    endpoint, config = _split_settings(settings)
-    environment = ("AWS_REGION", "AWS_DEFAULT_REGION")
-    if endpoint is not None:
-        config["endpoint"] = endpoint
-    elif not (config.get("region") or any(map(os.environ.get, environment))):
-        from pyarrow import fs
-
-        config["region"] = fs.resolve_s3_region(bucket)
-    provider = None if "skip_signature" in config else _find_profile()
-    return ObstoreClient(S3Store(bucket, config=config, credential_provider=provider, **_limits()))
 
 
 def _find_profile() -> Any:
@@ -253,65 +305,3 @@ def _find_profile() -> Any:
     except ImportError as error:
         raise ImportError("profiles of AWS are read by boto3: pip install boto3") from error
     return Boto3CredentialProvider()
-
-
-def _connect_gs(bucket: str, settings: Settings) -> StoreClient:
-    from obstore.store import GCSStore
-
-    endpoint, config = _split_settings(settings)
-    if endpoint is not None:
-        config["base_url"] = endpoint
-    if "skip_signature" in config:  # reads only go unsigned; emulators take any token
-        config["bearer_token"] = ANONYMOUS
-    return ObstoreClient(GCSStore(bucket, config=config, **_limits()))
-
-
-def _connect_az(container: str, settings: Settings) -> StoreClient:
-    from obstore.store import AzureStore
-
-    endpoint, config = _split_settings(settings)
-    if endpoint is not None:
-        config["endpoint"] = endpoint
-    if "account" in config:
-        config["account_name"] = config.pop("account")
-    return ObstoreClient(AzureStore(container, config=config, **_limits()))
-
-
-def _connect_hdfs(authority: str, settings: Settings) -> StoreClient:
-    from conf.storage.hdfs_client import connect_hdfs
-
-    if settings:
-        raise ValueError("HDFS is configured by the files in HADOOP_CONF_DIR, not by settings")
-    return connect_hdfs(authority)
-
-
-# How to reach the store of each scheme; tests add one of their own.
-CONNECTORS: dict[str, Callable[[str, Settings], StoreClient]] = {
-    "s3": _connect_s3,
-    "gs": _connect_gs,
-    "az": _connect_az,
-    "hdfs": _connect_hdfs,
-}
-
-
-def connect(scheme: str, authority: str, settings: Settings) -> StoreClient:
-    """Builds the client of a bucket or host."""
-    try:
-        return CONNECTORS[scheme](authority, settings)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{scheme}:// needs a package that is not installed",
-            received=error.name,
-            fix=f"{install_hint('stores')}, for driver and executors",
-        ) from error
-    except Exception as error:  # the library's own errors have no common class besides
-        raise unreachable(f"{scheme}://{authority}", error) from error
-
-
-def unreachable(uri: str, error: Exception) -> ConfigError:
-    """Builds the error of a store that does not answer, or refuses."""
-    return ConfigError(
-        f"{uri} cannot be reached",
-        received=_first_line(error),
-        fix=_FIX_HDFS if uri.startswith("hdfs:") else _FIX,
-    )

@@ -71,17 +71,14 @@ class CsvForm:
     """How a CSV file with a header is read.
 
     Attributes:
-        separator: Between columns.
         types: By column; of others Arrow infers them from the first block, but for numbers that
             would become others, such as 64-bit hashes, `007`, `0xff` or `1e400`, and times of a
             day: these are text.
         columns: Those to read; None: all.
-        nulls: Fields that are null beside the empty one.
-        quoted_nulls: Whether they are within quotes too.
+        nulls: Fields that are null beside the empty one; `quoted_nulls`: in quotes too.
         empty_lines: Whether a line without anything is a row of an only column.
         is_line_wise: Whether a row is a line, as builds read it: no field spans lines, and where
             tabs separate there are no quotes. What another reader would take otherwise is refused.
-        block_bytes: Bytes that are read at a time.
     """
 
     separator: str = ","
@@ -95,11 +92,9 @@ class CsvForm:
 
     @property
     def has_quotes(self) -> bool:
-        """Whether fields may stand in quotes."""
         return not self.is_line_wise or self.separator != "\t"
 
     def open(self, source: Path | _Ended) -> csv.CSVStreamingReader:
-        """Opens a file, or its bytes."""
         return csv.open_csv(
             source,
             csv.ReadOptions(use_threads=False, block_size=self.block_bytes),
@@ -144,12 +139,7 @@ def read_csv_names(path: Path, separator: str = ",", *, is_line_wise: bool = Fal
 
 
 def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
-    """Opens a CSV file.
-
-    Args:
-        path: The file.
-        names: All its columns.
-        form: How it is read.
+    """Opens a CSV file, of which all names are given.
 
     Raises:
         pa.ArrowInvalid: A row has other columns, a value another type, a quote has no end, or a
@@ -161,10 +151,9 @@ def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
     with form.open(path) as reader:
         inferred = {f.name: f.type for f in reader.schema if f.name not in form.types}
     numbers = {n: k for n, k in inferred.items() if pa.types.is_integer(k) or k == pa.float64()}
-    others = {n for n, k in inferred.items() if pa.types.is_null(k) or pa.types.is_time(k)}
-    is_text = numbers.keys() | others
-    types = {name: pa.string() if name in is_text else kind for name, kind in inferred.items()}
-    form = replace(form, types={**types, **form.types})
+    texts = {n for n, k in inferred.items() if pa.types.is_null(k) or pa.types.is_time(k)}
+    types = {**inferred, **dict.fromkeys(numbers.keys() | texts, pa.string()), **form.types}
+    form = replace(form, types=types)
     reader = form.open(_Ended(path, len(names), form))
     batches = _without_end(reader, names[-1])
     first = next(batches)
@@ -191,30 +180,27 @@ def _read_column(name: str, batch: pa.RecordBatch, kind: pa.DataType | None) -> 
 
 def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
     """Whether text would become another number: `007`, hexadecimal, beyond 2^53, out of range."""
-    if pc.any(pc.match_substring_regex(texts, r"^\s*[+-]?0[xX0-9]")).as_py():
+
+    def matches(pattern: str) -> pa.Array:
+        return pc.match_substring_regex(texts, pattern)
+
+    if pc.any(matches(r"^\s*[+-]?0[xX0-9]")).as_py():
         return True
     if pa.types.is_integer(kind):
         return False
-    if _holds_long_number(texts):
+    # From 2^53 on a float64 may be another whole number.
+    whole = texts.filter(matches(r"^\s*[+-]?[0-9]{16,}\s*$"))
+    long = pc.abs(pc.ascii_trim_whitespace(whole).cast(pa.float64()))
+    if pc.any(pc.greater_equal(long, float(1 << 53))).as_py():
         return True
     numbers = pc.ascii_trim_whitespace(texts).cast(kind)
-    is_far = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(texts, "[0-9]"))
-    is_near = pc.and_(pc.equal(numbers, 0.0), pc.match_substring_regex(texts, "^[^eE]*[1-9]"))
+    is_far = pc.and_(pc.is_inf(numbers), matches("[0-9]"))
+    is_near = pc.and_(pc.equal(numbers, 0.0), matches("^[^eE]*[1-9]"))
     return bool(pc.any(pc.or_(is_far, is_near)).as_py())
 
 
-def _holds_long_number(texts: pa.Array) -> bool:
-    """Whether text is a whole number from 2^53 on, where a float64 may be another one."""
-    whole = texts.filter(pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]{16,}\s*$"))
-    numbers = pc.abs(pc.ascii_trim_whitespace(whole).cast(pa.float64()))
-    return bool(pc.any(pc.greater_equal(numbers, float(1 << 53))).as_py())
-
-
 class _Ended:
-    """The bytes of a CSV file and a last row without a value, which a quote without an end takes.
-
-    Where empty lines are passed over, the row of an only column is `_END`.
-    """
+    """The bytes of a CSV file and a row without a value, which a quote without an end takes."""
 
     def __init__(self, path: Path, columns: int, form: CsvForm) -> None:
         self._file = pa.input_stream(str(path), compression="detect")
@@ -236,7 +222,6 @@ class _Ended:
         return before + (b"" if before[-1:] in b"\r\n" else b"\n") + self._row
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
         self.closed = True
 

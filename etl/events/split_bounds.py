@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from conf.dates import DateRange, read_duration
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
+from conf.etl.output import DATE_PARTITION
 from conf.etl.split import SplitConfig
 from conf.etl.time_columns import ms_per_unit
 
@@ -195,3 +196,55 @@ def _advise(split: SplitConfig, spans: Mapping[str, SplitSpan], days: DateRange 
         f"build more days (--date {first} --date-to {days.last}), or hold out less, such as "
         "`test: 3 hours`, or by fractions (test_fraction, validation_fraction)"
     )
+
+
+def check_built_by_day(config: BuildConfig) -> None:
+    """Refuses what makes other records of an event where other days are read with its own.
+
+    Days that are built one by one would not fit each other: an event is the last one of its user,
+    or the newest of the log, only until the next day is there.
+    """
+    for received, allowed in _list_moving(config):
+        raise ConfigError(
+            "output.partition_overwrite: dynamic keeps records of other days, and this makes "
+            "other ones of an event with each day that follows it",
+            received=received,
+            allowed=allowed,
+            fix="change it, or build all days in each run: --set output.partition_overwrite=static",
+        )
+
+
+def _list_moving(config: BuildConfig) -> Iterator[tuple[str, str]]:
+    """Yields what of a config moves with the days that are read, and what would not."""
+    yield from _list_moving_splits(config.split)
+    for source in (config.split.test_source, config.split.validation_source):
+        # Events without times come after whatever log is read.
+        if source is not None and config.sources[source].column(config.events.time or "") is None:
+            received = f"split.strategy: given, with events of {source!r} that have no time"
+            yield received, f"given events with the log's column {config.events.time!r}"
+    if config.train_samples != "all":
+        received = f"train_samples: {config.train_samples}, counted from each user's last event"
+        yield received, "train_samples: all"
+    if config.weights is not None and config.weights.half_life_days is not None:
+        received = f"weights.half_life_days: {config.weights.half_life_days:g}"
+        yield received, "weights without half_life_days: it counts from the newest event"
+    if DATE_PARTITION in config.output.partition_by and DATE_PARTITION in config.event_column_types:
+        yield (
+            f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads",
+            f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time",
+        )
+
+
+def _list_moving_splits(split: SplitConfig) -> Iterator[tuple[str, str]]:
+    fixed = "temporal with fixed test_from_ts and validation_from_ts"
+    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
+    keeps_validation = split.validation is not True or split.validation_from_ts is not None
+    if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
+        how = "by fractions" if split.test is None else f"test: {split.test}"
+        yield f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
+    if split.strategy == "leave_one_out":
+        yield "split.strategy: leave_one_out, the last events of each user", others
+    if split.strategy == "sliding" and split.start_date is None:
+        yield "split.strategy: sliding without start_date, from the log's first day", others
+    if split.strategy == "given" and split.validation is True and split.validation_source is None:
+        yield "split.strategy: given, with validation from the end of the log", others

@@ -21,7 +21,7 @@ from etl.events.joins import UnmatchedCounts, explain_unmatched
 from etl.events.labels import add_weights
 from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
-from etl.events.split_bounds import check_spans
+from etl.events.split_bounds import check_built_by_day, check_spans
 from etl.quality.figures import VersionFigures, share_kept, share_matched
 from etl.quality.mistakes import (
     find_early_ends,
@@ -39,7 +39,6 @@ from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage
 from etl.sources.bad_rows import settle_bad_rows
 from etl.stages.stage import Build, ConfigChecks, Stage, logger
-from etl.versions.base_version import check_built_by_day
 
 
 def _read_sources(build: Build) -> None:

@@ -1,26 +1,32 @@
-"""The fingerprint of a run: what it is asked for, and whether that has been built already."""
+"""The fingerprint of a run: what it is asked for, whether that is built, and what it builds on."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.dates import DateRange
-from conf.errors import InputDataError, read_code_version
+from conf.errors import ConfigError, InputDataError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RunInfo
+from conf.publication.entries import move_pointer
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
 from etl.sources.bad_rows import find_last_day
 from etl.sources.snapshot import RunInputs
-from etl.versions.publish import read_current
-from etl.versions.stored import make_current, read_published
+from etl.versions.publish import read_current, read_published
 
 logger = logging.getLogger("sluice.build")
+
+# What shards of one split may differ in.
+_FREE_KEYS = ("shards", "eval_shards", "shard_bytes", "shard_rows", "partition_overwrite")
+_ALL_DAYS = "build all days anew: --set output.partition_overwrite=static with the whole range"
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,16 @@ def fingerprint_run(config: BuildConfig, inputs: RunInputs, request: RunRequest)
     `not_after: now`; where the output lies, and the session that writes it, do not count.
     """
     dates = request.dates
-    moving_days = _list_moving_days(config)
+    # Columns whose last day is the clock's: the same rows are others tomorrow.
+    moving_days = [
+        (name, column.name, str(find_last_day(column, None)))
+        for name, source in sorted(config.used_sources.items())
+        for column in source.columns
+        if column.not_after == "now"
+    ]
     return fingerprint(
         {
-            "config": content_config(config.resolved()),
+            "config": _content_config(config.resolved()),
             "inputs": sorted(
                 (f.source, f.path, f.bytes, f.state or str(f.modified_ms)) for f in inputs.files
             ),
@@ -75,17 +87,7 @@ def fingerprint_run(config: BuildConfig, inputs: RunInputs, request: RunRequest)
     )
 
 
-def _list_moving_days(config: BuildConfig) -> list[tuple[str, str, str]]:
-    """Columns whose last day is the clock's, with that day: the same rows are others tomorrow."""
-    return [
-        (name, column.name, str(find_last_day(column, None)))
-        for name, source in sorted(config.used_sources.items())
-        for column in source.columns
-        if column.not_after == "now"
-    ]
-
-
-def content_config(resolved: Mapping[str, Any]) -> dict[str, Any]:
+def _content_config(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what of a resolved config has an influence on the content."""
     kept = {key: value for key, value in resolved.items() if key not in ("spark", "data_dir")}
     kept["output"] = {key: value for key, value in resolved["output"].items() if key != "root"}
@@ -125,15 +127,13 @@ def find_same_version(
     """Finds a published, undamaged version that holds what a run would build.
 
     A run that replaces its days alone has nothing to do where the current version holds just these.
+    One that `grows` looks at the current version alone: an earlier vocabulary would give its next
+    ids to other tokens than the versions after it did, and numbers fitted since be forgotten.
     """
     if replaces_days:
         return _find_same_days(paths, parent, run)
-    candidates = published_versions(paths.base)
-    if grows:
-        # An earlier vocabulary would give its next ids to other tokens than the versions after it
-        # did, and numbers that were fitted anew since then would be forgotten.
-        candidates = [] if parent is None else [parent.version_id]
-    for version_id in reversed(candidates):
+    current = [] if parent is None else [parent.version_id]
+    for version_id in current if grows else reversed(published_versions(paths.base)):
         if not version_id.endswith(f"-{run.fingerprint[:8]}"):
             continue
         try:
@@ -141,7 +141,8 @@ def find_same_version(
         except InputDataError as error:
             logger.warning("version %s is damaged: %s", version_id, error.what)
             continue
-        if _is_made_by(manifest, run):
+        made = manifest.run
+        if made and made.fingerprint == run.fingerprint and not any(made.reused_rows.values()):
             return paths.version(version_id), manifest
     return None
 
@@ -162,12 +163,61 @@ def take_same_version(paths: DatasetPaths, parent: Parent | None, version: Path)
     if parent is not None and parent.version_id == version.name:
         logger.info("nothing has changed since %s: nothing was built", describe_place(version))
         return
-    make_current(paths, version.name, before=None if parent is None else parent.version_id)
+    move_pointer(paths.base, version.name, before=None if parent is None else parent.version_id)
     place = describe_place(version)
     logger.info("%s holds the same already: nothing was built; it is current again", place)
 
 
-def _is_made_by(manifest: Manifest, run: RunInfo) -> bool:
-    made_by = manifest.run
-    is_whole = made_by is not None and not any(made_by.reused_rows.values())
-    return is_whole and made_by is not None and made_by.fingerprint == run.fingerprint
+def find_base(
+    paths: DatasetPaths, config: BuildConfig, parent: Parent | None
+) -> tuple[Path, Manifest] | None:
+    """Returns the version whose other days are kept, undamaged and of this config; None: none."""
+    if config.output.partition_overwrite != "dynamic" or parent is None:
+        return None
+    if parent.manifest is None:
+        raise InputDataError(
+            "the current version, whose other days would be kept, is damaged",
+            received=paths.version(parent.version_id),
+            fix=f"roll back to an earlier version by `sluice versions rollback`, or {_ALL_DAYS}",
+        )
+    _check_reusable(config, parent.manifest)
+    return paths.version(parent.version_id), parent.manifest
+
+
+def _check_reusable(config: BuildConfig, parent: Manifest) -> None:
+    """Refuses to mix shards of two configs in one version, with the keys that differ."""
+    try:
+        before = _shard_config(BuildConfig.model_validate(dict(parent.source.config)))
+    except ValidationError as error:
+        what = "the config of the version whose partitions would be kept is refused by now"
+        raise _refuse_config(what, error.errors()[0]["msg"], parent) from error
+    now = _shard_config(config)
+    changed = sorted(key for key in now if now[key] != before.get(key))
+    if changed:
+        what = "the config has changed since the version whose partitions would be kept"
+        raise _refuse_config(what, ", ".join(changed), parent)
+
+
+def _refuse_config(what: str, received: str, parent: Manifest) -> ConfigError:
+    allowed = f"the config of version {parent.dataset_version}"
+    return ConfigError(what, received=received, allowed=allowed, fix=_ALL_DAYS)
+
+
+def _shard_config(config: BuildConfig) -> dict[str, Any]:
+    content = _content_config(config.resolved())
+    content.pop("sources")  # the same columns may come from elsewhere
+    # Rules judge a version; only slices are part of the statistics that days are merged by.
+    content["contract"] = {"slices": content["contract"]["slices"]}
+    output = content.pop("output")
+    kept = {key: value for key, value in output.items() if key not in _FREE_KEYS}
+    return {**content, **{f"output.{key}": value for key, value in kept.items()}}
+
+
+def complete_run(
+    run: RunInfo, base: tuple[Path, Manifest] | None, reused_rows: Mapping[str, int]
+) -> RunInfo:
+    """Adds to a run what its version shares with the one whose other days are kept."""
+    if base is None:
+        return run
+    earlier = {} if base[1].run is None else base[1].run.days
+    return replace(run, days=dict(sorted({**earlier, **run.days}.items())), reused_rows=reused_rows)

@@ -7,19 +7,21 @@ import logging
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.errors import ConfigError, ExitCode
-from conf.storage.locks import hold_folder
+from conf.errors import ConfigError, ExitCode, SluiceError
+from conf.storage.processes import hold_file_lock
 from jobs.support.run_app import run_reported
 from jobs.support.terminal import LogFormat, quiet_tensorflow, setup_logging
 from training.serving.server_config import SHARED_COUNTS
@@ -122,6 +124,32 @@ def _share_folder() -> Iterator[Path]:
     with hold_folder("sluice-serve-") as folder, hold_folder("sluice-counts-", memory) as counts:
         os.environ[SHARED_COUNTS] = str(counts)
         yield folder
+
+
+@contextmanager
+def hold_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Makes a folder for the time of the block; removes those of its prefix that the dead left."""
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    for left in parent.glob(f"{prefix}*"):
+        # Those of live processes are held, others may be gone already.
+        with suppress(OSError, _HeldError):
+            if not left.is_symlink() and left.stat().st_uid == os.getuid():
+                with hold_file_lock(left / "lock", _HeldError("held")):
+                    shutil.rmtree(left, ignore_errors=True)
+    # It is named once it is locked, so that no other process takes it for a dead one's.
+    new = Path(tempfile.mkdtemp(prefix=f"new-{prefix}", dir=parent))
+    folder = parent / new.name.removeprefix("new-")
+    try:
+        with hold_file_lock(new / "lock"):
+            new.rename(folder)
+            yield folder
+    finally:
+        for path in (new, folder):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class _HeldError(SluiceError):
+    pass
 
 
 def _serve_process(serving: Serving, listener: socket.socket, tell: Tell) -> int:

@@ -23,7 +23,7 @@ from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.local_paths import list_visible_files, local_path
 from conf.manifest import Manifest
 from conf.storage.atomic_output import atomic_file, remove_unfinished, write_text_atomic
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 from tests.datasets import build_manifest
 
 
@@ -162,7 +162,7 @@ def test_what_killed_writers_left_is_removed(tmp_path):
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 with hold_file_lock(Path(sys.argv[1])):
     if os.fork() == 0:  # only then is all done that follows a fork
         print("held", flush=True)

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
-from conf.publication.lease import LEASE_KEY, hold_lease
+from conf.publication.holds import LEASE_KEY, hold_lease
 from conf.publication.working_copy import WORK_DIR_VARIABLE
 from conf.storage import hdfs_client, object_store
 from conf.storage.hdfs_client import HdfsClient
 from conf.storage.locations import find_path
 from conf.storage.object_store import Storage
-from etl.versions.retention import list_versions
-from etl.versions.stored import open_dataset
+from etl.versions.history import list_versions
+from etl.versions.publish import open_dataset, read_current
 from jobs.cli import main
 from tests.hdfs_cluster import HdfsCluster, run_cluster
 
@@ -377,7 +377,7 @@ def test_a_dataset_is_built_there_by_spark(
         manifest.dataset_version for manifest in built
     ]
     assert main(["versions", "rollback", str(found.base)]) == 0
-    assert found.read_current() == built[0].dataset_version
+    assert read_current(found) == built[0].dataset_version
     assert main(["versions", "gc", str(found.base), "--keep", "1", "--older-than", "0"]) == 0
 
 

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from conf.artefacts.dataset import DatasetPaths
 from conf.manifest import Manifest
+from conf.publication.entries import stage_entry
 from etl.build import BuildResult
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
-from etl.versions.publish import publish_version, read_current, stage_version
+from etl.versions.publish import publish_version, read_current
 from tests.datasets import build_manifest
 
 
@@ -92,7 +93,7 @@ def read_sparse(
 def publish(paths: DatasetPaths, version_id: str, **changed: Any) -> Path:
     """Publishes a version of one shard of 16 bytes, with some fields of its manifest changed."""
     manifest = replace(build_manifest(version_id), parent=read_current(paths), **changed)
-    with stage_version(paths, version_id) as staging:
+    with stage_entry(paths.versions, version_id) as staging:
         (staging / "train").mkdir()
         (staging / "train" / "part-0").write_bytes(b"x" * 16)
         return publish_version(paths, staging, manifest)

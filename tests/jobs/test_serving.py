@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.support.serving import Supervisor
+from jobs.support.serving import Supervisor, hold_folder
 
 WAIT_SECONDS = 300
 
@@ -104,3 +104,30 @@ def test_what_cannot_start_ends_all_with_its_code(tmp_path) -> None:
     with running(tmp_path) as process:
         assert process.wait(WAIT_SECONDS) == 3
     assert not list_ids(tmp_path)
+
+
+HOLD = (
+    "import sys, time\nfrom pathlib import Path\nfrom jobs.support.serving import hold_folder\n"
+    "with hold_folder('kept-', Path(sys.argv[1])) as folder:\n"
+    "    (folder / 'file').touch()\n    print(folder, flush=True)\n    time.sleep(600)"
+)
+
+
+def test_what_a_killed_process_left_goes_and_what_a_live_one_holds_stays(tmp_path: Path) -> None:
+    (tmp_path / "kept-link").symlink_to(tmp_path)
+    (tmp_path / "other").mkdir()
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        held = Path(process.stdout.readline().strip())
+        try:
+            with hold_folder("kept-", tmp_path) as folder:
+                assert folder.name.startswith("kept-")
+                assert (held / "file").exists()
+            assert not folder.exists()
+        finally:
+            process.kill()
+    assert held.exists()
+    with hold_folder("kept-", tmp_path) as folder:
+        assert {path.name for path in tmp_path.iterdir()} == {folder.name, "kept-link", "other"}
+    assert tmp_path.exists()

@@ -26,7 +26,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import REPORT_FILE, read_json, resolve_run, write_json
 from conf.errors import ConfigError, ExitCode, LaterLogError, UpstreamNotReadyError
-from conf.publication.numbered import hold_numbers
+from conf.publication.entries import hold_numbers
 from jobs.compare import app as compare_app
 from jobs.compare import print_comparison
 from jobs.evaluate import app, evaluate

@@ -19,7 +19,7 @@ from conf.errors import (
     TrainingInterruptedError,
     UpstreamNotReadyError,
 )
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig

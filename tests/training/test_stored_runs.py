@@ -11,7 +11,7 @@ import pytest
 
 from conf.artefacts.run import read_json
 from conf.errors import ConfigError, TrainingInterruptedError, UpstreamNotReadyError
-from conf.publication.lease import hold_lease
+from conf.publication.holds import hold_lease
 from conf.publication.working_copy import WorkingCopy, describe_place
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig

@@ -27,11 +27,12 @@ from conf.artefacts.run import (
 )
 from conf.deadline import repeating
 from conf.errors import SluiceError
-from conf.publication.lease import hold_lease, read_holder
-from conf.publication.pointer import set_pointer
+from conf.publication.entries import set_pointer
+from conf.publication.holds import hold_lease, read_holder
 from conf.publication.working_copy import WorkingCopy, find_working_copy
 from conf.storage.atomic_output import write_text_atomic
-from conf.storage.locations import find_path, is_remote
+from conf.storage.locations import StoredPath, find_path, is_remote
+from conf.storage.object_store import reaching
 from conf.training.train import TrainConfig
 
 _POLL_S = 1.0
@@ -62,7 +63,7 @@ class StoredSeries:
 
     def bring_newest(self, config_sha256: str) -> None:
         """Brings the newest run of a config here, with its checkpoints."""
-        with self._copy.reaching():
+        with reaching(self._copy.remote):
             runs = self._copy.remote.child(RUNS_DIR).list_folders()
         for run_id in sorted(runs, reverse=True):
             copy = self._copy.child(RUNS_DIR).child(run_id)
@@ -104,7 +105,7 @@ class StoredSeries:
     def publish(self, run: Path) -> None:
         """Brings a finished run to the store, and makes it the current one of its series there."""
         self._copy.child(RUNS_DIR).child(run.name).push()
-        set_pointer(self._copy.remote, run.name)
+        set_pointer(StoredPath(self._copy.remote), run.name)
 
 
 def _try(otherwise: str, bring: Callable[[], None]) -> None:

@@ -45,7 +45,7 @@ from conf.artefacts.export import (
 from conf.artefacts.run import DELTA_DIR, WARM_START_FILE, read_json, write_json
 from conf.errors import ConfigError, InputDataError
 from conf.paths import ReadablePath
-from conf.publication.numbered import hold_numbers
+from conf.publication.entries import hold_numbers
 from conf.schema import PAD_ID, fingerprint
 from training.checkpoint.restore import TrainedModel, load_checkpoint, resolve_checkpoint
 from training.distribution.workers import disk_errors

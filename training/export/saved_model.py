@@ -15,7 +15,6 @@ may lie in an object store, see `training.export.stored_models`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,10 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import EXPORT_DIR, write_json
 from conf.paths import ReadablePath
-from conf.publication.numbered import hold_numbers
+from conf.publication.entries import hold_numbers
 from conf.storage.atomic_output import write_text_atomic
-from conf.storage.locks import hold_file_lock
+from conf.storage.locations import StoredPath
+from conf.storage.processes import hold_file_lock
 from training.checkpoint.restore import TrainedModel
 from training.distribution.workers import disk_errors
 from training.embedding.dynamic_table import DynamicTable
@@ -64,7 +64,7 @@ from training.export.signatures import (
     explain_no_items,
     save_signatures,
 )
-from training.export.stored_models import bring, describe, is_card, replace_file
+from training.export.stored_models import bring, describe, is_card
 from training.models.ranking import NetworkRankingModel, Task
 from training.models.retrieval import require_retrieval
 from training.networks.user_code import user_errors
@@ -184,11 +184,12 @@ def _describe_task(model: NetworkRankingModel, task: Task) -> dict[str, Any]:
 
 def write_models_config(base: ReadablePath) -> None:
     """Writes the file that names all models of a directory to TensorFlow Serving."""
-    if not isinstance(base, Path):
-        replace_file(base, MODELS_CONFIG, partial(_build_models_config, base))
+    if isinstance(base, StoredPath):  # What two processes write at a time is built again.
+        base.update(MODELS_CONFIG, lambda _: _build_models_config(base).encode())
         return
-    with hold_file_lock(base / f".{MODELS_CONFIG}.lock"):
-        write_text_atomic(base / MODELS_CONFIG, _build_models_config(base))
+    directory = Path(str(base))
+    with hold_file_lock(directory / f".{MODELS_CONFIG}.lock"):
+        write_text_atomic(directory / MODELS_CONFIG, _build_models_config(base))
 
 
 def _build_models_config(base: ReadablePath) -> str:

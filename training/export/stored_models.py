@@ -21,9 +21,8 @@ from conf.artefacts.export import (
     list_versions,
 )
 from conf.paths import ReadablePath, list_folders
-from conf.publication.entries import remove_entry
-from conf.publication.lease import hold_lease
-from conf.publication.numbered import list_numbered
+from conf.publication.entries import list_numbered, remove_entry
+from conf.publication.holds import hold_lease
 from conf.publication.working_copy import WorkingCopy, describe_place, find_working_path
 from conf.storage.locations import find_path
 
@@ -84,13 +83,6 @@ def hold_version(version: ReadablePath) -> Iterator[Path]:
         lease.check()
         find_version(version)  # It may have been withdrawn meanwhile.
         copy.push(INDEX_DIR)
-
-
-def replace_file(place: ReadablePath, name: str, build: Callable[[], str]) -> None:
-    """Writes a file of a store anew; what two processes write at a time is built again."""
-    copy = WorkingCopy.at(str(place))
-    with copy.reaching():
-        copy.remote.update(name, lambda _: build().encode())
 
 
 class FollowedModels:

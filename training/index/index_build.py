@@ -31,7 +31,7 @@ from conf.artefacts.export import (
 )
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError
-from conf.publication.numbered import hold_numbers
+from conf.publication.entries import hold_numbers
 from conf.storage.table_files import read_parquet
 from training.index.item_columns import (
     COLUMN_PREFIX,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from conf.artefacts.export import IndexKind
 from conf.storage.atomic_output import atomic_file
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 
 _LIBRARY: Any = faiss  # Its stubs know the arguments of C++, not those that Python may pass.
 EXACT_FILE, NEAR_FILE, VECTORS_FILE = "exact.faiss", "near.faiss", "vectors.faiss"

@@ -22,7 +22,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2, trackable_
 
 from conf.errors import InputDataError
 from conf.storage.atomic_output import atomic_file
-from conf.storage.locks import hold_file_lock
+from conf.storage.processes import hold_file_lock
 
 INIT_OPERATION = "__saved_model_init_op"
 SHARED_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from pathlib import Path
 from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_data_path, list_data_files
 from conf.storage.object_store import Storage
-from conf.storage.store_interface import StoredObject, Version
+from conf.storage.store_clients import StoredObject, Version
 from etl.tfrecord.commit.file_replacement import SUCCESS_FILE, is_publishing
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from conf.errors import ConfigError, InternalError, SluiceError, UpstreamNotReadyError
 from conf.storage.object_store import Storage
 from conf.storage.processes import STALE_S, Leftover, Owner, sweep_dead
-from conf.storage.store_interface import Version
+from conf.storage.store_clients import Version
 from etl.tfrecord.commit.commit_plan import (
     JOB_FILE,
     CommitPlan,

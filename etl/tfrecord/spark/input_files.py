@@ -19,7 +19,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_data_path, list_data_files
 from conf.storage.locations import is_remote, parse_storage
 from conf.storage.object_store import Storage
-from conf.storage.store_interface import StoredObject
+from conf.storage.store_clients import StoredObject
 from etl.tfrecord.commit.directory_view import (
     ObjectView,
     find_writer,

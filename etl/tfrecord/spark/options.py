@@ -22,7 +22,7 @@ from conf.storage.locations import (
     split_storage_options,
 )
 from conf.storage.object_store import Storage
-from conf.storage.store_interface import Settings
+from conf.storage.store_clients import Settings
 from etl.tfrecord.commit.commit_plan import SaveMode
 from etl.tfrecord.files.data_files import ShardLimits, ShardRange, check_indexable
 from etl.tfrecord.files.partitions import parse_names

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -23,15 +23,14 @@ from conf.artefacts.dataset import published_versions, read_manifest, resolve_ve
 from conf.artefacts.export import EXPORT_FILE, read_versions, roll_back
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, UpstreamNotReadyError
-from conf.publication import pointer
-from conf.publication.numbered import hold_numbers, list_complete, list_numbered
+from conf.publication import holds
+from conf.publication.entries import hold_numbers, list_complete, list_numbered
 from conf.publication.working_copy import WORK_DIR_VARIABLE
 from conf.storage import processes
 from conf.storage.locations import find_path
 from conf.storage.processes import Owner
-from etl.versions import retention
-from etl.versions.publish import sweep_leftovers
-from etl.versions.stored import find_dataset, hold_dataset
+from etl.versions import history
+from etl.versions.publish import find_dataset, hold_dataset, sweep_leftovers
 from tests.etl.built_versions import publish
 from tests.fake_hdfs import reached_as_hdfs
 from tests.fake_store import reached_as
@@ -121,24 +120,6 @@ class Machines:
             self.patch.setenv(WORK_DIR_VARIABLE, before)
 
 
-class Place(Protocol):
-    """Somewhere that entries are published; each publication may keep the newest ones alone."""
-
-    keeps: int | None
-
-    def publish(self, name: str, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Publishes an entry; calls a function before it gets there."""
-
-    def read(self) -> State:
-        """Reads what readers find, every file of it."""
-
-    def roll_back(self) -> None:
-        """Goes back to the entry of before."""
-
-    def collect(self) -> None:
-        """Removes all but the newest entries."""
-
-
 @dataclass
 class DatasetPlace:
     """The versions of a dataset: what is read is named by the pointer."""
@@ -163,10 +144,10 @@ class DatasetPlace:
         return State(tuple(names))
 
     def roll_back(self) -> None:
-        retention.roll_back(find_dataset(self.root, "d"))
+        history.roll_back(find_dataset(self.root, "d"))
 
     def collect(self) -> None:
-        retention.collect_garbage(find_dataset(self.root, "d"), KEPT, None)
+        history.collect_garbage(find_dataset(self.root, "d"), KEPT, None)
 
 
 @dataclass
@@ -209,15 +190,18 @@ class ModelPlace:
 
 @dataclass
 class History:
-    """A place, and the model of it: what readers must find after each step."""
+    """A place, and the model of it: what readers must find after each step.
 
-    place: Place
+    The parents of an entry are what it may have followed; one that was there may have become
+    current before. Pending on a machine are entries that it may have whole, whose process died
+    before the store had them.
+    """
+
+    place: DatasetPlace | ModelPlace
     machines: Machines
     state: State = State()
     parents: dict[str, set[str | None]] = field(default_factory=dict)
-    """What each entry may have followed; one that was there may have become current before."""
     pending: dict[str, set[str]] = field(default_factory=dict)
-    """Entries that a machine may have whole, whose process died before the store had them."""
     names: int = 0
 
     def publish(self, disk: str, changes: int | None) -> None:
@@ -399,7 +383,7 @@ def test_readers_find_whole_entries_whatever_has_happened(
         reached_as("s3", patch) as store,
         reached_as_hdfs(patch) as hdfs,
     ):
-        patch.setattr(pointer, "CUT_SHORT_STALE_S", 0.0)
+        patch.setattr(holds, "CUT_SHORT_STALE_S", 0.0)
         patch.setattr("os.fsync", lambda descriptor: None)  # No power cut is simulated.
         store.hook = lambda name: DEATH.step() if is_change(name) else None
         hdfs.hook = lambda name: DEATH.step()

@@ -19,22 +19,21 @@ import typer
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.manifest import ShardInfo, SplitInfo
-from conf.publication import entries, pointer
-from conf.publication.pointer import CLAIM_FILE
+from conf.publication import entries
+from conf.publication.entries import CLAIM_FILE, stage_entry
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import StagedCommitter
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
+from etl.versions.history import list_versions, roll_back
 from etl.versions.publish import (
     hold_lock,
     new_version_id,
     publish_version,
     read_current,
-    stage_version,
     sweep_leftovers,
 )
-from etl.versions.retention import list_versions, roll_back
 from jobs.support.run_app import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
@@ -46,7 +45,7 @@ def test_failed_build_removes_its_staging_and_moves_nothing(tmp_path):
     first = publish(paths, "v1")
 
     def build() -> None:
-        with stage_version(paths, "v2") as staging:
+        with stage_entry(paths.versions, "v2") as staging:
             (staging / "x").write_bytes(b"1")
             raise OSError("full")
 
@@ -88,7 +87,7 @@ def test_a_file_system_without_locks_is_warned_of_and_built_on(tmp_path, monkeyp
 def test_sweep_takes_leftovers_only(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
-    dead = paths.staging("v0")
+    dead = paths.versions / ".staging-v0"
     (dead / "train").mkdir(parents=True)
     assert sweep_leftovers(paths) == [dead.name]
     assert os.listdir(paths.versions) == ["v1"]
@@ -96,7 +95,7 @@ def test_sweep_takes_leftovers_only(tmp_path):
 
 def test_sweep_goes_on_where_a_process_of_the_dead_build_removes_too(tmp_path, monkeypatch):
     paths = DatasetPaths(tmp_path, "d")
-    (paths.staging("v0") / "train").mkdir(parents=True)
+    (paths.versions / ".staging-v0/train").mkdir(parents=True)
     whole, calls = shutil.rmtree, []
 
     def race(path: Path) -> None:
@@ -158,14 +157,14 @@ def test_a_version_whose_pointer_cannot_be_written_is_not_published(tmp_path, mo
     paths = DatasetPaths(tmp_path, "d")
     publish(paths, "v1")
     module, name = {
-        "content": (pointer, "sync_tree"),
+        "content": (entries, "sync_tree"),
         "sync": (entries, "sync_directory"),
-        "pointer": (pointer, "write_text_atomic"),
+        "pointer": (entries, "write_text_atomic"),
     }[step]
     whole = getattr(module, name)
 
     def fail(path: Path, *arguments: str) -> None:
-        if path in (paths.staging("v2"), paths.versions, paths.current):
+        if path in (paths.versions / ".staging-v2", paths.versions, paths.current):
             raise OSError(28, "No space left on device")
         whole(path, *arguments)
 
@@ -217,7 +216,7 @@ def write_shards(staging: Path) -> tuple[ShardInfo, ...]:
 
 
 def build_version(paths: DatasetPaths, version_id: str) -> Path:
-    with stage_version(paths, version_id) as staging:
+    with stage_entry(paths.versions, version_id) as staging:
         splits = (SplitInfo("train", write_shards(staging)),)
         manifest = replace(build_manifest(version_id), parent=read_current(paths), splits=splits)
         return publish_version(paths, staging, manifest)
@@ -249,7 +248,7 @@ def test_killed_at_any_step_of_a_build_readers_keep_a_whole_version(tmp_path, mo
 
 def test_what_late_tasks_left_is_not_published(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
-    with stage_version(paths, "v1") as staging:
+    with stage_entry(paths.versions, "v1") as staging:
         splits = (SplitInfo("train", write_shards(staging)),)
         (staging / "_temporary-j.discarded" / "attempt-9").mkdir(parents=True)
         (staging / "train" / ".part-0.parquet.0f.tmp").write_bytes(b"half")
@@ -260,7 +259,7 @@ def test_what_late_tasks_left_is_not_published(tmp_path):
 
 def test_a_task_that_still_writes_cannot_bring_a_swept_build_back(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
-    staging = paths.staging("v0")
+    staging = paths.versions / ".staging-v0"
     committer = StagedCommitter(str(staging))
     committer.begin(JOB, None)
     with (  # noqa: PT012

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import ConfigError, UpstreamNotReadyError
 from conf.manifest import RowCounts, ShardInfo, SourceSnapshot, SplitInfo
-from conf.publication.pointer import set_pointer
+from conf.publication.entries import set_pointer
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.versions.diff import diff_manifests, flatten
+from etl.versions.history import (
+    VersionInfo,
+    collect_garbage,
+    diff_manifests,
+    flatten,
+    list_versions,
+    select_garbage,
+)
 from etl.versions.publish import hold_lock
-from etl.versions.retention import VersionInfo, collect_garbage, list_versions, select_garbage
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
 

@@ -21,13 +21,13 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable, Manifest
-from conf.publication.pointer import set_pointer
+from conf.publication.entries import set_pointer
 from etl.build import BuildResult, build_dataset
 from etl.sources.snapshot import RunInputs
 from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
+from etl.versions.history import collect_garbage
 from etl.versions.publish import read_current
-from etl.versions.retention import collect_garbage
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
 from tests.datasets import count_train_records
 from tests.etl.logs import build_config, write_logs

@@ -23,10 +23,15 @@ from conf.storage.processes import STALE_S
 from etl.build import BuildResult, build_dataset
 from etl.import_dataset import import_dataset
 from etl.tfrecord.table import write_table
-from etl.versions.publish import read_current
-from etl.versions.retention import list_versions, roll_back
+from etl.versions.history import list_versions, roll_back
+from etl.versions.publish import (
+    StoredDataset,
+    find_dataset,
+    hold_dataset,
+    open_dataset,
+    read_current,
+)
 from etl.versions.run_fingerprint import RunRequest
-from etl.versions.stored import StoredDataset, find_dataset, hold_dataset, open_dataset
 from jobs.cli import main
 from jobs.support.spark_session import check_work_dir
 from tests.etl.built_versions import publish, shard_digests
@@ -121,7 +126,7 @@ def test_a_build_killed_while_it_brings_its_version_is_ended_by_the_next_one(
     while killed(count):
         version_id = f"v{count + 2}"
         here = build_nothing()
-        assert read_current(here) == version_id == dataset().read_current()
+        assert read_current(here) == version_id == read_current(dataset())
         assert read_manifest(dataset().version(version_id)).parent == f"v{count + 1}"
         count += 1
     assert count >= 4  # a listing, the shard, the manifest, the pointer read and put
@@ -159,7 +164,7 @@ def test_the_copy_forgets_what_went_there(store: FakeStore, machine: Machine) ->
 def test_a_pointer_that_leaves_the_copy_is_refused(store: FakeStore, machine: Machine) -> None:
     dataset().copy.remote.put("CURRENT", b"\n")
     with pytest.raises(InputDataError, match="CURRENT of the dataset is empty"):
-        dataset().read_current()
+        read_current(dataset())
     dataset().copy.remote.put("CURRENT", b"../../elsewhere\n")
     with pytest.raises(InputDataError, match="names no version"):
         build("v1")
@@ -184,11 +189,11 @@ def test_versions_there_are_listed_compared_and_rolled_back(
     assert main(["versions", "list", f"{place}/versions/v1"]) == 2
     assert f"give {place}" in capsys.readouterr().err
     assert main(["versions", "rollback", place]) == 0
-    assert dataset().read_current() == "v2"
+    assert read_current(dataset()) == "v2"
     dataset().copy.remote.delete(f"versions/v1/{SHARD}")
     with pytest.raises(InputDataError, match="is missing"):
         roll_back(dataset(), "v1")
-    assert dataset().read_current() == "v2"
+    assert read_current(dataset()) == "v2"
 
 
 def test_old_versions_there_go_the_current_one_stays(
@@ -243,7 +248,7 @@ def test_files_are_imported_once_whatever_the_machine(
     dataset("ours").copy.remote.delete(f"versions/{first.version.name}/{shard}")
     second = import_dataset(config)  # What is there is damaged: another version takes its place.
     assert second.is_new
-    assert dataset("ours").read_current() == second.version.name
+    assert read_current(dataset("ours")) == second.version.name
     assert read_manifest(dataset("ours").version(second.version.name)) == second.manifest
 
 

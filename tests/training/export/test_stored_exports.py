@@ -26,8 +26,8 @@ from conf.artefacts.export import (
 from conf.artefacts.run import write_json
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from conf.paths import ReadablePath
-from conf.publication.lease import hold_lease
-from conf.publication.numbered import hold_numbers
+from conf.publication.entries import hold_numbers
+from conf.publication.holds import hold_lease
 from conf.publication.working_copy import WORK_DIR_VARIABLE, WorkingCopy
 from conf.training.models import DSSMConfig
 from conf.training.train import TrainConfig
