@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +26,7 @@ from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import (
     CsvForm,
+    CsvRows,
     open_csv,
     open_parquet,
     plain_columns,
@@ -53,20 +54,16 @@ _NAMES: Mapping[Format, str] = {
     "parquet": r".+\.parquet",
     "csv": r".+\.[ct]sv(\.gz)?",
 }
-_VALUE_TYPES: Mapping[str, pa.DataType] = {
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
+_VALUE_TYPES = ("int64", "float32", "float64", "string", "binary")
+_FOLDER_TYPES = {"int": "int64", "bigint": "int64", "date": "date32", "timestamp": "timestamp[us]"}
+_EMPTY_NOTES: Mapping[Format, str] = {
+    "tfrecord": "no record has such a feature",
+    "csv": "whoever reads the file cannot tell its type",
+    "parquet": "its type is {}",
 }
-_FOLDER_TYPES: Mapping[str, pa.DataType] = {
-    "int": pa.int64(),
-    "bigint": pa.int64(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us"),
-    "string": pa.string(),
+_WHOLE_NOTES: Mapping[Format, str] = {
+    "tfrecord": "a float32 feature, not int64",
+    "csv": "written without a point, and read as int64",
 }
 _BATCH_ROWS = 10_000
 _CSV_BLOCK_BYTES = 4 << 20
@@ -82,16 +79,18 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         """Refuses separators that a file could not be read by."""
-        separator = self.separator
-        if separator is not None and (len(separator.encode()) != 1 or separator in '"\r\n'):
-            raise ConfigError(
-                "no such separator", received=repr(separator), allowed="one ASCII character"
-            )
+        separator = "," if self.separator is None else self.separator
+        if len(separator.encode()) != 1 or separator in '"\r\n':
+            received = repr(self.separator)
+            raise ConfigError("bad separator", received=received, allowed="one ASCII character")
         if not self.list_separator:
             raise ConfigError("the list separator is empty", allowed="one or more characters")
 
     def choose_separator(self, path: Path) -> str:
         """The separator that was given, or the one that goes with the file's name."""
+        if path.suffix.lower() in (".deflate", ".zlib"):
+            allowed = "no compression, or .gz"
+            raise ConfigError("text is not compressed so", received=path.name, allowed=allowed)
         return self.separator or ("\t" if ".tsv" in path.name.lower() else ",")
 
 
@@ -99,12 +98,8 @@ class TextOptions:
 class ConvertOptions:
     """How files are converted.
 
-    Attributes:
-        shard: Record type of TFRecord files, read or written; compression of written ones.
-        policies: How columns become features.
-        text: How CSV is read and written.
-        types: Type by column of CSV, of TFRecord files and of folders, else inferred.
-        folder: Folder of the input, whose `<column>=<value>` folders give what its files lack.
+    `types` are those of columns of CSV, of TFRecord files and of folders, else inferred; `folder`
+    is that of the input, whose `<column>=<value>` folders give what its files lack.
     """
 
     shard: ShardOptions = field(default_factory=ShardOptions)
@@ -112,13 +107,6 @@ class ConvertOptions:
     text: TextOptions = TextOptions()
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     folder: Path | None = None
-
-
-class Rows(NamedTuple):
-    """Rows to come: the schema of all batches, and the batches."""
-
-    schema: pa.Schema
-    batches: Iterator[pa.RecordBatch]
 
 
 class Converted(NamedTuple):
@@ -151,7 +139,8 @@ def parse_type(text: str) -> pa.DataType:
             allowed=f"{', '.join(_VALUE_TYPES)}, list<…> of these",
             fix=did_you_mean(name, _VALUE_TYPES),
         )
-    return pa.list_(_VALUE_TYPES[name]) if match else _VALUE_TYPES[name]
+    kind = pa.type_for_alias(name)
+    return pa.list_(kind) if match else kind
 
 
 def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
@@ -161,18 +150,11 @@ def list_inputs(path: Path, file_format: Format | None) -> list[Path]:
     _refuse_gone(path)
     files = sorted(path / name for name in list_complete(path))
     if not files:
-        raise ConfigError(
-            "there is nothing to convert",
-            received=path if path.is_dir() else f"{path} (does not exist)",
-            allowed="a file, or a directory with files in it or in <column>=<value> folders",
-        )
-    formats = set() if file_format else {detect_format(file) for file in files}
+        raise ConfigError("there is nothing to convert", received=path)
+    formats = {file_format or detect_format(file) for file in files}
     if len(formats) > 1:
-        raise ConfigError(
-            f"{path} holds files of several formats",
-            received=", ".join(sorted(formats)),
-            fix="give one file, or a directory of one format",
-        )
+        received = ", ".join(sorted(formats))
+        raise ConfigError(f"{path} holds files of several formats", received=received)
     return files
 
 
@@ -218,30 +200,19 @@ class _SeenValues:
     """Which columns had no value yet, and of which real numbers all have been whole."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._empty = set(schema.names)
-        self._whole = {field.name for field in schema if pa.types.is_floating(field.type)}
+        self._empty = {column.name: column.type for column in schema}
+        self._whole = [column.name for column in schema if pa.types.is_floating(column.type)]
 
     def update(self, batch: pa.RecordBatch) -> None:
-        self._empty -= {n for n in self._empty if batch[n].null_count < batch.num_rows}
-        self._whole -= {n for n in self._whole if not _are_whole(batch[n])}
+        filled = [n for n in self._empty if batch[n].null_count < batch.num_rows]
+        self._empty = {n: kind for n, kind in self._empty.items() if n not in filled}
+        self._whole = [n for n in self._whole if _are_whole(batch[n])]
 
     def describe(self, target: Format) -> tuple[str, ...]:
-        empty = {
-            "tfrecord": "no record has such a feature",
-            "csv": "whoever reads the file cannot tell its type",
-            "parquet": "its type is {}",
-        }[target]
-        whole = {
-            "tfrecord": "a float32 feature, not int64",
-            "csv": "written without a point, and read as int64",
-        }.get(target)
-        notes = [
-            f"{column.name}: no value in any row; {empty.format(column.type)}"
-            for column in self._schema
-            if column.name in self._empty
-        ]
-        named = [n for n in self._schema.names if whole and n in self._whole - self._empty]
+        """Notes on what is not read back alike."""
+        note, whole = f"no value in any row; {_EMPTY_NOTES[target]}", _WHOLE_NOTES.get(target)
+        notes = [f"{name}: {note.format(kind)}" for name, kind in self._empty.items()]
+        named = [n for n in self._whole if whole and n not in self._empty]
         return (*notes, *(f"{name}: real numbers, all whole; {whole}" for name in named))
 
 
@@ -250,7 +221,7 @@ def _are_whole(values: pa.Array) -> bool:
     return pc.all(pc.equal(pc.floor(numbers), numbers)).as_py() is not False
 
 
-def _open_input(files: Sequence[Path], source: Format, options: ConvertOptions) -> Rows:
+def _open_input(files: Sequence[Path], source: Format, options: ConvertOptions) -> CsvRows:
     """Opens files of the columns of the first, to which their folders add what they lack."""
     root, types = options.folder, options.types
     folders = [
@@ -268,17 +239,19 @@ def _open_input(files: Sequence[Path], source: Format, options: ConvertOptions) 
         for path, folder, rows in zip(files, folders, chain([first], opened), strict=True):
             _require_schema(path, rows.schema, first.schema)
             values = [parse_partition_value(n, folder[n], kind) for n, kind in kinds.items()]
-            for batch in rows.batches:
-                columns = [pa.repeat(value, batch.num_rows) for value in values]
-                yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
+            with _reading(path, source):
+                for batch in rows.batches:
+                    columns = [pa.repeat(value, batch.num_rows) for value in values]
+                    yield pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=schema)
 
-    return Rows(schema, read())
+    return CsvRows(schema, read())
 
 
 def _folder_type(kind: str) -> pa.DataType:
-    if kind in _FOLDER_TYPES:
-        return _FOLDER_TYPES[kind]
-    return pa.decimal128(int(kind.removeprefix("decimal(").removesuffix(",0)")), 0)
+    """Type of a partition column by its name in Spark."""
+    if kind.startswith("decimal"):
+        return pa.decimal128(int(kind[8:-3]), 0)
+    return pa.type_for_alias(_FOLDER_TYPES.get(kind, kind))
 
 
 def _require_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
@@ -291,48 +264,8 @@ def _require_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
         )
 
 
-def _open_files(
-    files: Sequence[Path], source: Format, options: ConvertOptions, folders: Sequence[str]
-) -> Iterator[Rows]:
-    """Opens files one after the other; `folders` names the columns that their folders have."""
-    if source == "tfrecord":
-        return _open_tfrecords(files, options, folders)
-    open_file = _open_csv if source == "csv" else _open_parquet
-    return (open_file(path, options, folders) for path in files)
-
-
-def _open_tfrecords(
-    files: Sequence[Path], options: ConvertOptions, folders: Sequence[str]
-) -> Iterator[Rows]:
-    """Opens files of all the columns that any of them has."""
-    record_type, slots, types = options.shard.record_type, _find_slots(files), options.types
-    schema = infer_table_schema(files, record_type, slots)
-    _require_columns(types, [*schema.names, *folders], files[0])
-    schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in schema])
-    read = partial(read_table_batches, schema=schema, record_type=record_type, slots=slots)
-    return (Rows(*read([path])) for path in files)
-
-
-def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
-    """Slots of the dataset version that the files are shards of; none for any other file."""
-    manifests = {file.parent: find_manifest(file) for file in files}
-    slots = {() if manifest is None else manifest.slots for manifest in manifests.values()}
-    if len(slots) > 1:
-        raise ConfigError(
-            "files whose scalars share lists in different ways cannot be converted together",
-            received=", ".join(str(folder) for folder in manifests),
-            fix="convert the files of each dataset alone",
-        )
-    return slots.pop()
-
-
-def _require_columns(types: Mapping[str, pa.DataType], names: Sequence[str], path: Path) -> None:
-    missing = [name for name in types if name not in names]
-    refuse_unknown(f"--types names columns that {path} does not have", missing, names)
-
-
 @contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
+def _reading(path: Path, source: Format) -> Iterator[None]:
     """Makes Arrow's errors of a damaged or malformed file name the file."""
     try:
         yield
@@ -340,16 +273,54 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's: no such file, no permission
         raise InputDataError(
-            f"{path} does not read as {kind}",
+            f"{path} does not read as {source.upper()}",
             received=str(error),
-            fix="correct the file, make it UTF-8 if it is text, or give a column's type: "
-            "--types price=string",
+            fix="correct it, make it UTF-8, or give a column's type: --types price=string",
         ) from error
 
 
-def _open_parquet(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Rows:
-    with _reading(path, "Parquet"):
-        file = open_parquet(path)
+def _open_files(
+    files: Sequence[Path], source: Format, options: ConvertOptions, folders: Sequence[str]
+) -> Iterator[CsvRows]:
+    """Opens files one after the other; `folders` names the columns that their folders have."""
+    open_file = _open_csv if source == "csv" else _open_parquet
+    if source == "tfrecord":
+        open_file = _plan_tfrecords(files, options, folders)
+    for path in files:
+        with _reading(path, source):
+            rows = open_file(path, options, folders)
+        yield rows
+
+
+def _plan_tfrecords(
+    files: Sequence[Path], options: ConvertOptions, folders: Sequence[str]
+) -> Callable[..., CsvRows]:
+    """Plans to open files of all the columns that any of them has."""
+    record_type, slots, types = options.shard.record_type, _find_slots(files), options.types
+    schema = infer_table_schema(files, record_type, slots)
+    _require_columns(types, [*schema.names, *folders], files[0])
+    schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in schema])
+    read = partial(read_table_batches, schema=schema, record_type=record_type, slots=slots)
+    return lambda path, *_: CsvRows(*read([path]))
+
+
+def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
+    """Slots of the dataset version that the files are shards of; none for any other file."""
+    manifests = {file.parent: find_manifest(file) for file in files}
+    slots = {() if manifest is None else manifest.slots for manifest in manifests.values()}
+    if len(slots) > 1:
+        received = ", ".join(map(str, manifests))
+        raise ConfigError("files with other packed scalars: convert them alone", received=received)
+    return slots.pop()
+
+
+def _require_columns(types: Iterable[str], names: Sequence[str], path: Path) -> None:
+    missing = [name for name in types if name not in names]
+    refuse_unknown(f"--types names columns that {path} does not have", missing, names)
+
+
+def _open_parquet(path: Path, options: ConvertOptions, folders: Sequence[str]) -> CsvRows:
+    file = open_parquet(path)
     schema = file.schema_arrow.remove_metadata()
     typed = [n for n in options.types if n not in folders or n in schema.names]
     if typed:
@@ -358,28 +329,18 @@ def _open_parquet(path: Path, options: ConvertOptions, folders: Sequence[str]) -
             received=f"--types {', '.join(typed)}",
             allowed="--types for CSV and TFRecord inputs, and for columns of folders",
         )
-
-    def read() -> Iterator[pa.RecordBatch]:
-        with file, _reading(path, "Parquet"):
-            yield from map(plain_columns, file.iter_batches(batch_size=_BATCH_ROWS))
-
-    return Rows(plain_schema(schema), read())
+    batches = file.iter_batches(batch_size=_BATCH_ROWS)
+    return CsvRows(plain_schema(schema), map(plain_columns, batches))
 
 
-def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Rows:
+def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> CsvRows:
     """Opens a file with a header; types not given are inferred from its first block."""
-    _require_text_compression(path)
     types, text = options.types, options.text
     separator = text.choose_separator(path)
-    with _reading(path, "CSV"):
-        names = read_csv_names(path, separator)
+    names = read_csv_names(path, separator)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise InputDataError(
-            f"{path} has several columns of one name",
-            received=", ".join(map(repr, twice)),
-            fix="give them names of their own in the file's first line",
-        )
+        raise InputDataError(f"{path} has several columns of one name", received=twice)
     _require_columns(types, [*names, *folders], path)
     form = CsvForm(
         separator,
@@ -388,25 +349,10 @@ def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Ro
         empty_lines=len(names) == 1,
         block_bytes=_CSV_BLOCK_BYTES,
     )
-    with _reading(path, "CSV"):
-        rows = open_csv(path, names, form)
+    rows = open_csv(path, names, form)
     schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in rows.schema])
     split = partial(_split_lists, schema=schema, list_separator=text.list_separator)
-
-    def read() -> Iterator[pa.RecordBatch]:
-        with _reading(path, "CSV"):
-            yield from map(split, rows.batches)
-
-    return Rows(schema, read())
-
-
-def _require_text_compression(path: Path) -> None:
-    if path.suffix.lower() in (".deflate", ".zlib"):
-        raise ConfigError(
-            "text files are not compressed that way",
-            received=path.name,
-            allowed="no compression, or .gz",
-        )
+    return CsvRows(schema, map(split, rows.batches))
 
 
 def _split_lists(batch: pa.RecordBatch, schema: pa.Schema, list_separator: str) -> pa.RecordBatch:
@@ -439,7 +385,6 @@ def _open_output(
         with atomic_file(path) as unfinished, pq.ParquetWriter(unfinished, schema) as table:
             yield table.write_batch
     else:
-        _require_text_compression(path)
         text, compression = options.text, "gzip" if path.suffix.lower() == ".gz" else None
         form = csv.WriteOptions(delimiter=text.choose_separator(path), quoting_style="needed")
         flat = _text_schema(schema, text.list_separator)
@@ -463,54 +408,42 @@ def _text_schema(schema: pa.Schema, list_separator: str) -> pa.Schema:
         except pa.ArrowNotImplementedError:
             bad.append(f"{column.name} ({column.type})")
     if bad:
-        raise ConfigError(
-            f"{len(bad)} column(s) cannot be written as CSV",
-            received=", ".join(bad),
-            allowed="numbers, booleans, dates, timestamps, text, and lists of these",
-            fix="leave them out of the input, or convert to Parquet",
-        )
+        allowed = "numbers, booleans, dates, timestamps, text, and lists of these"
+        what = f"{len(bad)} column(s) cannot be written as CSV"
+        raise ConfigError(what, received=", ".join(bad), allowed=allowed)
     return pa.schema(flat)
 
 
 def _join_lists(batch: pa.RecordBatch, list_separator: str) -> pa.RecordBatch:
     """Makes text of lists and of all that CSV has no form for; refuses bytes that are no UTF-8."""
-    columns = []
-    for column, name in zip(batch.columns, batch.schema.names, strict=True):
-        try:
-            columns.append(_to_text(column, name, list_separator))
-        except pa.ArrowInvalid as error:
-            raise InputDataError(
-                f"column {name!r} cannot be written as CSV",
-                received=str(error),
-                allowed="numbers, UTF-8 text, and lists of these",
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    names = batch.schema.names
+    columns = [_to_text(c, n, list_separator) for c, n in zip(batch.columns, names, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def _to_text(column: pa.Array, name: str, list_separator: str) -> pa.Array:
     kind = column.type
-    if is_list(kind):
-        return _join(column.cast(pa.list_(pa.string())), name, list_separator)
     # Numbers, times and nulls stand without quotes.
-    is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
-    return column if is_plain else column.cast(pa.string())
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
+        return column
+    try:
+        if is_list(kind):
+            return _join(column.cast(pa.list_(pa.string())), name, list_separator)
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        what = f"column {name!r} cannot be written as CSV"
+        raise InputDataError(what, received=str(error)) from error
 
 
 def _join(lists: pa.Array, name: str, list_separator: str) -> pa.Array:
     """Joins lists of text; refuses those that would not be read back as they were."""
     values = lists.flatten()
     if pc.any(pc.match_substring(values, list_separator)).as_py():
-        raise InputDataError(
-            f"a value of column {name!r} holds the list separator",
-            received=repr(list_separator),
-            fix="choose another with --list-separator",
-        )
+        what = f"a value of column {name!r} holds the list separator"
+        raise InputDataError(what, received=repr(list_separator), fix="name another")
     joined = pc.binary_join(lists, list_separator)
     is_blank = pc.and_(pc.equal(joined, ""), pc.greater(pc.list_value_length(lists), 0))
     if values.null_count or pc.any(is_blank).as_py():
         what = "a null inside a list" if values.null_count else "a list of one empty text"
-        raise InputDataError(
-            f"column {name!r} holds {what}, which CSV cannot express",
-            fix="take it out of the lists, or convert to Parquet",
-        )
+        raise InputDataError(f"column {name!r} holds {what}, which CSV cannot express")
     return joined

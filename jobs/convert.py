@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from conf.errors import ConfigError, did_you_mean
+from conf.errors import ConfigError
 from conf.local_paths import local_path
 from conf.storage.locations import Compression
 from etl.convert import (
@@ -26,12 +26,14 @@ from etl.row_count_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.spark.options import TYPE_OPTIONS, parse_type_options
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
+from etl.tfrecord.types.refusals import refuse_unknown
 from jobs.support.terminal import ListSeparator, show_progress
 
 app = typer.Typer(help=__doc__, add_completion=False)
 
-_COMPRESSIONS: dict[str, Compression | None] = {"none": None, "gzip": "GZIP", "zlib": "ZLIB"}
-_ENDINGS = {".gz": "gzip", ".deflate": "zlib", ".zlib": "zlib"}
+_COMPRESSIONS: dict[str, Compression | None] = {
+    "none": None, "gzip": "GZIP", "zlib": "ZLIB", ".gz": "GZIP", ".deflate": "ZLIB", ".zlib": "ZLIB"
+}  # fmt: skip
 
 
 @app.command()
@@ -67,19 +69,20 @@ def main(
 ) -> None:
     """Convert files of one format to a file of another, in bounded memory."""
     if output.exists() and (output.is_dir() or not overwrite):
-        raise ConfigError(
-            "the output exists already", received=output, fix="name another, or add --overwrite"
-        )
+        raise ConfigError("the output exists already", received=output, fix="add --overwrite")
     if not output.parent.is_dir():
         raise ConfigError("the output's directory does not exist", received=output.parent)
     files = list_inputs(source, source_format)
-    chosen = compression or _ENDINGS.get(output.suffix.lower(), "none")
     tab = "\t" if separator == r"\t" else separator  # few shells give a tab easily
+    policies = {n.lower(): text for n, text in _parse_pairs("--option", option or ()).items()}
+    known = [one.name for one in TYPE_OPTIONS]
+    refuse_unknown("unknown --option", [name for name in policies if name not in known], known)
+    typed = _parse_pairs("--types", ",".join(types or ()).split(","))
     options = ConvertOptions(
-        ShardOptions(record_type, _COMPRESSIONS[chosen]),
-        parse_type_options(_parse_type_options(option or ())),
+        ShardOptions(record_type, _COMPRESSIONS.get(compression or output.suffix.lower())),
+        parse_type_options(policies),
         TextOptions(tab, list_separator, tuple(null or ())),
-        _parse_types(",".join(types or ())),
+        {name: parse_type(kind) for name, kind in typed.items()},
         source if source.is_dir() else None,
     )
     target = target_format or detect_format(output)
@@ -91,28 +94,12 @@ def main(
     print(written, *done.notes, sep="\n")
 
 
-def _parse_type_options(pairs: Sequence[str]) -> dict[str, str]:
-    names = [option.name for option in TYPE_OPTIONS]
-    given = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or name.lower() not in names:
-            raise ConfigError(
-                "unknown option of types", received=pair, allowed=", ".join(names),
-                fix=did_you_mean(name, names),
-            )  # fmt: skip
-        given[name.lower()] = value
-    return given
-
-
-def _parse_types(text: str) -> dict[str, Any]:
-    types = {}
-    for pair in filter(str.strip, text.split(",")):
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError("--types takes name=type pairs", received=pair)
-        types[name.strip()] = parse_type(value)
-    return types
+def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts if text.strip()]
+    bad = [name for name, equals, _ in pairs if not equals]
+    if bad:
+        raise ConfigError(f"{option} takes name=value", received=bad[0])
+    return {name.strip(): value for name, _, value in pairs}
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from conf.errors import ConfigError
 from conf.manifest import ShardInfo
 from conf.schema import PackedSlot
 from etl.tfrecord.codec.decode import build_decoder
+from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.codec.infer import infer_features
-from etl.tfrecord.files.writer import ShardOptions, ShardWriter
+from etl.tfrecord.files.writer import ShardFile, ShardOptions, find_record_starts
 from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, RecordType, TypeOptions, WireFeature
 from etl.tfrecord.types.from_example import plan_from_example
 from etl.tfrecord.types.refusals import locate_rows
@@ -29,7 +30,8 @@ PathLike = str | Path
 class TableWriter:
     """Context manager that writes Arrow batches to one TFRecord file, by the policies of types.
 
-    The file appears whole on a clean exit, and not at all otherwise.
+    The file appears whole on a clean exit, and not at all otherwise. Equal batches give equal
+    bytes.
 
     Args:
         path: Target file; its directory must exist.
@@ -53,15 +55,14 @@ class TableWriter:
         options: ShardOptions | None = None,
         type_options: TypeOptions | None = None,
     ) -> None:
-        options = options or ShardOptions()
-        self._to_example = plan_to_example(
-            schema, options.record_type, type_options or TypeOptions()
-        )
-        self._writer = ShardWriter(path, self._to_example.schema, options)
-        self._rows = 0
+        self._path, self._options = Path(path), options or ShardOptions()
+        record_type = self._options.record_type
+        self._to_example = plan_to_example(schema, record_type, type_options or TypeOptions())
+        self._encoder = build_encoder(self._to_example.schema, record_type)
+        self._info: ShardInfo | None = None
 
     def __enter__(self) -> Self:
-        self._writer.__enter__()
+        self._file = ShardFile(self._path.parent, self._path.name, self._options)
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -70,17 +71,23 @@ class TableWriter:
         Raises:
             InputDataError: A value that does not fit; names the column and the row.
         """
-        with locate_rows(batch, self._rows, "the table"):
-            self._writer.write(self._to_example.apply(batch))
-        self._rows += batch.num_rows
+        with locate_rows(batch, self._file.rows, "the table"):
+            rows = self._to_example.apply(batch)
+            for framed in self._encoder.encode_chunks(rows, self._options.chunk_rows):
+                self._file.append(framed, find_record_starts(framed))
 
     @property
     def info(self) -> ShardInfo:
-        """Name, rows, bytes and checksum of the finished file."""
-        return self._writer.info
+        """Name, rows, bytes and checksum of the finished file; a RuntimeError before that."""
+        if self._info is None:
+            raise RuntimeError(f"{self._path} is not finished; read `info` after the with block")
+        return self._info
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._writer.__exit__(kind)
+        if kind is None:
+            self._info = self._file.finish()
+        else:
+            self._file.discard()
 
 
 def write_table(

@@ -15,15 +15,14 @@ from typing import Literal
 
 from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
 from conf.storage.processes import Owner
-from etl.tfrecord.commit.directory_view import DirectoryView
-from etl.tfrecord.commit.file_replacement import SUCCESS_FILE
+from etl.tfrecord.commit.directory_view import SUCCESS_FILE, DirectoryView
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
     OutputShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import WrittenShard, index_path, list_folders
+from etl.tfrecord.files.data_files import WrittenShard, index_path, list_folders, refuse_missing
 from etl.tfrecord.files.partitions import Partition, read_partition
 
 SaveMode = Literal["append", "overwrite", "errorifexists", "ignore"]
@@ -32,33 +31,14 @@ JOB_FILE = ".job.json"
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """What a directory held when a job began.
-
-    Attributes:
-        digests: Digest of the shards by partition directory; empty unless the job overwrites.
-        job_ids: Jobs that its manifest named.
-    """
-
-    digests: Mapping[str, str] = field(default_factory=dict)
-    job_ids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class JobRecord:
-    """What a job notes beside its attempts.
+    """What a job notes beside its attempts, and what it found when it began."""
 
-    Attributes:
-        baseline: What the directory held when it began.
-        owner: The process without which it cannot commit; None: not known.
-        replaces: What its manifest makes obsolete; whoever cleans up after a crash deletes it.
-        is_over: Whether it has been ended; it publishes nothing then.
-    """
-
-    baseline: Baseline = field(default_factory=Baseline)
-    owner: Owner | None = None
-    replaces: tuple[str, ...] = ()
-    is_over: bool = False
+    digests: Mapping[str, str] = field(default_factory=dict)  # of an overwrite, by partition
+    job_ids: tuple[str, ...] = ()  # those that the manifest named
+    owner: Owner | None = None  # the process without which it cannot commit
+    replaces: tuple[str, ...] = ()  # whoever cleans up after a crash deletes it
+    is_over: bool = False  # it publishes nothing then
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -68,26 +48,16 @@ class JobRecord:
         """Parses what `dumps` returned; None where it is something else."""
         try:
             data = json.loads(text)
-            held, owner = data["baseline"], data["owner"]
-            return cls(
-                Baseline(held["digests"], tuple(held["job_ids"])),
-                None if owner is None else Owner(**owner),
-                tuple(data["replaces"]),
-                data["is_over"],
-            )
-        except (KeyError, TypeError, ValueError):
+            owner = None if data["owner"] is None else Owner(**data["owner"])
+            job_ids, replaces = tuple(data["job_ids"]), tuple(data["replaces"])
+            return cls(**{**data, "owner": owner, "job_ids": job_ids, "replaces": replaces})
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What one task attempt left behind.
-
-    Attributes:
-        partition: Spark partition id.
-        attempt: Directory of the attempt, relative to the job's temporary directory.
-        shards: Its files; their paths, relative to that directory, are where they are published.
-    """
+    """What one task attempt left behind in its directory; shards' paths are those to publish."""
 
     partition: int
     attempt: str
@@ -96,18 +66,11 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What a job is to publish, and how.
-
-    Attributes:
-        job_id: Id of the job.
-        mode: What becomes of what is there.
-        replaces_partitions: Whether an overwrite replaces only the partitions that it writes.
-        description: Manifest without shards.
-    """
+    """What a job is to publish, described by a manifest without shards."""
 
     job_id: str
     mode: SaveMode
-    replaces_partitions: bool
+    replaces_partitions: bool  # an overwrite replaces only the partitions that it writes
     description: OutputManifest
 
     @property
@@ -116,42 +79,38 @@ class JobPlan:
         return self.mode == "append" or (self.mode == "overwrite" and self.replaces_partitions)
 
 
-def take_baseline(where: object, view: DirectoryView, mode: SaveMode) -> Baseline:
-    """Notes what the output directory holds at the start of a job."""
-    refuse_output(where, view, mode)
-    digests = view.digest_partitions() if mode == "overwrite" else {}
-    return Baseline(digests, view.job_ids)
+def begin_job(where: object, plan: JobPlan, view: DirectoryView, owner: Owner | None) -> JobRecord:
+    """Refuses early what the commit would refuse, and notes what the directory holds."""
+    refuse_output(where, view, plan.mode)
+    if plan.keeps_shards:
+        merge_description(view.committed, plan.description, where)
+    if plan.mode == "append" and view.committed is not None:
+        # Rows that are missing would not be missed beside new ones.
+        refuse_missing(where, [shard.path for shard in view.committed.shards], view.data_keys)
+    digests = view.digest_partitions() if plan.mode == "overwrite" else {}
+    return JobRecord(digests, view.job_ids, owner)
 
 
 def refuse_output(where: object, view: DirectoryView, mode: SaveMode) -> None:
     """Refuses output that `errorifexists` protects."""
     if mode == "errorifexists" and view.holds_output:
-        raise ConfigError(
-            "the output directory holds data already",
-            received=where,
-            fix="write elsewhere, or choose mode append, overwrite or ignore",
-        )
+        fix = "write elsewhere, or choose mode append, overwrite or ignore"
+        raise ConfigError("the output directory holds data already", received=where, fix=fix)
 
 
 @dataclass(frozen=True)
 class CommitPlan:
-    """What a commit makes of a directory.
-
-    Attributes:
-        manifest: The manifest that follows.
-        moves: Place of each new file below the job's temporary directory, by its path.
-        old: Shards that make way.
-    """
+    """What a commit makes of a directory."""
 
     manifest: OutputManifest
-    moves: Mapping[str, str]
-    old: Sequence[str]
+    moves: Mapping[str, str]  # path of each new file, and its place in the temporary directory
+    old: Sequence[str]  # shards that make way
 
 
 def plan_commit(
     where: object,
     plan: JobPlan,
-    baseline: Baseline,
+    begun: JobRecord,
     view: DirectoryView,
     results: Sequence[TaskResult],
 ) -> CommitPlan:
@@ -161,26 +120,22 @@ def plan_commit(
     written = {_folder(shard.path) for shard in shards}
     is_written = partial(_is_part, {read_partition(folder) for folder in written})
     present = view.data_keys if plan.mode == "overwrite" else []
-    replaced = None
+    replaced = {*begun.digests, *map(_folder, (*view.data_keys, *view.visible))}
     if plan.replaces_partitions:
-        folders = {*baseline.digests, *map(_folder, present)}
-        replaced = written | set(filter(is_written, folders))
-    check_baseline(where, plan.mode, baseline, view, replaced)
-    old = [path for path in present if replaced is None or _folder(path) in replaced]
+        replaced = written | set(filter(is_written, replaced))
+    _refuse_changed(where, plan.mode, begun, view, replaced)
     merged = plan.description
     if plan.keeps_shards:
         merged = merge_description(view.committed, plan.description, where)
     kept = [s for s in merged.shards if plan.mode == "append" or not is_written(_folder(s.path))]
     _refuse_twice([shard.path for shard in (*kept, *shards)])
     manifest = replace(merged, shards=(*kept, *shards))
+    old = [path for path in present if _folder(path) in replaced]
     return CommitPlan(manifest, _list_moves(results), old)
 
 
 def _is_part(partitions: Collection[Partition], folder: str) -> bool:
-    """Whether a folder holds rows of one of some partitions.
-
-    Told by the values: another writer may have escaped them in another way, or parted them further.
-    """
+    """Whether a folder holds rows of one of some partitions, however it is spelled or parted."""
     values = read_partition(folder)
     return any(values[:count] in partitions for count in range(1, len(values) + 1))
 
@@ -188,46 +143,30 @@ def _is_part(partitions: Collection[Partition], folder: str) -> bool:
 def _refuse_twice(paths: Sequence[str]) -> None:
     twice = [path for path, count in Counter(paths).items() if count > 1]
     if twice:
-        raise InternalError(
-            "two shards have one path, so one would be lost; nothing was published",
-            received=twice[0],
-            fix="give each write an id of its own (option jobId)",
-        )
+        fix = "give each write an id of its own (option jobId)"
+        raise InternalError("two shards have one path", received=twice[0], fix=fix)
 
 
-def check_baseline(
-    where: object,
-    mode: SaveMode,
-    baseline: Baseline,
-    view: DirectoryView,
-    replaced: set[str] | None,
+def _refuse_changed(
+    where: object, mode: SaveMode, begun: JobRecord, view: DirectoryView, replaced: set[str]
 ) -> None:
-    """Refuses to replace what another job has published since this one began.
-
-    `replaced` are the partition directories that go; None: all.
-    """
+    """Refuses to replace, in these partitions, what other jobs have published since."""
     changed: list[str] = []
     if mode == "overwrite":
-        changed = _list_changed(baseline.digests, view.digest_partitions(), replaced)
+        now = view.digest_partitions()
+        changed = sorted(key for key in replaced if begun.digests.get(key) != now.get(key))
     elif mode != "append" and view.holds_output:
         changed = [""]
     if changed:
-        since = sorted(set(view.job_ids) - set(baseline.job_ids))
+        since = ", ".join(sorted({*view.job_ids} - {*begun.job_ids}))
+        by = f"job {since}" if since else "a job that left no manifest"
         folders = ", ".join(folder or "." for folder in changed[:5])
         raise UpstreamNotReadyError(
             "another job has published in this directory since this one began; nothing of this "
             "job was published",
-            received=f"{where}: {folders}: published by "
-            + (f"job {', '.join(since)}" if since else "a job that left no manifest"),
+            received=f"{where}: {folders}: published by {by}",
             fix="look at what the other job wrote, and run this one again if its data is to win",
         )
-
-
-def _list_changed(
-    before: Mapping[str, str], now: Mapping[str, str], scope: set[str] | None
-) -> list[str]:
-    folders = before.keys() | now.keys() if scope is None else scope
-    return sorted(folder for folder in folders if before.get(folder) != now.get(folder))
 
 
 def _folder(path: str) -> str:
@@ -235,10 +174,7 @@ def _folder(path: str) -> str:
 
 
 def list_side_files(shards: Sequence[str]) -> list[str]:
-    """Side files that shards may have, and marks of the folders around them.
-
-    Partitions may have been written one by one, each as a directory of its own.
-    """
+    """Side files that shards may have, and marks of folders that were outputs of their own."""
     marks = [f"{k}/{mark}" for k in list_folders(shards) for mark in (SUCCESS_FILE, COMMIT_FILE)]
     paths = map(PurePosixPath, shards)
     places = [(folder, path.relative_to(folder)) for path in paths for folder in path.parents]
@@ -250,9 +186,8 @@ def _list_moves(results: Sequence[TaskResult]) -> dict[str, str]:
     for result in results:
         for item in result.shards:
             path = item.info.path
-            moves[path] = f"{result.attempt}/{path}"
-            if item.has_index:
-                moves[index_path(path)] = f"{result.attempt}/{index_path(path)}"
+            for name in (path, index_path(path)) if item.has_index else (path,):
+                moves[name] = f"{result.attempt}/{name}"
     return moves
 
 
@@ -282,9 +217,7 @@ def check_attempts(
             if size != item.info.bytes:
                 raise InternalError(
                     f"the output of partition {result.partition} is not where its task left it",
-                    received=f"{temporary}/{path}: "
-                    + ("no file" if size is None else f"{size} bytes"),
+                    received=f"{temporary}/{path}: {'no file' if size is None else size}",
                     allowed=f"{item.info.bytes} bytes",
-                    fix="driver and executors must share the file system, or reach the same "
-                    "store; earlier data there is untouched",
+                    fix="driver and executors must share the file system, or reach the same store",
                 )

@@ -9,44 +9,39 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_data_path, list_data_files
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import StoredObject, Version
-from etl.tfrecord.commit.file_replacement import SUCCESS_FILE, is_publishing
 from etl.tfrecord.commit.output_manifest import (
     COMMIT_FILE,
     OutputManifest,
+    parse_manifest,
     read_output_manifest,
 )
 from etl.tfrecord.files.data_files import refuse_missing
 
+SUCCESS_FILE = "_SUCCESS"
 TEMPORARY_PREFIX = "_temporary-"
 """Begins the names of folders in which jobs keep their attempts."""
+PUBLISHING_PREFIX = "_publishing-"
+"""Begins the names of folders that hold what a commit on a file system replaces, until it ends."""
 
 _OWN_NAME = re.compile(r"part-[0-9]+-([0-9a-f]{32})-c[0-9]+\.tfrecord(?:\.gz|\.deflate)?")
-_INDEX_KEY = re.compile(r"_index/(.*)\.idx")
 _LOOKS = 10
 
 
 @dataclass(frozen=True)
 class DirectoryView:
-    """What an output directory holds.
-
-    Attributes:
-        committed: Its manifest; None: there is none, or a damaged one that counts as none.
-        data_keys: Every shard by its path, whether or not a reader sees it.
-        visible: State of each shard that a reader sees, by path; another shard has another one.
-        has_marks: Whether it has a manifest or `_SUCCESS`.
-    """
+    """What an output directory holds; a damaged manifest may count as none."""
 
     committed: OutputManifest | None = None
-    data_keys: Sequence[str] = ()
-    visible: Mapping[str, str] = field(default_factory=dict)
-    has_marks: bool = False
+    data_keys: Sequence[str] = ()  # every shard, whether or not a reader sees it
+    visible: Mapping[str, str] = field(default_factory=dict)  # shards that a reader sees, states
+    has_marks: bool = False  # a manifest or `_SUCCESS`
 
     @property
     def holds_output(self) -> bool:
@@ -55,7 +50,6 @@ class DirectoryView:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """Jobs that the manifest names."""
         return () if self.committed is None else self.committed.job_ids
 
     def digest_partitions(self) -> dict[str, str]:
@@ -73,15 +67,11 @@ def view_local(root: Path, *, is_lenient: bool = False, has_states: bool = False
     Lenient, a damaged manifest counts as none. Without states all files look alike: none is asked.
     """
     if root.exists() and not root.is_dir():
-        raise ConfigError(
-            "the output is a file, not a directory",
-            received=root,
-            fix="remove the file, or write elsewhere",
-        )
+        raise ConfigError("the output is a file, not a directory", received=root)
     names = list_data_files(root)
     states = {name: _find_state(root / name) if has_states else "" for name in names}
     return DirectoryView(
-        _read_leniently(root) if is_lenient else read_output_manifest(root),
+        read_output_manifest(root, is_lenient=is_lenient),
         names,
         {name: state for name, state in states.items() if state is not None},
         any((root / name).exists() for name in (SUCCESS_FILE, COMMIT_FILE)),
@@ -96,16 +86,9 @@ def _find_state(file: Path) -> str | None:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
-def _read_leniently(root: Path) -> OutputManifest | None:
-    try:
-        return read_output_manifest(root)
-    except InputDataError:
-        return None
-
-
 def refuse_publishing(directory: Path) -> None:
     """Refuses to read a directory while a write publishes there, or after it was killed."""
-    if is_publishing(directory):
+    if any(directory.glob(f"{PUBLISHING_PREFIX}*")):
         raise InputDataError(
             "the files are no complete set: a write is publishing there, or was killed",
             received=directory,
@@ -130,27 +113,19 @@ def find_writer(key: str) -> str | None:
 
 def shard_of(key: str) -> str:
     """The shard of a side file; any other key as it is."""
-    match = _INDEX_KEY.fullmatch(key)
-    return match[1] if match else key
+    is_side = key.startswith("_index/") and key.endswith(".idx")
+    return key.removeprefix("_index/").removesuffix(".idx") if is_side else key
 
 
 @dataclass(frozen=True)
 class ObjectView:
-    """A directory of an object store at one moment.
-
-    Attributes:
-        content: What it holds.
-        objects: All objects in it, by key.
-        jobs: Those that have not ended, or died and have not been swept yet.
-        manifest: Text of the manifest, or None.
-        version: Which one a put would replace.
-    """
+    """A directory of an object store at one moment."""
 
     content: DirectoryView
     objects: Mapping[str, StoredObject]
-    jobs: frozenset[str]
+    jobs: frozenset[str]  # those that have not ended, or died and were not swept yet
     manifest: bytes | None
-    version: Version | None
+    version: Version | None  # of the manifest, which a put would replace
 
     def is_unfinished(self, key: str) -> bool:
         """Whether a shard belongs to a job that has not ended, where there is no manifest."""
@@ -161,19 +136,14 @@ def view_objects(storage: Storage, *, is_lenient: bool = False) -> ObjectView:
     """Looks at a directory of an object store; lenient, a damaged manifest counts as none."""
     for _ in range(_LOOKS):
         manifest, version = storage.read_version(COMMIT_FILE)
-        before = list_jobs(storage) if manifest is None else frozenset()
+        before = _list_jobs(storage) if manifest is None else frozenset()
         objects = storage.list_objects()
         # Listed after the objects: a job opens before it copies, and commits before it ends.
-        jobs = list_jobs(storage)
+        jobs = _list_jobs(storage)
         if before <= jobs and storage.read_version(COMMIT_FILE) == (manifest, version):
-            committed = _parse(storage, manifest, is_lenient)
-            data = sorted(filter(is_data_path, objects))
-            hidden = jobs if manifest is None else frozenset()
-            listed = {k: objects[k] for k in data if find_writer(k) not in hidden}
-            visible = _list_states(committed, listed)
-            has_marks = manifest is not None or SUCCESS_FILE in objects
-            content = DirectoryView(committed, data, visible, has_marks)
-            return ObjectView(content, objects, jobs, manifest, version)
+            view = ObjectView(DirectoryView(), objects, jobs, manifest, version)
+            committed = parse_manifest(manifest, storage.uri, is_lenient=is_lenient)
+            return replace(view, content=_read_content(view, committed))
     raise InputDataError(
         "the directory changes while it is looked at",
         received=storage.uri,
@@ -181,34 +151,25 @@ def view_objects(storage: Storage, *, is_lenient: bool = False) -> ObjectView:
     )
 
 
-def list_jobs(storage: Storage) -> frozenset[str]:
+def _list_jobs(storage: Storage) -> frozenset[str]:
     """Lists the jobs that have something aside in a directory."""
-    folders = storage.list_folders()
-    return frozenset(
-        name.removeprefix(TEMPORARY_PREFIX) for name in folders if name.startswith(TEMPORARY_PREFIX)
-    )
+    folders = [name for name in storage.list_folders() if name.startswith(TEMPORARY_PREFIX)]
+    return frozenset(name.removeprefix(TEMPORARY_PREFIX) for name in folders)
 
 
-def _list_states(
-    committed: OutputManifest | None, listed: Mapping[str, StoredObject]
-) -> dict[str, str]:
+def _read_content(view: ObjectView, committed: OutputManifest | None) -> DirectoryView:
+    data = sorted(filter(is_data_path, view.objects))
     if committed is not None:
-        return {s.path: f"{s.bytes} {s.crc32c} {s.job_id}" for s in committed.shards}
-    return {key: f"{item.bytes} {item.mtime_ns}" for key, item in listed.items()}
+        visible = {s.path: f"{s.bytes} {s.crc32c} {s.job_id}" for s in committed.shards}
+    else:
+        shown = {key: view.objects[key] for key in data if not view.is_unfinished(key)}
+        visible = {key: f"{item.bytes} {item.mtime_ns}" for key, item in shown.items()}
+    has_marks = view.manifest is not None or SUCCESS_FILE in view.objects
+    return DirectoryView(committed, data, visible, has_marks)
 
 
-def read_object_manifest(storage: Storage) -> OutputManifest | None:
-    """Reads a directory's manifest; None where there is none."""
-    return _parse(storage, storage.read(COMMIT_FILE), is_lenient=False)
-
-
-def _parse(storage: Storage, manifest: bytes | None, is_lenient: bool) -> OutputManifest | None:
-    if manifest is None:
-        return None
-    try:
-        text = manifest.decode("utf-8", errors="replace")
-        return OutputManifest.loads(text, f"{storage.uri}/{COMMIT_FILE}")
-    except InputDataError:
-        if not is_lenient:
-            raise
-        return None
+def look(place: Path | Storage, *, is_lenient: bool = False) -> DirectoryView:
+    """Looks at a directory; lenient, a damaged manifest counts as none."""
+    if isinstance(place, Storage):
+        return view_objects(place, is_lenient=is_lenient).content
+    return view_local(place, is_lenient=is_lenient)

@@ -1,65 +1,56 @@
 """The commit on a file system: attempts stay out of sight until all of them have succeeded.
 
-Tasks write below `<directory>/_temporary-<job>`; the driver then sets aside what is replaced,
-renames the shards into place and writes the manifest. What dead jobs left is swept.
+Tasks write below `<directory>/_temporary-<job>`. The driver sets what is replaced aside, in
+`_publishing-<job>`, renames the shards into place and writes the manifest. Renaming the folder to
+`_replaced-<job>` decides. Killed before, the next writer takes everything back by the plan that
+lies in it; killed after, it finishes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import ConfigError, InternalError
 from conf.paths import open_sizes
-from conf.storage.atomic_output import write_text_atomic
+from conf.storage.atomic_output import remove_unfinished, sync_directory, write_text_atomic
 from conf.storage.processes import STALE_S, Leftover, Owner, sweep_dead
 from etl.tfrecord.commit.commit_plan import (
     JOB_FILE,
-    Baseline,
     CommitPlan,
     JobPlan,
     JobRecord,
-    SaveMode,
     TaskResult,
+    begin_job,
     check_attempts,
     list_side_files,
     plan_commit,
-    refuse_output,
-    take_baseline,
 )
-from etl.tfrecord.commit.directory_view import TEMPORARY_PREFIX, DirectoryView, view_local
-from etl.tfrecord.commit.file_replacement import (
+from etl.tfrecord.commit.directory_view import (
+    PUBLISHING_PREFIX,
     SUCCESS_FILE,
-    ReplacementPlan,
-    lock_directory,
-    recover_interrupted,
-    replace_files,
+    TEMPORARY_PREFIX,
+    DirectoryView,
+    view_local,
 )
-from etl.tfrecord.commit.output_manifest import (
-    COMMIT_FILE,
-    OutputManifest,
-    merge_description,
-    read_output_manifest,
-)
-from etl.tfrecord.files.data_files import list_folders, make_folders, refuse_missing
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
+from etl.tfrecord.files.data_files import list_folders, make_folders
 
-_LOCK_FILE = ".lock"
+_REPLACED_PREFIX = "_replaced-"
+_PLAN_FILE = ".plan.json"
 _DISCARDED = ".discarded"
 
 
 @dataclass(frozen=True)
 class LocalCommitter:
-    """A directory of a file system.
-
-    Attributes:
-        directory: Its absolute path.
-    """
+    """A directory of a file system, by its absolute path."""
 
     directory: str
 
@@ -71,34 +62,16 @@ class LocalCommitter:
         """Where the attempts of a job lie."""
         return self._root / f"{TEMPORARY_PREFIX}{job_id}"
 
-    def check_mode(self, mode: SaveMode) -> bool:
-        """Tells whether there is output."""
-        view = view_local(self._root, is_lenient=True)
-        refuse_output(self._root, view, mode)
-        return view.holds_output
-
-    def read(self) -> OutputManifest | None:
-        """Reads the manifest; raises an InputDataError where it is damaged."""
-        return read_output_manifest(self._root)
-
     def begin(self, plan: JobPlan, owner: Owner | None) -> None:
         """Prepares the output directory before the first task, which is made where it is not there.
 
         What an interrupted write left there is settled, and what dead jobs left is removed.
         """
         _make_directory(self._root)
-        with lock_directory(self._root):
-            recover_interrupted(self._root)
+        with _lock(self._root):
+            _recover(self._root)
             self.sweep()
-            view = self._look(plan)
-            baseline = take_baseline(self._root, view, plan.mode)
-            if plan.keeps_shards:
-                merge_description(view.committed, plan.description, self._root)
-            if plan.mode == "append" and view.committed is not None:
-                # Rows that are missing would not be missed beside new ones.
-                listed = [shard.path for shard in view.committed.shards]
-                refuse_missing(self._root, listed, view.data_keys)
-            self.open_job(plan.job_id, JobRecord(baseline, owner))
+            self.open_job(plan.job_id, begin_job(self._root, plan, self._look(plan), owner))
 
     def _look(self, plan: JobPlan) -> DirectoryView:
         is_overwrite = plan.mode == "overwrite"
@@ -116,7 +89,9 @@ class LocalCommitter:
 
         An attempt that comes late, after the job has ended, leaves nothing.
         """
-        with _hold_temporary(self.find_temporary(job_id)) as temporary:
+        temporary = self.find_temporary(job_id)
+        _require_open(temporary)
+        with _lock(temporary / JOB_FILE, fcntl.LOCK_SH):  # it is at work
             attempt = temporary / name
             try:
                 attempt.mkdir()
@@ -132,31 +107,21 @@ class LocalCommitter:
         leaves the directory as it was. Killed in between, it has neither `_SUCCESS` nor
         manifest, and the next write there first restores what was set aside.
         """
-        temporary = self.find_temporary(plan.job_id)
-        with lock_directory(self._root):
-            recover_interrupted(self._root)
+        root, temporary, manifest = self._root, self.find_temporary(plan.job_id), None
+        with _lock(root):
+            _recover(root)
+            begun = _require_open(temporary)
             check_attempts(temporary, results, open_sizes(temporary))
             view = self._look(plan)
-            is_ignored = plan.mode == "ignore" and view.holds_output
-            manifest = None if is_ignored else self._publish_locked(plan, view, results)
+            if not (plan.mode == "ignore" and view.holds_output):
+                commit = plan_commit(root, plan, begun, view, results)
+                manifest, text = commit.manifest, commit.manifest.dumps()  # fails before any change
+                change = _Change(_list_old(root, plan, view, commit), [*commit.moves, COMMIT_FILE])
+                with _replacing(root, plan.job_id, change):
+                    _move(temporary, commit, root)
+                    write_text_atomic(root / COMMIT_FILE, text)
         self.discard(plan.job_id)
         return manifest
-
-    def _publish_locked(
-        self, plan: JobPlan, view: DirectoryView, results: Sequence[TaskResult]
-    ) -> OutputManifest:
-        root, temporary = self._root, self.find_temporary(plan.job_id)
-        record = _read_record(temporary)
-        if record is None:
-            raise _missing(temporary)
-        commit = plan_commit(root, plan, record.baseline, view, results)
-        text = commit.manifest.dumps()  # may fail, so before any change
-        old = _list_old(root, plan, view, commit)
-        change = ReplacementPlan(old, [*commit.moves, COMMIT_FILE])
-        with replace_files(root, plan.job_id, change):
-            _move(temporary, commit, root)
-            write_text_atomic(root / COMMIT_FILE, text)
-        return commit.manifest
 
     def discard(self, job_id: str) -> None:
         """Ends a job, at whatever point, and removes what it and dead jobs left."""
@@ -164,10 +129,12 @@ class LocalCommitter:
         self.sweep()
 
     def sweep(self) -> list[str]:
-        """Removes what dead jobs left in the directory; returns the names of what was removed."""
+        """Removes what dead jobs left in the directory; returns the names of what was removed.
+
+        Tasks of a dead driver need not have ended; they find their directory gone and fail.
+        """
         places = {path.name: path for path in self._root.glob(f"{TEMPORARY_PREFIX}*")}
-        found = [_describe(path) for path in places.values()]
-        return sweep_dead(found, lambda name: _remove(places[name]))
+        return sweep_dead(map(_describe, places.values()), lambda name: _remove(places[name]))
 
 
 @dataclass(frozen=True)
@@ -186,7 +153,7 @@ class StagedCommitter(LocalCommitter):
         """
         temporary = self.find_temporary(plan.job_id)
         check_attempts(temporary, results, open_sizes(temporary))
-        commit = plan_commit(self._root, plan, Baseline(), DirectoryView(), results)
+        commit = plan_commit(self._root, plan, JobRecord(), DirectoryView(), results)
         make_folders(self._root, commit.moves)
         _move(temporary, commit, self._root)
         self.discard(plan.job_id)
@@ -204,6 +171,18 @@ def _make_directory(root: Path) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Locks a directory, or a file, while the block runs; the kernel frees it at a kill."""
+    reads = kind == fcntl.LOCK_SH or path.is_dir()  # a task may run as another user
+    descriptor = os.open(path, os.O_RDONLY if reads else os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _read_record(temporary: Path) -> JobRecord | None:
     try:
         return JobRecord.loads((temporary / JOB_FILE).read_text(encoding="utf-8"))
@@ -211,37 +190,19 @@ def _read_record(temporary: Path) -> JobRecord | None:
         return None
 
 
-def _missing(temporary: Path) -> InternalError:
-    return InternalError(
-        "the temporary directory of the job is not there",
-        received=temporary,
-        fix="none if the job has ended; else the output directory must be on a file system "
-        "that driver and executors share",
-    )
-
-
-@contextlib.contextmanager
-def _hold_temporary(temporary: Path) -> Iterator[Path]:
-    """Marks a job as at work while the block runs; never creates it again after its end."""
-    try:
-        descriptor = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError as error:
-        raise _missing(temporary) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        os.utime(descriptor)
-        yield temporary
-        os.utime(descriptor)
-    finally:
-        os.close(descriptor)
+def _require_open(temporary: Path) -> JobRecord:
+    record = _read_record(temporary)
+    if record is None:
+        raise InternalError(
+            "the temporary directory of the job is not there",
+            received=temporary,
+            fix="unless the job has ended, driver and executors must share the file system",
+        )
+    return record
 
 
 def _describe(temporary: Path) -> Leftover:
-    """Describes a job that has something aside, or what is left of one.
-
-    The tasks of a dead driver need not have ended. They find their directory gone and fail, which
-    is what becomes of them anyway; so their lock does not matter.
-    """
+    """Describes a job that has something aside, or what is left of one."""
     if temporary.suffix == _DISCARDED:
         return Leftover(temporary.name, None, 0.0)
     record = _read_record(temporary)
@@ -249,24 +210,16 @@ def _describe(temporary: Path) -> Leftover:
 
 
 def _find_last_move(temporary: Path) -> float:
-    """When something of a job last moved; now, where a task holds its lock."""
+    """When something of a job last moved; now, where a task is at work."""
     now = time.time()
     try:
         newest = max(path.stat().st_mtime for path in (temporary, *temporary.rglob("*")))
-        return newest if now - newest <= STALE_S or not _is_held(temporary) else now
-    except OSError:  # vanished while we looked, or not ours to judge
+        if now - newest > STALE_S:
+            with _lock(temporary / JOB_FILE, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return newest
+        return newest
+    except OSError:  # held, or vanished while we looked, or not ours to judge
         return now
-
-
-def _is_held(temporary: Path) -> bool:
-    lock = os.open(temporary / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
 
 
 def _remove(temporary: Path) -> None:
@@ -284,15 +237,25 @@ def _move(temporary: Path, commit: CommitPlan, root: Path) -> None:
         (temporary / attempt).replace(root / name)
 
 
+@dataclass(frozen=True)
+class _Change:
+    """Paths below a directory: files, and links to folders, that make way, and files that come.
+
+    Marks stand in front of the old; of the new, only such as are in `old` may exist.
+    """
+
+    old: Sequence[str]
+    new: Sequence[str]
+
+
 def _list_old(root: Path, plan: JobPlan, view: DirectoryView, commit: CommitPlan) -> list[str]:
-    """What makes way for a commit, marks first: files, and links to folders."""
     old = commit.old
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
     sides = [name for name in list_side_files(old) if (root / name).exists()]
     links = []
     if plan.mode == "overwrite":
         links = _find_links(root, [*old, *commit.moves], set(view.data_keys) - set(old))
-    files = [n for n in (*old, *sides) if not any(n.startswith(f"{link}/") for link in links)]
+    files = [name for name in (*old, *sides) if not _is_below(name, links)]
     return [*marks, *files, *links]
 
 
@@ -304,8 +267,85 @@ def _find_links(root: Path, names: Sequence[str], staying: Set[str]) -> list[str
     """
     links: list[str] = []
     for folder in list_folders(names):
-        is_inside = any(folder.startswith(f"{link}/") for link in links)
-        is_link = (root / folder).is_symlink() and not is_inside
-        if is_link and not any(name.startswith(f"{folder}/") for name in staying):
+        is_link = (root / folder).is_symlink() and not _is_below(folder, links)
+        if is_link and not any(_is_below(name, [folder]) for name in staying):
             links.append(folder)
     return links
+
+
+def _is_below(name: str, folders: Iterable[str]) -> bool:
+    return any(name.startswith(f"{folder}/") for folder in folders)
+
+
+@contextlib.contextmanager
+def _replacing(directory: Path, job_id: str, change: _Change) -> Iterator[None]:
+    """Sets the old files aside and runs the block, which creates the new ones.
+
+    Their folders are made before, and folders that are left empty are removed. On any error the
+    directory is as it was. Its lock is held.
+    """
+    aside = directory / f"{PUBLISHING_PREFIX}{job_id}"
+    try:
+        aside.mkdir()
+        write_text_atomic(aside / _PLAN_FILE, json.dumps(vars(change)))
+        sync_directory(directory)
+        make_folders(aside, change.old)
+        for name in change.old:
+            (directory / name).replace(aside / name)
+        make_folders(directory, change.new)
+        yield
+        _sync_folders(directory, [*change.old, *change.new])
+        _sync_folders(aside, change.old)
+        aside.replace(directory / f"{_REPLACED_PREFIX}{job_id}")
+    finally:
+        _recover(directory)
+
+
+def _recover(directory: Path) -> None:
+    """Finishes a replacement that came to its end, and takes back one that did not."""
+    for replaced in sorted(directory.glob(f"{_REPLACED_PREFIX}*")):
+        (directory / SUCCESS_FILE).touch()
+        change = _read_change(replaced)
+        if change is not None:
+            _remove_empty(directory, [*change.old, *change.new])
+        sync_directory(directory)
+        shutil.rmtree(replaced, ignore_errors=True)  # what stays is hidden
+    for aside in sorted(directory.glob(f"{PUBLISHING_PREFIX}*")):
+        change = _read_change(aside)
+        if change is not None:  # else it was interrupted before anything was moved
+            _take_back(directory, aside, change)
+        shutil.rmtree(aside)
+
+
+def _read_change(aside: Path) -> _Change | None:
+    try:
+        return _Change(**json.loads((aside / _PLAN_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def _take_back(directory: Path, aside: Path, change: _Change) -> None:
+    # New files come only after every old one has gone: else the name is still the old file's.
+    if all(os.path.lexists(aside / name) for name in change.old):
+        for name in change.new:
+            (directory / name).unlink(missing_ok=True)
+    remove_unfinished(directory / COMMIT_FILE)
+    _remove_empty(directory, change.new)  # in the place of a link to a folder
+    make_folders(directory, change.old)
+    for name in reversed(change.old):  # marks last
+        if os.path.lexists(aside / name):
+            (aside / name).replace(directory / name)
+    _remove_empty(directory, [*change.old, *change.new])
+    _sync_folders(directory, change.old)
+
+
+def _remove_empty(directory: Path, names: Sequence[str]) -> None:
+    for folder in reversed(list_folders(names)):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            (directory / folder).rmdir()
+
+
+def _sync_folders(root: Path, names: Sequence[str]) -> None:
+    for folder in (*list_folders(names), ""):
+        if (root / folder).is_dir():
+            sync_directory(root / folder)

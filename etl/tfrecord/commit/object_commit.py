@@ -21,36 +21,28 @@ from etl.tfrecord.commit.commit_plan import (
     CommitPlan,
     JobPlan,
     JobRecord,
-    SaveMode,
     TaskResult,
+    begin_job,
     check_attempts,
     list_side_files,
     plan_commit,
-    refuse_output,
-    take_baseline,
 )
 from etl.tfrecord.commit.directory_view import (
+    SUCCESS_FILE,
     TEMPORARY_PREFIX,
     ObjectView,
     find_writer,
-    read_object_manifest,
     shard_of,
     view_objects,
 )
-from etl.tfrecord.commit.file_replacement import SUCCESS_FILE
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest, merge_description
-from etl.tfrecord.files.data_files import refuse_missing
+from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A job of an output directory: its record, which is changed on a condition.
-
-    Attributes:
-        place: Where its attempts lie.
-    """
+    """A job by the place of its attempts, with its record, which is changed on a condition."""
 
     place: Storage
 
@@ -78,14 +70,10 @@ class _Job:
     def note_replaced(self, keys: Sequence[str]) -> None:
         """Records objects to delete, so that a later job can clean up after a crash."""
         record, version = self.read()
-        if (
-            record is None
-            or record.is_over
-            or not self.write(replace(record, replaces=tuple(keys)), version)
-        ):
+        noted = record and replace(record, replaces=tuple(keys))
+        if noted is None or noted.is_over or not self.write(noted, version):
             raise UpstreamNotReadyError(
-                "another job took this one for dead, as it stood still for long; nothing of it "
-                "was published",
+                "another job took this one for dead; nothing of it was published",
                 received=self.place.uri,
                 fix="run it again",
             )
@@ -102,46 +90,21 @@ class _Job:
 
 @dataclass(frozen=True)
 class ObjectCommitter:
-    """A directory of an object store.
-
-    Attributes:
-        storage: The directory.
-    """
+    """A directory of an object store."""
 
     storage: Storage
 
     def find_temporary(self, job_id: str) -> Storage:
         return self.storage.child(f"{TEMPORARY_PREFIX}{job_id}")
 
-    def check_mode(self, mode: SaveMode) -> bool:
-        """Tells whether there is output."""
-        view = view_objects(self.storage, is_lenient=True)
-        refuse_output(self.storage.uri, view.content, mode)
-        return view.content.holds_output
-
-    def read(self) -> OutputManifest | None:
-        """Reads the manifest; raises an InputDataError where it is damaged."""
-        return read_object_manifest(self.storage)
-
     def begin(self, plan: JobPlan, owner: Owner | None) -> None:
         """Prepares the output directory before the first task; changes nothing that is visible."""
         self.sweep()
         view = view_objects(self.storage, is_lenient=not plan.keeps_shards)
-        uri = self.storage.uri
-        committed = view.content.committed
         self._refuse_unlisted(plan, view)
-        if plan.keeps_shards:
-            merge_description(committed, plan.description, uri)
-        if plan.mode == "append" and committed is not None:
-            refuse_missing(uri, view.content.visible, view.objects)
-        baseline = take_baseline(uri, view.content, plan.mode)
-        record = JobRecord(baseline, owner)
+        record = begin_job(self.storage.uri, plan, view.content, owner)
         if not _Job(self.find_temporary(plan.job_id)).write(record, None):
-            raise ConfigError(
-                "there is a job of this id already",
-                received=plan.job_id,
-                fix="give each write its own",
-            )
+            raise ConfigError("there is a job of this id already", received=plan.job_id)
 
     def _refuse_unlisted(self, plan: JobPlan, view: ObjectView) -> None:
         if plan.keeps_shards and view.content.committed is None and view.content.visible:
@@ -199,9 +162,9 @@ class ObjectCommitter:
         job = _Job(self.find_temporary(plan.job_id))
         is_copied = False
         while not (plan.mode == "ignore" and view.content.holds_output):
-            baseline = job.require_open().baseline
+            begun = job.require_open()
             self._refuse_unlisted(plan, view)
-            commit = plan_commit(self.storage.uri, plan, baseline, view.content, results)
+            commit = plan_commit(self.storage.uri, plan, begun, view.content, results)
             sides = [key for key in list_side_files(commit.old) if key in view.objects]
             if not is_copied:
                 self._copy_attempts(plan.job_id, view, commit)
@@ -219,11 +182,8 @@ class ObjectCommitter:
     def _copy_attempts(self, job_id: str, view: ObjectView, commit: CommitPlan) -> None:
         taken = sorted(view.objects.keys() & commit.moves.keys())
         if taken:
-            raise ConfigError(
-                "an object of the job's name is there already",
-                received=f"{self.storage.uri}/{taken[0]}",
-                fix="give each write an id of its own",
-            )
+            received = f"{self.storage.uri}/{taken[0]}"
+            raise ConfigError("an object of the job's name is there already", received=received)
         self.storage.delete(SUCCESS_FILE)
         source = f"{TEMPORARY_PREFIX}{job_id}"
         self.storage.move_all({f"{source}/{path}": key for key, path in commit.moves.items()})

@@ -6,7 +6,7 @@ Nothing here is compiled: the driver reads and writes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
+from etl.tfrecord.types.arrays import innermost, is_list
 from etl.tfrecord.types.features import Kind, WireFeature
 
 COMMIT_FILE = "_sluice_commit.json"
@@ -24,54 +25,30 @@ _FILE_KEYS = {"type_options": "lowering"}
 
 @dataclass(frozen=True)
 class OutputShard:
-    """A shard file.
-
-    Attributes:
-        path: Relative to the directory, partition directories included.
-        rows: Records in it.
-        bytes: Its size.
-        crc32c: Checksum of the file, eight hex digits.
-        job_id: Job that wrote it.
-        partition: Spark partition that it came from.
-        partition_values: Value by partition column, None for null; empty without partitioning.
-        split_offsets: Byte offsets at which records begin, some MiB apart, zero left out;
-            uncompressed files only.
-        statistics: Statistics of its features, or None where they were not asked for.
-    """
+    """A shard file, by its path below the directory, and what wrote it."""
 
     path: str
     rows: int
     bytes: int
-    crc32c: str
+    crc32c: str  # eight hex digits
     job_id: str
-    partition: int
+    partition: int  # of Spark
     partition_values: Mapping[str, str | None] = field(default_factory=dict)
-    split_offsets: tuple[int, ...] = ()
+    split_offsets: tuple[int, ...] = ()  # of records some MiB apart, zero left out
     statistics: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class OutputManifest:
-    """What a directory holds.
-
-    Attributes:
-        record_type: Record type of all shards.
-        compression: Their compression, None for none.
-        features: Features on the wire, in record order; empty for `ByteArray`.
-        type_options: How columns became features, for reading them back.
-        partition_columns: Name and Spark type of each partition column.
-        shards: Every file.
-        columns: Columns as they were written, in the JSON form of Spark's schemas, partition
-            columns left out; None where that is not known.
-    """
+    """What a directory holds."""
 
     record_type: str
     compression: str | None
-    features: tuple[WireFeature, ...]
-    type_options: Mapping[str, Any]
-    partition_columns: tuple[tuple[str, str], ...]
+    features: tuple[WireFeature, ...]  # in record order; empty for `ByteArray`
+    type_options: Mapping[str, Any]  # how columns became features, for reading them back
+    partition_columns: tuple[tuple[str, str], ...]  # with their types in Spark
     shards: tuple[OutputShard, ...]
-    columns: Mapping[str, Any] | None = None
+    columns: Mapping[str, Any] | None = None  # JSON of Spark's schema, without partition columns
 
     @property
     def job_ids(self) -> tuple[str, ...]:
@@ -99,13 +76,12 @@ class OutputManifest:
                     fix="write the directory again, or read it with the version that wrote it",
                 )
             return cls(
-                record_type=data.pop("record_type"),
-                compression=data.pop("compression"),
-                features=tuple(_parse_feature(item) for item in data.pop("features")),
                 type_options=data.pop(_FILE_KEYS["type_options"]),
+                features=tuple(_parse_feature(**item) for item in data.pop("features")),
                 partition_columns=tuple((n, t) for n, t in data.pop("partition_columns")),
-                shards=tuple(_parse_shard(item) for item in data.pop("shards")),
+                shards=tuple(_parse_shard(**item) for item in data.pop("shards")),
                 columns=_parse_columns(data.pop("columns", None)),
+                **data,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputDataError(
@@ -116,11 +92,10 @@ class OutputManifest:
             ) from error
 
 
-def _parse_feature(item: dict[str, Any]) -> WireFeature:
-    feature = WireFeature(**item)
-    if feature.kind not in get_args(Kind):
-        raise ValueError(f"feature {feature.name!r} of kind {feature.kind!r}")
-    return feature
+def _parse_feature(kind: Kind, **item: Any) -> WireFeature:
+    if kind not in get_args(Kind):
+        raise ValueError(f"feature {item} of kind {kind!r}")
+    return WireFeature(kind=kind, **item)
 
 
 def _parse_columns(columns: Any) -> Mapping[str, Any] | None:
@@ -130,22 +105,32 @@ def _parse_columns(columns: Any) -> Mapping[str, Any] | None:
     return None if columns is None else dict(columns)
 
 
-def _parse_shard(item: dict[str, Any]) -> OutputShard:
-    return OutputShard(**{**item, "split_offsets": tuple(item["split_offsets"])})
+def _parse_shard(split_offsets: list[int], **item: Any) -> OutputShard:
+    return OutputShard(split_offsets=tuple(split_offsets), **item)
 
 
-def read_output_manifest(directory: str | Path) -> OutputManifest | None:
-    """Reads a directory's manifest; None where there is none."""
-    path = Path(directory) / COMMIT_FILE
+def parse_manifest(
+    text: bytes | None, place: object, *, is_lenient: bool = False
+) -> OutputManifest | None:
+    """Parses a manifest; None where there is none or, lenient, where it is damaged."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if text is not None:
+            return OutputManifest.loads(text.decode(errors="replace"), f"{place}/{COMMIT_FILE}")
+    except InputDataError:
+        if not is_lenient:
+            raise
+    return None
+
+
+def read_output_manifest(
+    directory: str | Path, *, is_lenient: bool = False
+) -> OutputManifest | None:
+    """Reads a directory's manifest; None where there is none or, lenient, where it is damaged."""
+    try:
+        text = (Path(directory) / COMMIT_FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return OutputManifest.loads(text, str(path))
-
-
-# Policies by which a column's features differ, not only the values in them.
-_READING_OPTIONS = ("dates", "timestamps", "maps", "vectors")
+    return parse_manifest(text, directory, is_lenient=is_lenient)
 
 
 def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature, ...]:
@@ -156,9 +141,7 @@ def describe_features(schema: pa.Schema, record_type: str) -> tuple[WireFeature,
 
 
 def _describe(field: pa.Field) -> WireFeature:
-    depth, value_type = 0, field.type
-    while hasattr(value_type, "value_field"):
-        depth, value_type = depth + 1, value_type.value_type
+    value_type = innermost(field.type)
     if pa.types.is_dictionary(value_type):
         value_type = value_type.value_type
     kind: Kind = "bytes"
@@ -166,7 +149,8 @@ def _describe(field: pa.Field) -> WireFeature:
         kind = "int64"
     elif pa.types.is_floating(value_type) or pa.types.is_decimal(value_type):
         kind = "float32"
-    return WireFeature(field.name, kind, depth == 1, depth > 1)
+    is_sequence = is_list(field.type) and is_list(field.type.value_type)
+    return WireFeature(field.name, kind, is_list(field.type) and not is_sequence, is_sequence)
 
 
 def merge_description(
@@ -178,37 +162,51 @@ def merge_description(
     """
     if old is None or not old.shards:
         return replace(new, shards=())
-    mine, theirs = _traits(new), _traits(old)
-    differing = [name for name in mine if mine[name] != theirs[name]]
-    kinds = {feature.name: feature for feature in old.features}
-    clashing = [f for f in new.features if kinds.get(f.name, f) != f]
-    _check_case(new.features, kinds, directory)
-    if differing or clashing:
-        received = [f"{name} {mine[name]}" for name in differing]
-        allowed = [f"{name} {theirs[name]}" for name in differing]
-        received += [f"feature {f.name!r}: {_name_type(f)}" for f in clashing]
-        allowed += [f"feature {f.name!r}: {_name_type(kinds[f.name])}" for f in clashing]
+    mine, theirs = _list_traits(new), _list_traits(old)
+    differing = [name for name in mine if theirs.get(name, mine[name]) != mine[name]]
+    if differing:
         raise ConfigError(
             f"the shards would not fit those that stay in {directory}",
-            received="; ".join(received),
-            allowed="; ".join(allowed),
+            received="; ".join(f"{name} {mine[name]}" for name in differing),
+            allowed="; ".join(f"{name} {theirs[name]}" for name in differing),
             fix="write them alike, overwrite the whole directory, or write to another",
         )
-    added = tuple(f for f in new.features if f.name not in kinds)
+    known = [feature.name for feature in old.features]
+    added = [feature for feature in new.features if feature.name not in known]
+    _refuse_other_case([feature.name for feature in added], known, directory)
     # Bytes that one of them knows to be no text are none in either.
     binary = {*old.type_options.get("binary", ()), *new.type_options.get("binary", ())}
-    merged = {**new.type_options, **({"binary": sorted(binary)} if binary else {})}
-    features = (*old.features, *added)
-    columns = _merge_columns(old, new)
-    return replace(new, features=features, type_options=merged, shards=old.shards, columns=columns)
+    return replace(
+        new,
+        features=(*old.features, *added),
+        type_options={**new.type_options, **({"binary": sorted(binary)} if binary else {})},
+        shards=old.shards,
+        columns=_merge_columns(old, new),
+    )
 
 
-def _check_case(
-    features: Sequence[WireFeature], known: Mapping[str, WireFeature], directory: object
-) -> None:
+def _list_traits(committed: OutputManifest) -> dict[str, Any]:
+    """What shards that lie side by side have in common; each feature where both have it."""
+    return {
+        "record type": committed.record_type,
+        "compression": (committed.compression or "none").lower(),
+        "partition columns": [list(column) for column in committed.partition_columns],
+        # Two units of time in one feature look alike.
+        "timestamps": committed.type_options.get("timestamps"),
+        **{f"feature {f.name!r}:": _name_type(f) for f in committed.features},
+    }
+
+
+def _name_type(feature: WireFeature) -> str:
+    if feature.is_sequence:
+        return f"list of lists of {feature.kind}"
+    return f"list of {feature.kind}" if feature.is_list else feature.kind
+
+
+def _refuse_other_case(added: list[str], known: list[str], directory: object) -> None:
     """Refuses a feature that differs in case alone: Spark takes the two for one."""
     by_lower = {name.lower(): name for name in known}
-    for name in (f.name for f in features if f.name not in known):
+    for name in added:
         if name.lower() in by_lower:
             raise ConfigError(
                 f"the shards that stay in {directory} have this feature in another case",
@@ -223,34 +221,13 @@ def _merge_columns(old: OutputManifest, new: OutputManifest) -> Mapping[str, Any
 
     One that had two types is left out: it is read as its feature.
     """
-    is_alike = _reading_rules(old.type_options) == _reading_rules(new.type_options)
+    rules = ("dates", "timestamps", "maps", "vectors")
+    is_alike = all(old.type_options.get(name) == new.type_options.get(name) for name in rules)
     if old.columns is None or new.columns is None or not is_alike:
         return None
     merged = {column["name"]: column for column in old.columns["fields"]}
     for column in new.columns["fields"]:
-        known = merged.setdefault(column["name"], column)
-        if known is not None and known["type"] != column["type"]:
-            merged[column["name"]] = None
-    return {**old.columns, "fields": [column for column in merged.values() if column is not None]}
-
-
-def _reading_rules(type_options: Mapping[str, Any]) -> Any:
-    """What of a description decides how features are read back."""
-    return {name: type_options.get(name) for name in _READING_OPTIONS}
-
-
-def _traits(committed: OutputManifest) -> dict[str, Any]:
-    type_options: Mapping[str, Any] = committed.type_options
-    return {
-        "record type": committed.record_type,
-        "compression": (committed.compression or "none").lower(),
-        "partition columns": [list(column) for column in committed.partition_columns],
-        # Two units of time in one feature look alike.
-        "timestamps": type_options.get("timestamps"),
-    }
-
-
-def _name_type(feature: WireFeature) -> str:
-    if feature.is_sequence:
-        return f"list of lists of {feature.kind}"
-    return f"list of {feature.kind}" if feature.is_list else feature.kind
+        if merged.setdefault(column["name"], column)["type"] != column["type"]:
+            merged[column["name"]] = {"type": None}
+    kept = [column for column in merged.values() if column["type"] is not None]
+    return {**old.columns, "fields": kept}

@@ -11,7 +11,9 @@ import decimal
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,9 @@ from conf.local_paths import is_hidden
 from etl.tfrecord.types.refusals import refuse_unknown
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+Partition = tuple[tuple[str, str | None], ...]
+"""Column and value of each level of partition directories, None for null."""
+PartitionValues = tuple[str | None, ...]
 
 _ESCAPED = frozenset(map(chr, range(0x20))) | frozenset("\"#%'*/:=?\\\x7f{[]^")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -29,9 +34,8 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # What Java's Double.parseDouble takes beyond that.
 _DOUBLE = re.compile(rf"[+-]?(?:NaN|Infinity|{_DECIMAL.pattern}[dDfF]?)")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_TIMESTAMP = re.compile(rf"({_DATE.pattern}) ([0-9]{{2}}):([0-9]{{2}}):([0-9]{{2}})(\.[0-9])?")
+_CLOCK = re.compile(r"([01][0-9]|2[0-3])(:[0-5][0-9]){2}(\.[0-9])?")
 _MAX_DECIMAL_DIGITS = 38
-_INT_BITS, _LONG_BITS = 32, 64
 
 
 def _escape(text: str) -> str:
@@ -39,19 +43,11 @@ def _escape(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return re.sub(r"(?:%[0-9A-Fa-f]{2})+", lambda match: _decode(match[0]), text)
-
-
-def _decode(escapes: str) -> str:
-    """Reads escaped bytes as UTF-8: Spark escapes ASCII alone, but pyarrow and pandas all else too.
-
-    What is no UTF-8 is read as Spark reads it.
-    """
-    codes = bytes.fromhex(escapes.replace("%", ""))
+    """Reads escaped bytes as UTF-8, as pyarrow and pandas write them; else as Spark reads them."""
     try:
-        return codes.decode()
+        return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        return codes.decode("latin-1")
+        return unquote(text, "latin-1")
 
 
 def partition_path(names: Sequence[str], values: Sequence[str | None]) -> str:
@@ -65,10 +61,6 @@ def partition_path(names: Sequence[str], values: Sequence[str | None]) -> str:
 def _escape_value(text: str) -> str:
     # Readers, Spark's too, look for null before they unescape: so the text differs from it.
     return f"%5F{text[1:]}" if text == NULL_PARTITION else _escape(text)
-
-
-Partition = tuple[tuple[str, str | None], ...]
-"""Column and value of each level of partition directories, None for null."""
 
 
 def read_partition(relative: str) -> Partition:
@@ -85,12 +77,8 @@ def parse_partition_path(relative: str) -> dict[str, str | None]:
     pairs = read_partition(relative)
     values = dict(pairs)
     if len(values) < len(pairs) or not all(name and value != "" for name, value in pairs):
-        raise InputDataError(
-            "not a partition directory",
-            received=relative,
-            allowed="<column>=<value>, each column once",
-            fix=f"rename it; null is written {NULL_PARTITION}",
-        )
+        allowed = f"<column>=<value>, each column once; {NULL_PARTITION} for null"
+        raise InputDataError("not a partition directory", received=relative, allowed=allowed)
     return values
 
 
@@ -102,10 +90,8 @@ def _is_date(text: str) -> bool:
 
 
 def _is_timestamp(text: str) -> bool:
-    match = _TIMESTAMP.fullmatch(text)
-    if match is None or not _is_date(match[1]):
-        return False
-    return int(match[2]) < 24 and int(match[3]) < 60 and int(match[4]) < 60
+    day, space, clock = text.partition(" ")
+    return bool(space and _is_date(day) and _CLOCK.fullmatch(clock))
 
 
 def _whole_decimal_type(text: str) -> str | None:
@@ -122,9 +108,8 @@ def infer_partition_type(text: str | None) -> str | None:
     if text is None:
         return None
     if _INTEGER.fullmatch(text):
-        value = int(text)
-        for name, bits in (("int", _INT_BITS), ("bigint", _LONG_BITS)):
-            if -(1 << bits - 1) <= value < 1 << bits - 1:
+        for name, bits in (("int", 32), ("bigint", 64)):
+            if -(1 << bits - 1) <= int(text) < 1 << bits - 1:
                 return name
     if _DECIMAL.fullmatch(text):
         return _whole_decimal_type(text) or "double"
@@ -135,31 +120,30 @@ def infer_partition_type(text: str | None) -> str | None:
     return "date" if _is_date(text) else "string"
 
 
+_WIDER = {
+    frozenset({"int", "bigint"}): "bigint",
+    frozenset({"int", "double"}): "double",
+    frozenset({"date", "timestamp"}): "timestamp",
+}
+_DIGITS = {"int": 10, "bigint": 20}
+
+
 def _widen(left: str | None, right: str | None) -> str | None:
     """Type that holds values of both; a string where Spark finds none."""
     if left is None or right is None or left == right:
         return left or right
-    pair = {left, right}
-    if pair == {"int", "bigint"}:
-        return "bigint"
-    if pair == {"int", "double"}:
-        return "double"
-    if pair == {"date", "timestamp"}:
-        return "timestamp"
-    whole = {"int": 10, "bigint": 20}
-    digits = [whole.get(t) or (int(t[8:-3]) if t.startswith("decimal") else None) for t in pair]
-    if None not in digits:
-        return f"decimal({max(d for d in digits if d)},0)"
+    if (wider := _WIDER.get(frozenset({left, right}))) is not None:
+        return wider
+    if all(kind in _DIGITS or kind.startswith("decimal") for kind in (left, right)):
+        digits = (_DIGITS.get(kind) or int(kind[8:-3]) for kind in (left, right))
+        return f"decimal({max(digits)},0)"
     return "string"
 
 
 def infer_partition_types(
     partitions: Iterable[Mapping[str, str | None]],
 ) -> tuple[tuple[str, str], ...]:
-    """Infers the Spark type of each partition column from all of its values, as Spark does.
-
-    A column of nulls alone is a string, where Spark says void.
-    """
+    """Spark's type of each partition column; of nulls alone a string, where Spark says void."""
     distinct = list({tuple(values.items()): values for values in partitions}.values())
     if not distinct:
         return ()
@@ -169,14 +153,10 @@ def infer_partition_types(
             raise InputDataError(
                 "the partition directories differ in their columns",
                 received=f"{'/'.join(names) or 'none'} and {'/'.join(values) or 'none'}",
-                allowed="the same columns in the same order for every file",
                 fix="read one subdirectory, or move the files that do not belong",
             )
-    return tuple(
-        (name, functools.reduce(_widen, (infer_partition_type(v[name]) for v in distinct), None)
-         or "string")
-        for name in names
-    )  # fmt: skip
+    kinds = {name: [infer_partition_type(values[name]) for values in distinct] for name in names}
+    return tuple((n, functools.reduce(_widen, found) or "string") for n, found in kinds.items())
 
 
 def parse_partition_value(name: str, text: str | None, target: pa.DataType) -> pa.Scalar:
@@ -187,43 +167,35 @@ def parse_partition_value(name: str, text: str | None, target: pa.DataType) -> p
         if pa.types.is_timestamp(target) and target.tz is not None:
             moment = pa.scalar(text.strip()).cast(pa.timestamp(target.unit))
             return pa.scalar(moment.value, target)
-        is_text = pa.types.is_string(target) or pa.types.is_binary(target)
-        plain = text if is_text else text.strip().removeprefix("+")
-        if pa.types.is_decimal(target):  # also 1e3, which Spark takes for a whole number
-            return (
-                pa.scalar(plain).cast(pa.float64() if "e" in plain.lower() else target).cast(target)
-            )
-        return pa.scalar(plain).cast(target)
+        if pa.types.is_string(target) or pa.types.is_binary(target):
+            return pa.scalar(text).cast(target)
+        plain = pa.scalar(text.strip().removeprefix("+"))
+        if pa.types.is_decimal(target) and "e" in text.lower():  # 1e3, to Spark a whole number
+            plain = plain.cast(pa.float64())
+        return plain.cast(target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputDataError(
             f"a value of partition column {name!r} does not fit its type",
             received=repr(text),
-            allowed=str(target),
-            fix="give the column another type in the schema, for example string",
+            allowed=f"{target}; give the column another type in the schema, for example string",
         ) from error
-
-
-_ALLOWED = "boolean, integers, decimal, date, timestamp and string columns"
-
-PartitionValues = tuple[str | None, ...]
 
 
 def parse_names(text: str, option: str = "partitionBy") -> tuple[str, ...]:
     """Parses an option that names columns: comma separated, or a JSON list of strings."""
-    names: object = [name.strip() for name in text.split(",")]
+    names: list[Any] = [name.strip() for name in text.split(",")]
     if text.lstrip().startswith("["):
         try:
             names = json.loads(text)
         except ValueError:
-            names = None
-    valid = isinstance(names, list) and all(isinstance(n, str) and n for n in names)
-    if not valid or not names or len(set(names)) < len(names):  # type: ignore[call-overload,arg-type]
+            names = []
+    if not names or not all(isinstance(n, str) and n for n in names) or len({*names}) < len(names):
         raise ConfigError(
             f"bad value of TFRecord option {option!r}",
             received=repr(text),
             allowed='distinct column names, as in date,country or ["date", "country"]',
         )
-    return tuple(names)  # type: ignore[arg-type]
+    return tuple(names)
 
 
 def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
@@ -235,28 +207,16 @@ def check_partition_columns(schema: pa.Schema, names: Sequence[str]) -> None:
         raise ConfigError(
             f"{len(bad)} column(s) cannot be partitioned by",
             received=", ".join(f"{name} ({schema.field(name).type})" for name in bad),
-            allowed=_ALLOWED,
+            allowed="boolean, integers, decimal, date, timestamp and string columns",
             fix="cast the column to one of these, floating point to string or decimal",
         )
-    refuse_hidden_folders(names)
-    if len(names) == len(schema):
-        raise ConfigError(
-            "partitionBy names every column: the records would be empty",
-            received=", ".join(names),
-            fix="leave out one of them, or add a copy under another name",
-        )
-
-
-def refuse_hidden_folders(names: Sequence[str]) -> None:
-    """Refuses partition columns whose folders no reader would look into."""
     hidden = [name for name in names if is_hidden(f"{name}=", is_folder=True)]
     if hidden:
-        raise ConfigError(
-            "folders of these partition columns would be hidden: no reader looks into them",
-            received=", ".join(hidden),
-            allowed="names without . in front",
-            fix="rename the column",
-        )
+        what = "folders of these partition columns would be hidden from readers: rename them"
+        raise ConfigError(what, received=", ".join(hidden))
+    if len(names) == len(schema):
+        what = "partitionBy names every column: the records would be empty"
+        raise ConfigError(what, received=", ".join(names))
 
 
 def _has_text_form(data_type: pa.DataType) -> bool:
@@ -269,15 +229,10 @@ def _has_text_form(data_type: pa.DataType) -> bool:
 def split_partitions(
     batch: pa.RecordBatch, keys: Sequence[pa.Array]
 ) -> Iterator[tuple[PartitionValues, pa.RecordBatch, np.ndarray]]:
-    """Splits a batch by partition values, keeping the rows' order within each.
+    """Splits a batch by partition columns that it lacks, keeping the rows' order within each.
 
-    Args:
-        batch: Rows without the partition columns.
-        keys: The partition columns, of as many rows.
-
-    Yields:
-        Values as Spark casts them to strings, None for null; their rows; and the numbers of these
-        in the batch, int64 `[rows]`.
+    Yields values as Spark casts them to strings, None for null; their rows; and the numbers of
+    these in the batch, int64 `[rows]`.
     """
     codes = np.zeros(batch.num_rows, np.int64)
     columns: list[tuple[np.ndarray, list[str | None]]] = []
@@ -287,7 +242,8 @@ def split_partitions(
         # Dense again before each column: below the square of the rows, whatever their number.
         dense = np.unique(codes, return_inverse=True)[1] if columns else codes
         codes = dense * len(encoded.dictionary) + indices
-        columns.append((indices, _format_values(encoded.dictionary)))
+        found = encoded.dictionary.to_pylist()
+        columns.append((indices, [None if v is None else _format_value(v) for v in found]))
     starts, order = np.flatnonzero(np.diff(codes, prepend=-1)), np.arange(batch.num_rows)
     if len(starts) > len(np.unique(codes)):
         order = np.argsort(codes, kind="stable")
@@ -298,29 +254,16 @@ def split_partitions(
         yield values, batch.slice(start, end - start), order[start:end]
 
 
-def _format_values(values: pa.Array) -> list[str | None]:
-    format_value = _formatter(values.type)
-    return [None if v is None else format_value(v) for v in values.to_pylist()]
-
-
-def _formatter(data_type: pa.DataType) -> Callable[..., str]:
-    if pa.types.is_boolean(data_type):
-        return lambda value: "true" if value else "false"
-    if pa.types.is_timestamp(data_type):
-        return _format_timestamp
-    if pa.types.is_decimal(data_type):
-        return lambda value: format(value, "f")
-    return _format_text
-
-
-def _format_timestamp(value: datetime.datetime) -> str:
-    """Time as it is read back, in UTC where it has a zone, without trailing zeros."""
-    value = value if value.tzinfo is None else value.astimezone(datetime.UTC)
-    text = value.replace(tzinfo=None).isoformat(" ")
-    return text.rstrip("0") if value.microsecond else text
-
-
-def _format_text(value: object) -> str:
+def _format_value(value: Any) -> str:
+    """Text as Spark casts it; times in UTC where they have a zone, without trailing zeros."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime.datetime):
+        value = value if value.tzinfo is None else value.astimezone(datetime.UTC)
+        text = value.replace(tzinfo=None).isoformat(" ")
+        return text.rstrip("0") if value.microsecond else text
     text = str(value)
     if not text:
         raise InputDataError(

@@ -1,17 +1,13 @@
-"""Shard files on their way to disk or to an object store: there whole or not at all.
-
-`ShardWriter` writes one file, `RollingWriter` spreads batches over files of limited size.
-"""
+"""Shard files on their way to disk or to an object store: there whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,128 +18,71 @@ from conf.storage.atomic_output import AtomicFile
 from conf.storage.locations import Compression
 from conf.storage.object_store import Storage
 from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.codec.encode import CHUNK_ROWS, build_encoder
-from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES
-from etl.tfrecord.codec.kernels import kernel, load_i64
-from etl.tfrecord.files.data_files import (
-    ShardLimits,
-    WrittenShard,
-    format_index,
-    index_path,
-    make_folders,
-)
+from etl.tfrecord.codec.encode import CHUNK_ROWS
+from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, walk_headers
+from etl.tfrecord.files.data_files import ShardLimits, WrittenShard, index_path, make_folders
 from etl.tfrecord.types.features import RecordType
 
-_FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
-
-
-@kernel
-def _walk(address: int, size: int, starts: np.ndarray) -> int:
-    position, n = 0, 0
-    while position < size:
-        starts[n] = position
-        n += 1
-        position += load_i64(address + position) + _FRAME_BYTES
-    starts[n] = position
-    return n
-
-
-def find_record_starts(framed: np.ndarray) -> np.ndarray:
-    """Finds the records of a buffer by their lengths, without verifying anything.
-
-    Args:
-        framed: Whole sound records, contiguous uint8 `[bytes]`.
-
-    Returns:
-        Offset of each record and, last, of the end; int64 `[records + 1]`.
-    """
-    # Room for the most records that could fit; pages that are not needed are never touched.
-    starts = np.empty(framed.size // _FRAME_BYTES + 1, np.int64)
-    records = _walk(framed.ctypes.data, framed.size, starts)
-    return starts[: records + 1]
-
-
-class ShardTarget(Protocol):
-    """Takes the bytes of one shard and, where it has one, of its side file."""
-
-    name: str
-    shard: Any
-    index: Any
-
-    def finish(self) -> None:
-        """Makes the shard appear, or leaves nothing of it."""
-
-    def discard(self) -> None:
-        """Leaves nothing, unless it has appeared already."""
-
-
-class LocalTarget:
-    """A temporary file next to the target, which takes its name in the end."""
-
-    def __init__(self, path: Path, index: Path | None = None) -> None:
-        self.name = path.name
-        self._output = AtomicFile(path)
-        self.shard = self._output.unfinished.open("xb", buffering=1 << 18)
-        self.index = None if index is None else index.open("xb", buffering=1 << 18)
-
-    def finish(self) -> None:
-        try:
-            self.shard.flush()
-            if self.index is not None:
-                self.index.flush()
-                os.fsync(self.index.fileno())
-            self._output.publish()
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        try:
-            if self.index is not None:
-                self.index.close()
-            self.shard.close()  # flushes, and so fails on a full disk
-        finally:
-            self._output.discard()
-
-
-class StoredTarget:
-    """An upload to an object that no one else writes."""
-
-    def __init__(self, storage: Storage, key: str, index: str | None = None) -> None:
-        self.name = key.rpartition("/")[2]
-        self._storage = storage
-        self._uploads = {name: storage.open_output(name) for name in (key, index) if name}
-        self.shard, self.index = self._uploads[key], self._uploads.get(index or "")
-
-    def finish(self) -> None:
-        """Ends the uploads, the shard's last."""
-        for stream in reversed(self._uploads.values()):
-            stream.close()
-        self._uploads.clear()
-
-    def discard(self) -> None:
-        """Ends the uploads, which cannot be called off, and deletes what came of them."""
-        for key, stream in self._uploads.items():
-            with contextlib.suppress(OSError):
-                stream.close()
-            with contextlib.suppress(OSError):
-                self._storage.delete(key)
-        self._uploads.clear()
-
-
-def open_target(root: Path | Storage, path: str, has_index: bool) -> ShardTarget:
-    """Opens a shard below a directory that exists; folders in between are made."""
-    side = index_path(path) if has_index else None
-    if isinstance(root, Storage):
-        return StoredTarget(root, path, side)
-    make_folders(root, [path, *([side] if side else [])])
-    return LocalTarget(root / path, root / side if side else None)
-
-
 SPLIT_POINT_BYTES = 16 << 20
-
 _WBITS = {"GZIP": 31, "ZLIB": 15}
 # More than zlib may hold back before a flush, and more than a flush and a trailer add.
 _HELD_BACK_BYTES = 192 << 10
+
+
+def find_record_starts(framed: np.ndarray) -> np.ndarray:
+    """Offsets of whole records in uint8 `[bytes]`, and of their end; int64 `[records + 1]`."""
+    # Room for the most records that could fit; pages that are not needed are never touched.
+    starts = np.empty(framed.size // (HEADER_BYTES + FOOTER_BYTES) + 2, np.int64)
+    starts[0] = 0
+    count = walk_headers(framed.ctypes.data, framed.size, 1, starts[1:]) + 1
+    starts[count] = framed.size
+    return starts[: count + 1] if framed.size else starts[:1]
+
+
+class _LocalOutput:
+    """A file under a hidden name, which takes its own in the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AtomicFile(path)
+        self.stream: Any = self._file.unfinished.open("xb", buffering=1 << 18)
+
+    def finish(self) -> None:
+        self.stream.flush()
+        self._file.publish()
+
+    def discard(self) -> None:
+        try:
+            self.stream.close()  # flushes, and so fails on a full disk
+        finally:
+            self._file.discard()
+
+
+class _StoredOutput:
+    """An upload to an object that no one else writes."""
+
+    def __init__(self, storage: Storage, key: str) -> None:
+        self._storage, self._key, self._is_finished = storage, key, False
+        self.stream: Any = storage.open_output(key)
+
+    def finish(self) -> None:
+        self.stream.close()
+        self._is_finished = True
+
+    def discard(self) -> None:
+        """Ends the upload, which cannot be called off, and deletes what came of it."""
+        if not self._is_finished:
+            self._is_finished = True
+            with contextlib.suppress(OSError):
+                self.stream.close()
+            with contextlib.suppress(OSError):
+                self._storage.delete(self._key)
+
+
+def _open_outputs(root: Path | Storage, names: list[str]) -> list[_LocalOutput | _StoredOutput]:
+    if isinstance(root, Storage):
+        return [_StoredOutput(root, name) for name in names]
+    make_folders(root, names)
+    return [_LocalOutput(root / name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -163,49 +102,36 @@ class ShardOptions:
     chunk_rows: int = CHUNK_ROWS
 
     def __post_init__(self) -> None:
-        for name, value, valid, allowed in (
-            ("compression", self.compression, self.compression in (None, *_WBITS),
-             "None, 'GZIP' or 'ZLIB'"),
-            ("compression_level", self.compression_level, 1 <= self.compression_level <= 9,
-             "1 to 9"),
-            ("chunk_rows", self.chunk_rows, self.chunk_rows >= 1, "1 or more"),
-        ):  # fmt: skip
-            if not valid:
-                raise ConfigError(f"bad shard option {name}", received=value, allowed=allowed)
+        levels, allowed = range(1, 10), "compression None, 'GZIP' or 'ZLIB', its level 1 to 9"
+        if self.compression not in (None, *_WBITS) or self.compression_level not in levels:
+            raise ConfigError("bad shard options", received=self, allowed=allowed)
 
 
 class ShardFile:
-    """An open shard: takes framed records, and appears under its name when it is closed.
+    """An open shard below a root: takes framed records, and appears when it is finished.
 
-    Equal records give equal bytes: the gzip header carries neither time nor name.
-
-    Attributes:
-        rows: Records so far.
-        split_offsets: Byte offsets at which records begin, `SPLIT_POINT_BYTES` apart or a little
-            more, zero left out; empty where the file is compressed.
+    Equal records give equal bytes: the gzip header carries neither time nor name. Records begin at
+    `split_offsets` of an uncompressed file, some `SPLIT_POINT_BYTES` apart, zero left out.
     """
 
-    def __init__(self, target: ShardTarget, options: ShardOptions) -> None:
+    def __init__(
+        self, root: Path | Storage, path: str, options: ShardOptions, has_index: bool = False
+    ) -> None:
         self.rows = 0
         self.split_offsets: list[int] = []
-        self._target = target
+        self._path, self._bytes, self._crc = path, 0, 0
         self._compress: Any = None
         if options.compression is not None:
             wbits = _WBITS[options.compression]
             self._compress = zlib.compressobj(options.compression_level, zlib.DEFLATED, wbits)
-        self._bytes, self._crc = 0, 0
+        self._outputs = _open_outputs(root, [path, index_path(path)] if has_index else [path])
 
     def append(self, framed: np.ndarray, starts: np.ndarray) -> None:
-        """Appends whole records.
-
-        Args:
-            framed: Their bytes, uint8 `[bytes]`.
-            starts: Offset of each in `framed` and, last, of the end; int64 `[records + 1]`.
-        """
+        """Appends whole records, uint8 `[bytes]`, with the offsets of each and of the end."""
         if self._compress is None:
             self._note_splits(starts)
-            if self._target.index is not None:
-                self._target.index.write(format_index(starts, self._bytes).encode("ascii"))
+            for index in self._outputs[1:]:
+                index.stream.write(_format_index(starts, self._bytes))
             self._put(framed)
         else:
             self._put(self._compress.compress(framed))
@@ -230,35 +156,40 @@ class ShardFile:
         return self._bytes + len(trial.compress(framed)) + len(trial.flush()) <= limit_bytes
 
     def _put(self, data: Any) -> None:
-        self._target.shard.write(data)
+        self._outputs[0].stream.write(data)
         self._crc = crc32c(data, self._crc)
         self._bytes += len(data)
 
     def finish(self) -> ShardInfo:
-        """Closes the file and gives it its name; nothing is left of one that cannot be written."""
+        """Gives the file its name, its index first; nothing is left of one that fails."""
         try:
             if self._compress is not None:
                 self._put(self._compress.flush())
-            self._target.finish()
+            for output in reversed(self._outputs):
+                output.finish()
         finally:
-            self._target.discard()
-        return ShardInfo(self._target.name, self.rows, self._bytes, f"{self._crc:08x}")
+            self.discard()
+        return ShardInfo(self._path, self.rows, self._bytes, f"{self._crc:08x}")
 
     def discard(self) -> None:
         """Leaves nothing of it, unless it is finished already."""
-        self._target.discard()
+        with contextlib.ExitStack() as stack:
+            for output in self._outputs:
+                stack.callback(output.discard)
+
+
+def _format_index(starts: np.ndarray, offset: int) -> bytes:
+    """A line `<byte offset> <bytes>` per record, framing included."""
+    pairs = zip((starts[:-1] + offset).tolist(), np.diff(starts).tolist(), strict=True)
+    return "".join(f"{start} {size}\n" for start, size in pairs).encode("ascii")
 
 
 class ShardStatistics(Protocol):
-    """Collects what is to be known of a shard's records."""
+    """Collects what is to be known of a shard's records, and the rows that they come from."""
 
-    def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
-        """Takes records in, and the rows that they were encoded from."""
-        ...
+    def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None: ...
 
-    def to_dict(self) -> dict[str, Any]:
-        """The statistics as JSON."""
-        ...
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 class _Encoder(Protocol):
@@ -267,16 +198,7 @@ class _Encoder(Protocol):
 
 @dataclass(frozen=True)
 class RollingPlan:
-    """What all files of a task have in common.
-
-    Attributes:
-        root: Directory that the names are relative to.
-        options: Record type and compression.
-        limits: When a file is full.
-        index: Whether side files are written.
-        build_statistics: Builds the statistics of a file from the records' schema and its path,
-            relative to the root; or None.
-    """
+    """What all files of a task have in common; statistics are built for the file at a path."""
 
     root: Path | Storage
     options: ShardOptions
@@ -289,16 +211,12 @@ class RollingWriter:
     """Writes batches to as many files as the limits ask for; opens none before its first record.
 
     A name is asked for as each file begins. An encoder may be shared by writers of one thread.
-
-    Attributes:
-        shards: Files finished so far.
     """
 
     def __init__(self, plan: RollingPlan, encoder: _Encoder, name: Callable[[], str]) -> None:
         self.shards: list[WrittenShard] = []
         self._plan, self._encoder, self._name = plan, encoder, name
         self._file: ShardFile | None = None
-        self._path = ""
         self._statistics: ShardStatistics | None = None
 
     def write(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
@@ -321,11 +239,10 @@ class RollingWriter:
         self._observe(batch, source, seen, done)
 
     def _open(self, schema: pa.Schema) -> ShardFile:
-        plan, self._path = self._plan, self._name()
-        target = open_target(plan.root, self._path, plan.index)
+        plan, path = self._plan, self._name()
+        self._file = ShardFile(plan.root, path, plan.options, plan.index)
         if plan.build_statistics is not None:
-            self._statistics = plan.build_statistics(schema, self._path)
-        self._file = ShardFile(target, plan.options)
+            self._statistics = plan.build_statistics(schema, path)
         return self._file
 
     def _count_fitting(self, file: ShardFile, framed: np.ndarray, starts: np.ndarray) -> int:
@@ -335,15 +252,13 @@ class RollingWriter:
             rows = min(rows, limits.rows - file.rows)
         if limits.bytes is None or rows == 0:
             return rows
-        if file.fits(framed[starts[0] : starts[rows]], limits.bytes):
-            return rows
-        fitting, too_many = 0, rows
+        fitting, middle, too_many = 0, rows, rows + 1
         while too_many - fitting > 1:
-            middle = (fitting + too_many) // 2
             if file.fits(framed[starts[0] : starts[middle]], limits.bytes):
                 fitting = middle
             else:
                 too_many = middle
+            middle = (fitting + too_many) // 2
         return max(fitting, 0 if file.rows else 1)
 
     def _observe(
@@ -358,68 +273,12 @@ class RollingWriter:
         if self._file is None:
             return
         file, self._file = self._file, None
-        info = file.finish()
+        info, splits = file.finish(), tuple(file.split_offsets)
         statistics = None if self._statistics is None else self._statistics.to_dict()
-        self._statistics = None
-        self.shards.append(
-            WrittenShard(
-                ShardInfo(self._path, info.rows, info.bytes, info.crc32c),
-                tuple(file.split_offsets),
-                statistics,
-                self._plan.index,
-            )
-        )
+        self.shards.append(WrittenShard(info, splits, statistics, self._plan.index))
 
     def discard(self) -> None:
         """Closes and removes the open file; finished ones stay."""
         if self._file is not None:
             file, self._file = self._file, None
             file.discard()
-
-
-class ShardWriter:
-    """Context manager that writes one TFRecord file.
-
-    The bytes go to a temporary file next to the target, which takes the target's name on a clean
-    exit and is removed on an exception. Equal batches give equal bytes.
-
-    Example:
-        >>> with ShardWriter(path, batch.schema) as writer:
-        ...     writer.write(batch)
-        >>> writer.info.rows
-    """
-
-    def __init__(
-        self, path: str | Path, schema: pa.Schema, options: ShardOptions | None = None
-    ) -> None:
-        self.path = Path(path)
-        self._options = options or ShardOptions()
-        self._encoder = build_encoder(schema, self._options.record_type)
-        self._info: ShardInfo | None = None
-
-    def __enter__(self) -> Self:
-        self._file = ShardFile(LocalTarget(self.path), self._options)
-        return self
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Appends a batch of the planned schema."""
-        for framed in self._encoder.encode_chunks(batch, self._options.chunk_rows):
-            self._file.append(framed, find_record_starts(framed))
-
-    @property
-    def info(self) -> ShardInfo:
-        """Name, rows, bytes and checksum of the finished file; a RuntimeError before that."""
-        if self._info is None:
-            raise RuntimeError(f"{self.path} is not finished; read `info` after the with block")
-        return self._info
-
-    @property
-    def split_offsets(self) -> tuple[int, ...]:
-        """Byte offsets at which records begin, see `ShardFile`."""
-        return tuple(self._file.split_offsets)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._info = self._file.finish()
-        else:
-            self._file.discard()

@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.errors import ConfigError
+from etl.tfrecord.commit.commit_plan import refuse_output
+from etl.tfrecord.commit.directory_view import look
 from etl.tfrecord.commit.output_manifest import OutputManifest
 from etl.tfrecord.spark.datasource import find_source
 from etl.tfrecord.spark.failures import known_failures
@@ -25,7 +27,7 @@ from etl.tfrecord.spark.options import (
 )
 from etl.tfrecord.spark.read_plan import infer_schema
 from etl.tfrecord.spark.schema import quote_name
-from etl.tfrecord.spark.write_job import build_committer, plan_write, run_write
+from etl.tfrecord.spark.write_job import plan_write, run_write
 from etl.tfrecord.types.features import TypeOptions
 from etl.tfrecord.types.from_example import find_name
 from etl.tfrecord.types.refusals import refuse_unknown
@@ -82,13 +84,14 @@ def write_tfrecords(
     resolved = parse_write_options(given, given["savemode"] == "overwrite")
     _check_shards(shards, resolved)
     plan = plan_write(frame.schema, resolved, find_source(_FORMAT).hooks)
-    committer = build_committer(resolved)
-    holds_output = committer.check_mode(resolved.mode)  # refuses early what it protects
-    if resolved.mode != "ignore" or not holds_output:
+    place, written = resolved.storage or Path(resolved.directory), None
+    view = look(place, is_lenient=True)
+    refuse_output(resolved.directory, view, resolved.mode)
+    if resolved.mode != "ignore" or not view.holds_output:
         with known_failures():
             arranged = repartition_rows(frame, resolved.partition_by, shards, shuffle_seed)
-            run_write(arranged, plan)
-    return committer.read() or plan.job.description
+            written = run_write(arranged, plan)
+    return written or look(place).committed or plan.job.description
 
 
 def _as_texts(options: Mapping[str, object]) -> dict[str, str]:

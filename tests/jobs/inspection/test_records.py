@@ -65,11 +65,11 @@ def test_a_version_without_records(version):
 def test_bytes_that_are_no_text_are_spelt_out(tmp_path):
     import pyarrow as pa
 
-    from etl.tfrecord.files.writer import ShardWriter
+    from etl.tfrecord.table import TableWriter
 
     path = tmp_path / "raw.tfrecord"
     batch = pa.record_batch({"a": pa.array([b"\xff\x00"]), "l": pa.array([[b"x", b"\xfe"]])})
-    with ShardWriter(path, batch.schema) as writer:
+    with TableWriter(path, batch.schema) as writer:
         writer.write(batch)
     assert read_first([path], 1) == [{"a": "\\xff\x00", "l": ["x", "\\xfe"]}]
 

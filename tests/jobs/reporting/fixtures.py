@@ -43,7 +43,8 @@ from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summ
 from etl.quality.version_view import write_statistics
 from etl.records.train_counts import KeyCounts, TrainCounter, write_counts
 from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.files.writer import ShardOptions, ShardWriter
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.table import TableWriter
 
 
 def build_steps(lines: int = 40) -> str:
@@ -330,7 +331,7 @@ def _write_split(
     for shard in range(shards):
         path = version / name / f"part-{shard:05d}-of-{shards:05d}{suffix}"
         accumulator = StatisticsAccumulator(table.schema, LabelFocus("label", ("rating",)))
-        with ShardWriter(path, table.schema, ShardOptions(compression=config.compression)) as out:
+        with TableWriter(path, table.schema, ShardOptions(compression=config.compression)) as out:
             for batch in table.slice(shard * step, step).combine_chunks().to_batches():
                 out.write(batch)
                 accumulator.update(batch)

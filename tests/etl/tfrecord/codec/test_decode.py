@@ -18,8 +18,7 @@ from etl.tfrecord.codec.decode_columns import expect_rooms
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.codec.infer import infer_features
-from etl.tfrecord.files.writer import ShardWriter
-from etl.tfrecord.table import read_table
+from etl.tfrecord.table import TableWriter, read_table
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
 from tests.tfrecord_files import read_file
@@ -468,6 +467,6 @@ def test_first_record_need_not_hold_every_feature(tmp_path) -> None:
         f"c{k}": pa.array([None] * k + [1] * (rows - k), pa.int64()) for k in range(0, rows, 29)
     }
     batch = pa.record_batch(columns)
-    with ShardWriter(tmp_path / "shard", batch.schema) as writer:
+    with TableWriter(tmp_path / "shard", batch.schema) as writer:
         writer.write(batch)
     assert [feature.name for feature in infer_features([tmp_path / "shard"])] == list(columns)

@@ -11,19 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_data_path, list_data_files
 from conf.manifest import ShardInfo
 from conf.storage import processes
 from conf.storage.processes import describe_process, find_jvm, is_dead
-from etl.tfrecord.commit.commit_plan import (
-    Baseline,
-    JobPlan,
-    TaskResult,
-    check_baseline,
-    plan_commit,
-    take_baseline,
-)
+from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult, begin_job, plan_commit
 from etl.tfrecord.commit.directory_view import DirectoryView, view_local
 from etl.tfrecord.commit.output_manifest import (
     OutputManifest,
@@ -58,11 +51,7 @@ def test_what_is_a_data_file(tmp_path: Path) -> None:
     assert all(map(is_data_path, DATA))
     assert not any(map(is_data_path, OTHERS))
     assert list_data_files(tmp_path / "absent") == []
-
-
-def test_every_folder_counts_where_it_is_asked_for(tmp_path: Path) -> None:
-    touch(tmp_path, *DATA, *OTHERS)
-    plain = ["backup/d=1/part-0", "backup/part-0", "d=1/plain/part-0"]
+    plain = ["backup/d=1/part-0", "backup/part-0", "d=1/plain/part-0"]  # where every folder counts
     assert sorted(list_data_files(tmp_path, is_recursive=True)) == sorted([*DATA, *plain])
     assert all(is_data_path(name, is_recursive=True) for name in plain)
     assert not is_data_path("_index/part-0.idx", is_recursive=True)
@@ -86,51 +75,13 @@ def view_states(root: Path) -> DirectoryView:
     return view_local(root, has_states=True)
 
 
-def test_a_digest_changes_with_a_file_and_not_with_its_neighbours(tmp_path: Path) -> None:
-    touch(tmp_path, "d=1/part-0", "d=2/part-0", "part-0")
-    before = view_states(tmp_path).digest_partitions()
-    assert set(before) == {"", "d=1", "d=2"}
-    touch(tmp_path, "_notes.txt", "plain/f")
-    assert view_states(tmp_path).digest_partitions() == before
-    (tmp_path / "d=1" / "part-0").rename(tmp_path / "_away")
-    now = view_states(tmp_path).digest_partitions()
-    assert (now[""], now["d=2"], set(now)) == (before[""], before["d=2"], {"", "d=2"})
-    (tmp_path / "_away").rename(tmp_path / "d=1" / "part-0")
-    assert view_states(tmp_path).digest_partitions() == before
-
-
-def test_an_empty_directory_holds_no_output(tmp_path: Path) -> None:
+def test_an_empty_directory_holds_no_output_and_a_file_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "_temporary-j/part-0", "_notes.txt", "backup/part-0")
     assert not view_local(tmp_path).holds_output
-    take_baseline(tmp_path, view_local(tmp_path), "errorifexists")
     touch(tmp_path, "_SUCCESS")
     assert view_local(tmp_path).holds_output
-    with pytest.raises(ConfigError, match="holds data already"):
-        take_baseline(tmp_path, view_local(tmp_path), "errorifexists")
-
-
-@pytest.mark.parametrize("name", ["notes.txt", "a.tfr", "_p=1/f", "d=1/c=1/f"])
-def test_what_readers_take_is_output(tmp_path: Path, name: str) -> None:
-    touch(tmp_path, name)
-    assert view_local(tmp_path).holds_output
-
-
-def test_only_what_is_replaced_counts(tmp_path: Path) -> None:
-    touch(tmp_path, "d=1/part-0", "d=2/part-0")
-    baseline = take_baseline(tmp_path, view_states(tmp_path), "overwrite")
-    touch(tmp_path, "d=2/part-1")
-    check_baseline(tmp_path, "overwrite", baseline, view_states(tmp_path), {"d=1", "d=9"})
-    check_baseline(tmp_path, "append", baseline, view_states(tmp_path), set())
-    with pytest.raises(UpstreamNotReadyError, match=r"(?s)d=2.*left no manifest"):
-        check_baseline(tmp_path, "overwrite", baseline, view_states(tmp_path), None)
-
-
-@pytest.mark.parametrize("mode", ["append", "overwrite", "errorifexists", "ignore"])
-def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path, mode) -> None:
-    (tmp_path / "out").write_text("precious")
     with pytest.raises(ConfigError, match="is a file"):
-        view_local(tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "precious"
+        view_local(tmp_path / "_notes.txt")
 
 
 def test_a_live_process_is_not_dead_and_a_dead_one_is() -> None:
@@ -142,17 +93,9 @@ def test_a_live_process_is_not_dead_and_a_dead_one_is() -> None:
     assert is_dead(owner)  # a zombie counts as dead
     process.wait()
     assert is_dead(owner)
-
-
-def test_another_process_of_the_same_id_is_told_apart() -> None:
-    here = describe_process(os.getpid())
-    assert not is_dead(here)
-    assert is_dead(replace(here, start_ticks=here.start_ticks - 1))
-
-
-def test_nothing_is_known_of_other_hosts_and_containers() -> None:
     gone = replace(describe_process(os.getpid()), start_ticks=-1)
-    assert is_dead(gone)
+    assert is_dead(gone)  # another process has that id
+    # Nothing is known of other hosts and containers.
     assert not is_dead(replace(gone, boot_id="another"))
     assert not is_dead(replace(gone, pid_namespace="pid:[1]"))
 
@@ -232,7 +175,7 @@ def plan_dynamic(root: Path, *paths: str) -> tuple[list[str], list[str]]:
     shards = tuple(WrittenShard(ShardInfo(path, 1, 9, "00000000"), ()) for path in paths)
     result = TaskResult(0, "attempt", shards)
     view = view_states(root)
-    commit = plan_commit(root, job, take_baseline(root, view, "overwrite"), view, [result])
+    commit = plan_commit(root, job, begin_job(root, job, view, None), view, [result])
     return [shard.path for shard in commit.manifest.shards], list(commit.old)
 
 
@@ -247,14 +190,3 @@ def test_a_listed_file_of_a_replaced_partition_may_be_gone(tmp_path: Path) -> No
     (tmp_path / "_sluice_commit.json").write_text(replace(OLD, shards=shards).dumps())
     touch(tmp_path, "d=2/part-0")
     assert plan_dynamic(tmp_path, "d=1/new") == (["d=2/part-0", "d=1/new"], [])
-
-
-def test_two_shards_of_one_path_are_refused(tmp_path: Path) -> None:
-    info = ShardInfo(SHARD.path, 1, 9, "00000000")
-    results = [TaskResult(k, f"attempt-{k}", (WrittenShard(info, ()),)) for k in (0, 1)]
-    append = JobPlan("j", "append", False, replace(OLD, shards=()))
-    with pytest.raises(InternalError, match="one path"):
-        plan_commit(tmp_path, append, Baseline(), view_local(tmp_path), results)
-    (tmp_path / "_sluice_commit.json").write_text(OLD.dumps())
-    with pytest.raises(InternalError, match="one path"):
-        plan_commit(tmp_path, append, Baseline(), view_local(tmp_path), results[:1])

@@ -8,16 +8,18 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
 from conf.storage import object_store as storage_module
+from conf.storage.atomic_output import write_text_atomic
 from conf.storage.object_store import Storage
 from conf.storage.processes import Owner
 from etl.tfrecord.commit import local_commit
 from etl.tfrecord.commit.commit_plan import JobRecord, SaveMode
-from etl.tfrecord.commit.directory_view import read_object_manifest, refuse_publishing
+from etl.tfrecord.commit.directory_view import look, refuse_publishing
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.files.data_files import index_path
 from tests.etl.killed_process import Killed, kill_after
@@ -60,15 +62,7 @@ def test_dynamic_overwrites_replace_only_their_partitions(place: Place) -> None:
     assert leftovers(place) == []
 
 
-def test_modes_protect_what_is_there(place: Place) -> None:
-    Job(place, "errorifexists", ["a"]).run()
-    with pytest.raises(ConfigError, match="holds data already"):
-        Job(place, "errorifexists", ["b"]).begin()
-    assert not Job(place, "ignore", ["b"]).run()
-    assert read_words(place) == ["a"]
-
-
-def test_error_and_ignore_look_at_the_start_and_again_at_commit(place: Place) -> None:
+def test_modes_protect_what_is_there_and_what_comes_meanwhile(place: Place) -> None:
     jobs = [Job(place, mode, ["x"]).begin().run_tasks() for mode in ("errorifexists", "ignore")]
     quick = Job(place, "append", ["quick"])
     quick.run()
@@ -76,6 +70,9 @@ def test_error_and_ignore_look_at_the_start_and_again_at_commit(place: Place) ->
         jobs[0].publish()
     assert not jobs[1].publish()
     jobs[0].committer.discard(jobs[0].plan.job_id)
+    with pytest.raises(ConfigError, match="holds data already"):
+        Job(place, "errorifexists", ["b"]).begin()
+    assert not Job(place, "ignore", ["b"]).run()
     assert read_words(place) == ["quick"]
     assert leftovers(place) == []
 
@@ -123,15 +120,9 @@ def test_marks_of_partitions_that_were_written_one_by_one_go_with_their_files(pl
     assert leftovers(place) == []
 
 
-def test_a_partition_is_replaced_however_its_keys_are_spelled(place: Place) -> None:
-    Job(place, "append", ["d=%31/a", "d=2/b", "d=1/e=1/c"]).run()
-    Job(place, "overwrite", ["d=1/x"], replaces_partitions=True).run()
-    assert read_words(place) == ["d=1/x", "d=2/b"]
-
-
 def test_an_append_beside_a_file_that_is_gone_is_refused(place: Place) -> None:
     Job(place, "append", ["a"]).run()
-    delete(place, committer_of(place).read().shards[0].path)
+    delete(place, look(place).committed.shards[0].path)
     with pytest.raises(InputDataError, match="is missing"):
         Job(place, "append", ["b"]).begin()
 
@@ -173,13 +164,17 @@ def full_for_manifests(
         if str(name).endswith(f"/{COMMIT_FILE}") and not str(name).startswith("get"):
             raise OSError(28, "No space left on device")
 
+    def fail_or_write(path: Path, text: str) -> None:
+        fail(path)
+        write_text_atomic(path, text)
+
     @contextlib.contextmanager
     def fill() -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             if isinstance(place, Storage):
                 patch.setattr(request.getfixturevalue("store"), "hook", fail)
             else:
-                patch.setattr(local_commit, "write_text_atomic", fail)
+                patch.setattr(local_commit, "write_text_atomic", fail_or_write)
             yield
 
     return fill
@@ -367,7 +362,7 @@ def test_a_record_that_outlived_its_job_removes_nothing_in_use(
     store: FakeStore, root: Storage
 ) -> None:
     Job(root, "append", ["a"]).run()
-    committed = read_object_manifest(root)
+    committed = look(root).committed
     assert committed is not None
     keys = [committed.shards[0].path, index_path(committed.shards[0].path)]
     stale = JobRecord(replaces=(*keys, "../other"), is_over=True)
@@ -439,14 +434,17 @@ def test_the_manifest_names_no_setting(store: FakeStore, root: Storage) -> None:
     }  # fmt: skip
 
 
-def test_append_overwrite_and_dynamic_overwrite(real_root: Storage) -> None:
+def test_real_stores_keep_and_replace(real_root: Storage) -> None:
     Job(real_root, "append", ["d=1/a", "d=2/b"]).run()
     Job(real_root, "append", ["d=2/c"]).run()
-    assert read_words(real_root) == ["d=1/a", "d=2/b", "d=2/c"]
     Job(real_root, "overwrite", ["d=2/e", "d=3/f"], replaces_partitions=True).run()
     assert read_words(real_root) == ["d=1/a", "d=2/e", "d=3/f"]
-    Job(real_root, "overwrite", ["g"]).run()
-    assert read_words(real_root) == ["g"]
+    first, second = (Job(real_root, "overwrite", [word]).begin() for word in "12")
+    assert second.run_tasks().publish()
+    with pytest.raises(UpstreamNotReadyError):
+        first.run_tasks().publish()
+    first.committer.discard(first.plan.job_id)
+    assert read_words(real_root) == ["2"]
     assert leftovers(real_root) == []
     assert real_root.find("_SUCCESS") is not None
 
@@ -469,15 +467,6 @@ def test_appends_at_the_same_time_all_stay(real_root: Storage) -> None:
     assert failures == []
     assert read_words(real_root) == sorted(f"{k}-{x}" for k in range(4) for x in "ab")
     assert leftovers(real_root) == []
-
-
-def test_of_two_overwrites_one_wins(real_root: Storage) -> None:
-    Job(real_root, "append", ["old"]).run()
-    first, second = (Job(real_root, "overwrite", [word]).begin() for word in ("1", "2"))
-    assert second.run_tasks().publish()
-    with pytest.raises(UpstreamNotReadyError):
-        first.run_tasks().publish()
-    assert read_words(real_root) == ["2"]
 
 
 def test_what_a_dead_job_left_is_swept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -11,16 +12,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from conf.errors import InternalError
+from conf.errors import InputDataError, InternalError
 from conf.local_paths import list_data_files
+from conf.storage.atomic_output import write_text_atomic
 from conf.storage.processes import describe_process
 from etl.tfrecord.commit import local_commit
-from etl.tfrecord.commit.commit_plan import Baseline, JobPlan, JobRecord, TaskResult
+from etl.tfrecord.commit.commit_plan import JobPlan, JobRecord, TaskResult
 from etl.tfrecord.commit.local_commit import LocalCommitter, StagedCommitter
 from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
-from etl.tfrecord.spark.options import WriteOptions
+from etl.tfrecord.spark.input_files import list_input_files
+from etl.tfrecord.spark.options import WriteOptions, parse_read_options
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.types.features import WireFeature
+from tests.etl.killed_process import Killed, kill_after
 
 BATCH = pa.record_batch({"a": [1, 2, 3]})
 MARKS = {"_SUCCESS", "_sluice_commit.json"}
@@ -94,29 +98,56 @@ def link_partition(root: Path, partition: str, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_linked_partition_is_replaced_and_what_it_leads_to_stays(
-    tmp_path: Path, dynamic: bool, fails: bool, monkeypatch
-) -> None:
+def test_a_linked_partition_is_replaced_and_what_it_leads_to_stays(tmp_path, dynamic) -> None:
     root = tmp_path / "out"
     far = link_partition(root, "p=1", "part-r-0", "_mine")
     job = plan("a", dynamic=dynamic, by="p")
     at(root).begin(job, None)
-    if fails:
-        with monkeypatch.context() as patch:
-            patch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                write_partitioned(root, "a", [1, 2], job)
-        at(root).discard("a")
-        assert list_data_files(root) == ["p=1/part-r-0"]
-        at(root).begin(plan("b", dynamic=dynamic, by="p"), None)
-        job = plan("b", dynamic=dynamic, by="p")
-    write_partitioned(root, job.job_id, [1, 2], job)
-    shards = [f"p={k}/part-0-{job.job_id}-c000.tfrecord" for k in (1, 2)]
-    assert list_data_files(root) == shards
+    write_partitioned(root, "a", [1, 2], job)
+    assert list_data_files(root) == [f"p={k}/part-0-a-c000.tfrecord" for k in (1, 2)]
     assert not (root / "p=1").is_symlink()
     assert sorted(path.name for path in far.iterdir()) == ["_mine", "part-r-0"]
     assert {path.name for path in root.iterdir()} == MARKS | {"p=1", "p=2"}
+
+
+@pytest.mark.parametrize("undo_calls", [0, 2, 5, 8])
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_killed_at_any_step_and_again_as_it_is_settled(
+    tmp_path: Path, monkeypatch, is_linked: bool, undo_calls: int
+) -> None:
+    """One complete set survives: the old files, behind a link too, or the new ones."""
+    outcomes, has_died = [], True
+    while has_died:
+        root, has_died = tmp_path / str(len(outcomes)) / "out", False
+        root.mkdir(parents=True)
+        if is_linked:
+            link_partition(root, "p=1", "part-r-0", "_index/part-r-0.idx")
+        else:
+            run_job(root / "p=1" / "q=2", "old")
+        job = plan("a", by="p")
+        at(root).begin(job, None)
+        with monkeypatch.context() as patch:
+            kill_after(len(outcomes), patch)
+            try:
+                write_partitioned(root, "a", [1, 3], job)
+            except Killed:
+                has_died = True
+        if any(root.glob("_publishing-*")):
+            with pytest.raises(InputDataError, match="no complete set"):
+                list_input_files(parse_read_options({"path": str(root)}))
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            kill_after(undo_calls, patch)
+            at(root).begin(plan("b"), None)
+        at(root).begin(plan("c"), None)
+        outcomes.append(list_data_files(root))
+        found = [path for path in root.rglob("*") if "_temporary" not in str(path)]
+        kept = {folder for path in found if path.is_file() for folder in path.parents}
+        assert all(path.is_file() or path in kept or path.is_symlink() for path in found)
+    old = ["p=1/part-r-0"] if is_linked else ["p=1/q=2/part-0-old-c000.tfrecord"]
+    new = [f"p={k}/part-0-a-c000.tfrecord" for k in (1, 3)]
+    assert outcomes[0] == old
+    assert outcomes[-1] == new
+    assert all(outcome in (old, new) for outcome in outcomes)
 
 
 def test_files_behind_a_link_that_others_stay_in_are_replaced_there(tmp_path: Path) -> None:
@@ -132,9 +163,8 @@ def test_files_behind_a_link_that_others_stay_in_are_replaced_there(tmp_path: Pa
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
-def test_marks_of_partitions_that_were_written_one_by_one_go_with_their_files(
-    tmp_path: Path, dynamic: bool, fails: bool, monkeypatch
+def test_an_error_brings_marks_and_side_files_of_partitions_back(
+    tmp_path: Path, dynamic: bool, monkeypatch
 ) -> None:
     for value in (1, 2):
         part = tmp_path / f"p={value}"
@@ -143,39 +173,31 @@ def test_marks_of_partitions_that_were_written_one_by_one_go_with_their_files(
     before = inodes(tmp_path)
     job = plan("two", dynamic=dynamic, by="p")
     at(tmp_path).begin(job, None)
-
-    if fails:
-        monkeypatch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            write_partitioned(tmp_path, "two", [1], job)
-        at(tmp_path).discard("two")
-        assert inodes(tmp_path) == before
-        return
-    write_partitioned(tmp_path, "two", [1], job)
-
-    one = "part-0-one-c000.tfrecord"
-    stays = {f"p=2/{one}", f"p=2/_index/{one}.idx"} if dynamic else set()
-    assert visible(tmp_path) == {"p=1/part-0-two-c000.tfrecord", *stays}
-    assert not MARKS & {path.name for path in (tmp_path / "p=1").iterdir()}
-    assert (tmp_path / "p=2").exists() == dynamic
+    monkeypatch.setattr(local_commit, "write_text_atomic", fill_at_manifest)
+    with pytest.raises(ZeroDivisionError):
+        write_partitioned(tmp_path, "two", [1], job)
+    at(tmp_path).discard("two")
+    assert inodes(tmp_path) == before
 
 
-def test_an_append_adds_to_a_linked_partition(tmp_path: Path) -> None:
-    root = tmp_path / "out"
-    far = link_partition(root, "p=1", "part-r-0")
-    job = plan("a", "append", by="p")
+def fill_at_manifest(path: Path, text: str) -> None:
+    if path.name == "_sluice_commit.json":
+        raise ZeroDivisionError
+    write_text_atomic(path, text)
+
+
+@pytest.mark.parametrize("target", ["far", "none"])
+def test_an_append_adds_to_a_linked_partition_and_a_link_to_nowhere_gives_way(tmp_path, target):
+    root, far = tmp_path / "out", link_partition(tmp_path / "out", "p=1", "part-r-0")
+    if target == "none":
+        (root / "p=1").unlink()
+        (root / "p=1").symlink_to("none")
+    job = plan("a", "append" if target == "far" else "overwrite", target == "none", "p")
     at(root).begin(job, None)
     write_partitioned(root, "a", [1], job)
-    assert list_data_files(root) == ["p=1/part-0-a-c000.tfrecord", "p=1/part-r-0"]
-    assert (far / "part-0-a-c000.tfrecord").exists()
-
-
-def test_a_link_to_nowhere_gives_way_to_a_partition(tmp_path: Path) -> None:
-    (tmp_path / "p=1").symlink_to("none")
-    job = plan("a", dynamic=True, by="p")
-    at(tmp_path).begin(job, None)
-    write_partitioned(tmp_path, "a", [1], job)
-    assert list_data_files(tmp_path) == ["p=1/part-0-a-c000.tfrecord"]
+    kept = ["p=1/part-r-0"] if target == "far" else []
+    assert list_data_files(root) == ["p=1/part-0-a-c000.tfrecord", *kept]
+    assert (far / "part-0-a-c000.tfrecord").exists() == (target == "far")
 
 
 def test_a_linked_file_comes_back_where_the_commit_fails(tmp_path: Path, monkeypatch) -> None:
@@ -184,7 +206,7 @@ def test_a_linked_file_comes_back_where_the_commit_fails(tmp_path: Path, monkeyp
     (tmp_path / "out" / "old").symlink_to("../far")
     at(tmp_path / "out").begin(plan("a"), None)
     result = write_task(tmp_path / "out", "a")
-    monkeypatch.setattr(local_commit, "write_text_atomic", lambda path, text: 1 / 0)
+    monkeypatch.setattr(local_commit, "write_text_atomic", fill_at_manifest)
     with pytest.raises(ZeroDivisionError):
         at(tmp_path / "out").publish(plan("a"), [result])
     assert list_data_files(tmp_path / "out") == ["old"]
@@ -224,9 +246,7 @@ def test_a_staged_directory_gets_no_shard_where_an_attempt_is_missing(tmp_path: 
     (at(tmp_path).find_temporary("a") / results[1].attempt / "part-1-a-c000.tfrecord").unlink()
     with pytest.raises(InternalError, match="partition 1"):
         StagedCommitter(str(tmp_path)).publish(plan("a"), results)
-    assert visible(tmp_path) == {
-        path for path in visible(tmp_path) if path.startswith("_temporary-a")
-    }
+    assert all(path.startswith("_temporary-a") for path in visible(tmp_path))
 
 
 def test_attempts_that_lost_are_not_published(tmp_path: Path) -> None:
@@ -254,22 +274,6 @@ def test_statistics_that_are_no_json_change_nothing(tmp_path: Path) -> None:
     assert inodes(tmp_path) == before
 
 
-def test_begin_job_sweeps_what_a_dead_driver_left(tmp_path: Path) -> None:
-    from conf.storage.processes import describe_process
-
-    child = os.fork()
-    if child == 0:  # pragma: no cover - waits to be killed
-        os.pause() if hasattr(os, "pause") else __import__("signal").pause()
-    at(tmp_path).begin(plan("dead"), describe_process(child))
-    at(tmp_path).begin(plan("b"), None)
-    assert at(tmp_path).find_temporary("dead").exists()
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    at(tmp_path).begin(plan("c"), None)
-    assert not at(tmp_path).find_temporary("dead").exists()
-    assert at(tmp_path).find_temporary("b").exists()
-
-
 def age(path: Path, hours: float) -> None:
     then = time.time() - hours * 3600
     for item in (*path.rglob("*"), path):
@@ -288,7 +292,7 @@ def test_only_dead_jobs_are_swept(tmp_path: Path) -> None:
     for job, hours in (("old", 25), ("recent", 23), ("held", 48), ("growing", 48)):
         age(places[job], hours)
     (places["growing"] / "attempt" / "shard").touch()
-    descriptor = os.open(places["held"] / ".lock", os.O_RDWR)
+    descriptor = os.open(places["held"] / ".job.json", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
         assert at(tmp_path).sweep() == [places["old"].name]
@@ -311,31 +315,22 @@ def test_a_job_with_a_dead_driver_is_swept_at_once_even_while_a_task_writes(tmp_
     assert {p.name for p in tmp_path.iterdir()} == {"_temporary-live", "_temporary-elsewhere"}
 
 
-def test_a_discard_that_was_killed_is_finished(tmp_path: Path) -> None:
+def test_what_fails_or_was_killed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "_temporary-x.discarded").mkdir()
     at(tmp_path).discard("y")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
     at(tmp_path).open_job("j", JobRecord())
     with pytest.raises(ValueError), at(tmp_path).hold_attempt("j", "attempt") as attempt:  # noqa: PT012
         (attempt / "shard").write_bytes(b"x")
         raise ValueError
     assert not (at(tmp_path).find_temporary("j") / "attempt").exists()
+    with pytest.raises(InternalError, match="not there"):
+        at(tmp_path).publish(plan("other"), [])
 
 
 def test_the_record_of_a_job_comes_back() -> None:
     owner = describe_process(os.getpid())
-    record = JobRecord(Baseline({"": "0", "d=1": "1"}, ("a", "b")), owner, ("x",), is_over=True)
+    record = JobRecord({"": "0", "d=1": "1"}, ("a", "b"), owner, ("x",), is_over=True)
     assert JobRecord.loads(record.dumps()) == record
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"owner": {"pid": 1}}', "null"])
-def test_a_damaged_record_says_nothing(text: str) -> None:
-    assert JobRecord.loads(text) is None
-
-
-def test_a_job_without_a_record_publishes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="not there"):
-        at(tmp_path).publish(plan("other"), [])
+    for text in ("", "[]", "{}", '{"owner": {"pid": 1}}', "null"):  # says nothing
+        assert JobRecord.loads(text) is None

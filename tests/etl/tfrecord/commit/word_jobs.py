@@ -10,7 +10,7 @@ from conf.manifest import ShardInfo
 from conf.storage.object_store import Storage
 from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.commit_plan import JobPlan, SaveMode, TaskResult
-from etl.tfrecord.commit.directory_view import view_local, view_objects
+from etl.tfrecord.commit.directory_view import look
 from etl.tfrecord.commit.local_commit import LocalCommitter
 from etl.tfrecord.commit.object_commit import ObjectCommitter
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
@@ -88,7 +88,7 @@ def read_words(root: Place) -> list[str]:
     """What a reader sees: partition and word of each row; fails where an object is missing."""
     words = []
     is_stored = isinstance(root, Storage)
-    for key in (view_objects(root).content if is_stored else view_local(root)).visible:
+    for key in look(root).visible:
         data = root.read(key) if is_stored else (root / key).read_bytes()
         assert data is not None, f"{key} is listed but not there"
         folder = key.rpartition("/")[0]
@@ -103,7 +103,7 @@ def leftovers(root: Place, found: Set[str] | None = None) -> list[str]:
         root: The directory.
         found: What is in it, where that is known.
     """
-    committed = committer_of(root).read()
+    committed = look(root).committed
     shards = {shard.path for shard in committed.shards} if committed else set()
     known = {COMMIT_FILE, "_SUCCESS"} | shards | {f"_index/{path}.idx" for path in shards}
     return sorted((list_files(root) if found is None else found) - known)

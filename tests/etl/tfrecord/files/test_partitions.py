@@ -25,22 +25,8 @@ from etl.tfrecord.files.partitions import (
 )
 
 AWKWARD = [
-    "a b",
-    "a/b",
-    "a=b",
-    "50%",
-    "x:y",
-    "é",
-    "it's",
-    "[1]",
-    "{x}",
-    "~&;|<>",
-    "q?",
-    "tab\t",
-    "",
-]
-
-
+    "a b", "a/b", "a=b", "50%", "x:y", "é", "it's", "[1]", "{x}", "~&;|<>", "q?", "tab\t", "",
+]  # fmt: skip
 TEXTS = st.text() | st.sampled_from([NULL_PARTITION, f"{NULL_PARTITION}x", "%5F", "."])
 
 
@@ -195,14 +181,15 @@ def test_an_empty_string_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("d", ("d",)), (" d , c", ("d", "c")), ('["a,b", "c"]', ("a,b", "c"))],
-)
-def test_names(text: str, names: tuple[str, ...]) -> None:
-    assert parse_names(text) == names
-
-
-@pytest.mark.parametrize("text", ["", "a,,b", "a,a", "[1]", "[", "[]", '{"a": 1}x,'[:0]])
-def test_bad_names(text: str) -> None:
+    [
+        ("d", ("d",)), (" d , c", ("d", "c")), ('["a,b", "c"]', ("a,b", "c")),
+        *((bad, None) for bad in ("", "a,,b", "a,a", "[1]", "[", "[]")),
+    ],
+)  # fmt: skip
+def test_names(text: str, names: tuple[str, ...] | None) -> None:
+    if names is not None:
+        assert parse_names(text) == names
+        return
     with pytest.raises(ConfigError, match="partitionBy"):
         parse_names(text)
 

@@ -19,14 +19,14 @@ from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.files import writer
-from etl.tfrecord.files.data_files import ShardLimits, check_indexable, format_index, index_path
+from etl.tfrecord.files.data_files import ShardLimits, check_indexable, index_path
 from etl.tfrecord.files.writer import (
     RollingPlan,
     RollingWriter,
     ShardOptions,
-    ShardWriter,
     find_record_starts,
 )
+from etl.tfrecord.table import TableWriter
 from tests.tfrecord_files import read_index, read_records
 
 BATCH = pa.record_batch({"a": list(range(5000)), "s": [f"v{k}" for k in range(5000)]})
@@ -35,7 +35,7 @@ BATCH = pa.record_batch({"a": list(range(5000)), "s": [f"v{k}" for k in range(50
 @pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
 def test_tensorflow_reads_what_was_written(tmp_path: Path, compression) -> None:
     path = tmp_path / "shard"
-    with ShardWriter(path, BATCH.schema, ShardOptions(compression=compression)) as writer:
+    with TableWriter(path, BATCH.schema, ShardOptions(compression=compression)) as writer:
         writer.write(BATCH.slice(0, 3000))
         writer.write(BATCH.slice(3000))
     dataset = tf.data.TFRecordDataset(str(path), compression_type=compression or "").batch(5000)
@@ -53,33 +53,11 @@ def test_tensorflow_reads_what_was_written(tmp_path: Path, compression) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["shard"]
 
 
-@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
-def test_equal_batches_give_equal_bytes_at_any_time(tmp_path: Path, compression, monkeypatch):
-    files = []
-    for name, now in (("one", 1e9), ("two", 2e9)):
-        monkeypatch.setattr(time, "time", lambda now=now: now)
-        options = ShardOptions(compression=compression)
-        with ShardWriter(tmp_path / name, BATCH.schema, options) as writer:
-            writer.write(BATCH)
-        files.append((tmp_path / name).read_bytes())
-    assert files[0] == files[1]
-
-
-def test_gzip_header_has_neither_time_nor_name(tmp_path: Path) -> None:
-    path = tmp_path / "shard.gz"
-    with ShardWriter(path, BATCH.schema, ShardOptions(compression="GZIP")) as writer:
-        writer.write(BATCH)
-    head = path.read_bytes()[:10]
-    assert head[3] == 0  # no flags: no name, no comment
-    assert head[4:8] == bytes(4)  # no time
-    assert zlib.decompress(path.read_bytes(), 31)
-
-
 def test_an_exception_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     path.write_bytes(b"earlier")
     schema = pa.schema([("x", pa.float64())])
-    with pytest.raises(InputDataError), ShardWriter(path, schema) as writer:  # noqa: PT012
+    with pytest.raises(InputDataError), TableWriter(path, schema) as writer:  # noqa: PT012
         writer.write(pa.record_batch({"x": [1.0] * 5000}))
         writer.write(pa.record_batch({"x": [1e300]}))
     assert path.read_bytes() == b"earlier"
@@ -88,45 +66,38 @@ def test_an_exception_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -
         _ = writer.info
 
 
-def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "shard"
-    with ShardWriter(path, BATCH.schema) as writer:
-        writer.write(BATCH)
-        assert not path.exists()
-        assert all(p.name.startswith(".") for p in tmp_path.iterdir())
-    assert path.exists()
-
-
-def test_bad_schema_touches_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        ShardWriter(tmp_path / "shard", pa.schema([("t", pa.timestamp("s"))]))
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+def test_equal_batches_give_equal_bytes_at_any_time(tmp_path: Path, compression, monkeypatch):
+    rng = np.random.default_rng(0)
+    batch = pa.record_batch({"l": [rng.integers(0, 9, k % 20).tolist() for k in range(1000)]})
+    path, files = tmp_path / "shard", []
+    for chunk_rows in (7, 4096):
+        monkeypatch.setattr(time, "time", lambda now=1e6 * chunk_rows: now)
+        options = ShardOptions(compression=compression, chunk_rows=chunk_rows)
+        with TableWriter(path, batch.schema, options) as writer:
+            writer.write(batch)
+            assert all(p.name.startswith(".") for p in tmp_path.iterdir())
+        files.append(path.read_bytes())
+        path.unlink()
+    assert files[0] == files[1]
 
 
 def test_no_batch_gives_an_empty_file(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "shard", BATCH.schema) as writer:
+    with TableWriter(tmp_path / "shard", BATCH.schema) as writer:
         pass
     assert (writer.info.rows, writer.info.bytes, writer.info.crc32c) == (0, 0, "00000000")
 
 
-def test_chunk_size_does_not_change_the_bytes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    batch = pa.record_batch({"l": [rng.integers(0, 9, k % 20).tolist() for k in range(1000)]})
-    infos = set()
-    for chunk_rows in (1, 7, 1000, 4096):
-        options = ShardOptions(chunk_rows=chunk_rows)
-        with ShardWriter(tmp_path / "shard", batch.schema, options) as writer:
-            writer.write(batch)
-        infos.add(writer.info)
-    assert len(infos) == 1
-
-
 @pytest.mark.parametrize(
-    "options", [{"compression": "gzip"}, {"compression_level": 0}, {"chunk_rows": 0}]
-)
-def test_bad_options_are_refused(options) -> None:
+    ("kind", "options"),
+    [
+        (ShardOptions, {"compression": "gzip"}), (ShardOptions, {"compression_level": 0}),
+        (ShardLimits, {"rows": 0}), (ShardLimits, {"bytes": -1}),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(kind, options) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        ShardOptions(**options)
+        kind(**options)
 
 
 def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
@@ -143,10 +114,10 @@ def test_a_full_disk_at_close_leaves_no_temporary_file(tmp_path: Path) -> None:
             self._file.close()
             raise OSError(28, "No space left on device")
 
-    writer = ShardWriter(tmp_path / "shard", BATCH.schema)
+    writer = TableWriter(tmp_path / "shard", BATCH.schema)
     with pytest.raises(OSError, match="No space"), writer:  # noqa: PT012
-        target = writer._file._target
-        target.shard = FullAtClose(target.shard)
+        output = writer._file._outputs[0]
+        output.stream = FullAtClose(output.stream)
         writer.write(BATCH)
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
@@ -212,8 +183,6 @@ def test_limits_hold_and_nothing_is_lost(
 def _encode(batch: pa.RecordBatch) -> list[bytes]:
     if not batch.num_rows:
         return []
-    from etl.tfrecord.codec.framing import index_records
-
     data = build_encoder(batch.schema).encode(batch)
     return [data[s : s + n].tobytes() for s, n in index_records(data)]
 
@@ -291,12 +260,6 @@ def test_each_file_has_statistics_of_its_own(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("limits", [{"rows": 0}, {"bytes": -1}])
-def test_bad_limits_are_refused(limits) -> None:
-    with pytest.raises(ConfigError, match=next(iter(limits))):
-        ShardLimits(**limits)
-
-
 def test_starts_agree_with_the_verifying_scan() -> None:
     batch = pa.record_batch({"b": [b"x" * n for n in (0, 1, 500, 70_000, 3)]})
     framed = build_encoder(batch.schema).encode(batch)
@@ -304,14 +267,6 @@ def test_starts_agree_with_the_verifying_scan() -> None:
     assert starts[:-1].tolist() == (index_records(framed)[:, 0] - 12).tolist()
     assert starts[-1] == framed.size
     assert find_record_starts(np.empty(0, np.uint8)).tolist() == [0]
-
-
-def test_lines_are_offset_and_size(tmp_path: Path) -> None:
-    text = format_index(np.array([0, 20, 50]), 100)
-    assert text == "100 20\n120 30\n"
-    (tmp_path / "x.idx").write_text(text)
-    assert list(read_index(tmp_path / "x.idx")) == [(100, 20), (120, 30)]
-    assert index_path("d=1/part-0") == "_index/d=1/part-0.idx"
 
 
 def test_compressed_files_have_no_index() -> None:

@@ -16,19 +16,18 @@ from pyspark.sql import types as T
 
 from conf.errors import ConfigError
 from etl.tfrecord.codec.framing import CorruptRecordError
-from etl.tfrecord.files.writer import ShardWriter
 from etl.tfrecord.spark.datasource import TFRecordReader
 from etl.tfrecord.spark.frames import read_tfrecords
 from etl.tfrecord.spark.options import parse_read_options
 from etl.tfrecord.spark.read_plan import infer_schema
-from etl.tfrecord.table import write_table
+from etl.tfrecord.table import TableWriter, write_table
 from tests.tfrecord_files import read_quarantine
 
 
 def write_shard(path: Path, columns: dict) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     batch = pa.record_batch(columns)
-    with ShardWriter(path, batch.schema) as writer:
+    with TableWriter(path, batch.schema) as writer:
         writer.write(batch)
     return path
 
