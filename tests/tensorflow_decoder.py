@@ -31,7 +31,7 @@ class TensorFlowDecoder:
         )
 
     def decode_block(self, block: RecordBlock, name: str) -> pa.RecordBatch:
-        """Decodes a block; arguments as those of `etl.tfrecord.codec.decode_columns.Decoder`."""
+        """Decodes a block; arguments as those of `etl.tfrecord.codec.decode.Decoder`."""
         data = np.ascontiguousarray(block.data).tobytes()
         payloads = [data[start : start + size] for start, size in block.index.tolist()]
         parsed = self._parse(tf.constant(payloads, tf.string, [len(payloads)]))

@@ -15,9 +15,9 @@ import sys
 import numpy as np
 
 from etl.tfrecord.codec import decode_kernels as k
-from etl.tfrecord.codec.decode_columns import FeatureTable
+from etl.tfrecord.codec.decode import FeatureTable
+from etl.tfrecord.codec.decode_kernels import BYTES, FLOAT
 from etl.tfrecord.codec.kernels import kernel, store_u8
-from etl.tfrecord.codec.messages import BYTES, FLOAT
 from etl.tfrecord.types.features import WireFeature
 
 FEATURES = {
@@ -101,19 +101,20 @@ def mutate(corpus, starts, state, record):
 
 @kernel
 def give_room(features, ends):
-    """Lays the outputs of every feature right before their forbidden pages."""
+    """Lays the outputs of every feature right before their forbidden pages, as long as counted."""
     for f in range(len(features)):
         feature = features[f]
-        width = 1 if feature[k.KIND] == BYTES else 4 if feature[k.KIND] == FLOAT else 8
-        if feature[k.DEPTH] == 0 and feature[k.KIND] != BYTES:
-            feature[k.VALUES] = ends[0] - width
-            continue
-        count, size, lists = feature[k.COUNT_NEED], feature[k.SIZE_NEED], feature[k.LIST_NEED]
-        feature[k.COUNT_ROOM], feature[k.SIZE_ROOM], feature[k.LIST_ROOM] = count, size, lists
-        feature[k.VALUES] = ends[0] - width * (size if feature[k.KIND] == BYTES else count)
-        feature[k.BYTE_OFFSETS] = ends[1] - 4 * (count + 1)
-        feature[k.LIST_OFFSETS] = ends[2] - 4 * (lists + 1)
-        feature[k.ROW_OFFSETS] = ends[3] - 4 * 2
+        width = 1 if feature.kind == BYTES else 4 if feature.kind == FLOAT else 8
+        count = feature.count if feature.depth > 0 else 1
+        size, lists = feature.size, feature.lists
+        feature.count_room, feature.size_room, feature.list_room = count, size, lists
+        feature.count, feature.size, feature.lists, feature.row = 0, 0, 0, -1
+        feature.values = ends[0] - width * (size if feature.kind == BYTES else count)
+        feature.list_offsets = ends[2] - 4 * (lists + 1)
+        if feature.depth > 0 or feature.kind == BYTES:
+            feature.row_offsets = ends[3] - 4 * 2
+            feature.byte_offsets = ends[1] - 4 * (count + 1) if feature.depth > 0 else ends[3] - 8
+        store_u8(feature.valid, np.uint8(0))
 
 
 @kernel
@@ -123,8 +124,6 @@ def lay_out(state, corpus, starts, record, end, features, fresh, ends):
     for i in range(length):
         store_u8(end - length + i, record[i])
     features[:] = fresh
-    for f in range(len(features)):
-        store_u8(features[f, k.VALID], np.uint8(0))
     give_room(features, ends)
     return length
 
@@ -132,23 +131,21 @@ def lay_out(state, corpus, starts, record, end, features, fresh, ends):
 def run(records, state, corpus, starts, end, ends, features, samples, sample_lengths, counts):
     """Decodes mutated records one by one; counts outcomes and keeps some accepted ones.
 
-    Outputs share their memory, each being laid out anew once the decoder has said what it needs.
+    Outputs share their memory, each being laid out anew once the decoder has counted what it needs.
     The decoder is called as readers call it: a compiled loop around it would have to be compiled
     together with it, which takes longer than all the calls.
     """
     record, index = np.empty(4096, np.uint8), np.zeros((1, 2), np.int64)
-    table, _valid = features.lay_out(1, 1)
-    table[:, k.COUNT_NEED] = -1
-    fresh = table.copy()  # without room, not even for nothing
-    no_outcomes, sampled = np.empty((0, 2), np.int64), 0
+    table, _valid = features.lay_out(1)
+    fresh = table.copy()  # without room
+    no_rows, sampled = np.empty(0, np.int64), 0
     for _ in range(records):
         length = lay_out(state, corpus, starts, record, end, table, fresh, ends)
         index[0, 1] = length
-        call = end - length, index, end, table, 0, 1, no_outcomes
+        call = end - length, index, end, table, no_rows
+        features.run_kernel(*call)
+        give_room(table, ends)
         outcome, _, _ = features.run_kernel(*call)
-        if outcome == k.NO_ROOM:
-            give_room(table, ends)
-            outcome, _, _ = features.run_kernel(*call)
         counts[outcome] += 1
         chosen = draw(state, max(1, records // (2 * len(samples)))) == 0
         if chosen and outcome == k.OK and sampled < len(samples) and length <= samples.shape[1]:

@@ -38,6 +38,7 @@ _MASK_DELTA = np.uint32(0xA282EAD8)  # tensorflow/core/lib/hash/crc32c.h
 # answers after three. A lane is at most this many words: longer ones are faster in the cache, but
 # prefetching takes three far-away streams for no stream at all.
 _LANE_WORDS = 32
+_NEVER = 1 << 62  # bytes
 
 
 def _shift(register: int, bits: int) -> int:
@@ -57,11 +58,8 @@ _LANE_SHIFTS[1:] = [*accumulate(range(_LANE_WORDS - 1), lambda r, _: _shift(r, 6
 
 
 def _build_instruction(name: str, bits: int) -> Callable[..., Any]:
-    """Wraps an LLVM CRC intrinsic `name`, taking a data word of `bits` bits, as uint32 -> uint32.
-
-    SSE4.2 keeps the register in 64 bits for 64-bit data, everything else in 32; AArch64 takes
-    bytes in a 32-bit operand.
-    """
+    """Wraps an LLVM CRC intrinsic, taking a data word of so many bits, as uint32 -> uint32."""
+    # SSE4.2 keeps the register in 64 bits for 64-bit data; AArch64 takes bytes in 32.
     register = WORD if name.endswith("32.64.64") else INDEX
     operand = INDEX if "aarch64" in name and bits == 8 else ir.IntType(bits)
 
@@ -106,12 +104,8 @@ def _build_multiply(name: str) -> Callable[..., Any]:
 
 
 @inlined
-def _multiply_by_shifts(left: np.uint64, right: np.uint64) -> np.uint64:
-    product = np.uint64(0)
-    for bit in range(32):
-        mask = np.uint64(0) - ((right >> np.uint64(bit)) & np.uint64(1))
-        product ^= (left << np.uint64(bit)) & mask
-    return product
+def _never_multiplied(left: np.uint64, right: np.uint64) -> np.uint64:
+    return left & right
 
 
 def select_advance(
@@ -133,17 +127,13 @@ def select_advance(
 
 
 def select_multiply(triple: str, features: dict[str, bool]) -> tuple[Callable[..., Any], int]:
-    """Picks a CPU's carry-less multiplication of 32-bit operands in uint64.
-
-    Returns:
-        The kernel, and the bytes from which on hashing in lanes is worth its multiplications.
-    """
+    """Picks a CPU's carry-less multiplication, and the bytes from which on lanes are worth it."""
     machine = triple.partition("-")[0]
     if machine == "x86_64" and features.get("pclmul"):
         return _build_multiply("llvm.x86.pclmulqdq"), 144
     if machine in ("aarch64", "arm64") and features.get("aes"):
         return _build_multiply("llvm.aarch64.neon.pmull64"), 144
-    return _multiply_by_shifts, 1 << 62  # never
+    return _never_multiplied, _NEVER
 
 
 _advance_byte, _advance_word = select_advance(*HOST)
@@ -205,18 +195,7 @@ def masked_crc(address: int, length: int) -> np.uint32:
 
 
 def crc32c(data: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> int:
-    """CRC-32C of a buffer, or of a longer stream piece by piece.
-
-    Args:
-        data: Any C-contiguous buffer.
-        crc: Result for the bytes that precede `data`; 0 at the start of a stream.
-
-    Returns:
-        The CRC, in [0, 2**32).
-
-    Raises:
-        ValueError: If the buffer is not contiguous.
-    """
+    """CRC-32C, in [0, 2**32), of a C-contiguous buffer that follows bytes with the CRC `crc`."""
     view = memoryview(data)  # type: ignore[arg-type]
     if not view.c_contiguous:
         raise ValueError("crc32c needs a contiguous buffer; pass a copy of the data instead")
@@ -297,15 +276,13 @@ def _keep(crc, address, blocks):
 
 
 def select_fold(triple: str, features: dict[str, bool]) -> tuple[Callable[..., Any], int]:
-    """Picks what a CPU can do.
+    """Picks what advances a CRC register past blocks of `BLOCK_BYTES`, and from how many bytes on.
 
-    Returns:
-        The kernel `(register, address, blocks) -> register`, which advances a CRC register past
-        blocks of `BLOCK_BYTES`, and the bytes from which on it is to be used.
+    The kernel is `(register, address, blocks) -> register`.
     """
     if triple.startswith("x86_64") and all(features.get(name) for name in _NEEDED):
         return _fold_blocks, 16 * BLOCK_BYTES
-    return _keep, 1 << 62  # never
+    return _keep, _NEVER
 
 
 fold_blocks, MIN_FOLDED_BYTES = select_fold(*HOST)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,18 +14,201 @@ import pyarrow as pa
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PackedSlot
 from conf.storage.locations import Compression, Opener, open_local
-from etl.tfrecord.codec.decode_columns import FeatureTable, gather_binary
-from etl.tfrecord.codec.decode_kernels import MALFORMED, NOT_SCALAR, OK
-from etl.tfrecord.codec.framing import (
-    CorruptRecordError,
-    RecordBlock,
-    corrupt_record,
-    read_record_blocks,
-)
-from etl.tfrecord.codec.messages import check_record_type
-from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
+from etl.tfrecord.codec import decode_kernels as k
+from etl.tfrecord.codec.decode_kernels import KEY_FIELDS, KeyTable, check_record_type
+from etl.tfrecord.codec.framing import RecordBlock, corrupt_record, read_record_blocks
+from etl.tfrecord.codec.row_placement import allocate
+from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, Kind, WireFeature
 
-_STOP_AT_FIRST = np.empty((0, 2), np.int64)
+_MAX_OFFSET = 2**31 - 1
+_DTYPES: dict[Kind, np.dtype[Any]] = {
+    "int64": np.dtype(np.int64),
+    "float32": np.dtype(np.float32),
+    "bytes": np.dtype(np.uint8),
+}
+
+
+def _check_totals(total: int) -> None:
+    """Refuses more values than Arrow's offsets reach."""
+    if total > _MAX_OFFSET:
+        raise InputDataError(
+            "too many values for one batch", received=total,
+            allowed=_MAX_OFFSET, fix="decode fewer records at a time",
+        )  # fmt: skip
+
+
+class _Arena:
+    """Hands out pieces of Arrow's pool, so that ten thousand columns need few allocations."""
+
+    _CHUNK_BYTES = 64 << 10
+    _ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def allocate(self, size: int) -> tuple[pa.Buffer, np.ndarray]:
+        """Returns a buffer of `size` bytes, whatever they hold, and the same for writing."""
+        taken = max(1, -(-size // self._ALIGNMENT)) * self._ALIGNMENT
+        if taken >= self._CHUNK_BYTES:
+            buffer = pa.allocate_buffer(size)
+            return buffer, np.frombuffer(buffer, np.uint8)
+        if taken > self._left:
+            self._chunk, self._left = pa.allocate_buffer(self._CHUNK_BYTES), self._CHUNK_BYTES
+            self._view = np.frombuffer(self._chunk, np.uint8)
+        at = self._CHUNK_BYTES - self._left
+        self._left -= taken
+        return self._chunk.slice(at, size), self._view[at : at + size]
+
+
+class _Column:
+    """Memory of one feature of a block of records, and the array that it becomes."""
+
+    def __init__(
+        self, feature: WireFeature, rows: int, rooms: Sequence[int], arena: _Arena
+    ) -> None:
+        """Lays it out, with room for so many values of lists, bytes of strings and inner lists."""
+        count, size, lists = rooms
+        self._type, self._dtype = feature.arrow_type, _DTYPES[feature.kind]
+        self._depth, is_bytes = _depth(feature), feature.kind == "bytes"
+        values = count if self._depth else rows
+        lengths = [rows, lists][: self._depth] + [values] * is_bytes
+        self._offsets = [self._allocate_offsets(length, arena) for length in lengths]
+        self._values, self._view = arena.allocate(
+            size if is_bytes else values * self._dtype.itemsize
+        )
+
+    @staticmethod
+    def _allocate_offsets(length: int, arena: _Arena) -> pa.Buffer:
+        buffer, view = arena.allocate(4 * (length + 1))
+        view[:4] = 0
+        return buffer
+
+    @property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Of values, and of offsets of rows, bytes and inner lists; any number for what is not."""
+        places = [buffer.address for buffer in self._offsets] or [0]
+        return self._values.address, places[0], places[-1], places[min(1, len(places) - 1)]
+
+    def build(self, valid: np.ndarray, filled: Sequence[int]) -> pa.Array:
+        """The Arrow column of what has been filled; `valid` rows, uint8 `[rows]`, hold a value."""
+        validity = None
+        if not valid.all():
+            validity = pa.py_buffer(np.packbits(valid, bitorder="little"))
+            if not self._offsets:  # values below a null are not left to chance
+                self._view.view(self._dtype)[valid == 0] = 0
+        count, _, lists = filled
+        lengths = [len(valid), *[lists, count][2 - self._depth :]]
+        return self._nest(self._type, lengths, self._offsets, validity)
+
+    def _nest(
+        self, data_type: pa.DataType, lengths: list[int], offsets: list[pa.Buffer],
+        validity: pa.Buffer | None = None,
+    ) -> pa.Array:  # fmt: skip
+        if len(lengths) == 1:
+            buffers = [validity, *offsets, self._values]
+            return pa.Array.from_buffers(data_type, lengths[0], buffers)
+        child = self._nest(data_type.value_type, lengths[1:], offsets[1:])
+        buffers = [validity, offsets[0]]
+        return pa.Array.from_buffers(data_type, lengths[0], buffers, children=[child])
+
+
+def _depth(feature: WireFeature) -> int:
+    return 2 if feature.is_sequence else int(feature.is_list)
+
+
+def _columns_of(first: str, last: str) -> slice:
+    """Neighbouring fields of the feature table, as columns of integers."""
+    names = list(k.FEATURE.names or ())
+    return slice(names.index(first), names.index(last) + 1)
+
+
+_ADDRESSES = _columns_of("values", "list_offsets")
+_ROOMS, _FILLED = _columns_of("count_room", "list_room"), _columns_of("count", "lists")
+# Outputs have room for so much more than the rows so far let expect.
+_MARGIN, _SPARE = 1.04, 64
+
+
+def _chain(is_nested: np.ndarray) -> np.ndarray:
+    """Successors of features that follow each other within context and feature lists."""
+    successors = np.full(len(is_nested) + 2, -1, np.int64)
+    for part in (False, True):
+        numbers = np.flatnonzero(is_nested == part)
+        if len(numbers):
+            successors[numbers] = np.roll(numbers, -1)
+            successors[len(is_nested) + part] = numbers[0]
+    return successors
+
+
+class FeatureTable:
+    """The features of an Example, or those of a SequenceExample's context and its feature lists.
+
+    It learns the order of the features, and what a record takes, as it goes.
+    """
+
+    def __init__(self, features: Sequence[WireFeature]) -> None:
+        self._features = tuple(features)
+        self._keys = KeyTable([feature.name.encode() for feature in features])
+        self._fixed = np.zeros(len(features), k.FEATURE)
+        for name in KEY_FIELDS:
+            self._fixed[name] = self._keys.rows[name][: len(features)]
+        self._fixed["kind"] = [KIND_CODES[feature.kind] for feature in features]
+        self._fixed["depth"] = [_depth(feature) for feature in features]
+        self._fixed["row"] = -1
+        self._successors = _chain(self._fixed["depth"] > 1)
+        # A scalar's number of values is that of the rows.
+        self._is_counted = np.ones((len(features), 3), bool)
+        self._is_counted[:, 0] = self._fixed["depth"] > 0
+        self._per_row = np.zeros((len(features), 3))
+
+    def decode(
+        self, data: np.ndarray, index: np.ndarray, malformed: np.ndarray
+    ) -> tuple[int, int, int, list[pa.Array]]:
+        """Decodes records; again where there was less room than they need.
+
+        Takes the buffer, uint8 `[bytes]`, and what `decode_kernels.decode` does; returns what that
+        does, and the columns, if the outcome is `OK`.
+        """
+        rows, base = len(index), data.ctypes.data
+        expected = np.minimum(self._per_row * (rows * _MARGIN) + _SPARE, _MAX_OFFSET)
+        rooms = np.where(self._per_row > 0, expected, 0).astype(np.int64)
+        while True:
+            malformed.fill(k.SOUND)
+            table, valid = self.lay_out(rows)
+            grid, arena = table.view(np.int64).reshape(len(table), -1), _Arena()
+            columns = [
+                _Column(feature, rows, room, arena)
+                for feature, room in zip(self._features, rooms.tolist(), strict=True)
+            ]
+            grid[:, _ROOMS], grid[:, _ADDRESSES] = rooms, [c.addresses for c in columns]
+            end = self.run_kernel(base, index, base + data.size, table, malformed)
+            filled = np.where(self._is_counted, grid[:, _FILLED], 0)
+            if (filled <= rooms).all():
+                break
+            _check_totals(int(filled.max()))
+            rooms = np.maximum(rooms, filled)
+        if end[0] != k.OK:
+            return *end, []
+        self._per_row = np.maximum(self._per_row, filled / max(1, rows))
+        built = zip(columns, valid, filled.tolist(), strict=True)
+        return *end, [column.build(*args) for column, *args in built]
+
+    def lay_out(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """A feature table without outputs, and `valid`, uint8 `[features, rows]`, all zero."""
+        shape = len(self._features), rows
+        valid = allocate({"valid": (shape, np.dtype(np.uint8))})["valid"]
+        valid.fill(0)
+        table = self._fixed.copy()
+        table["valid"] = valid.ctypes.data + rows * np.arange(len(self._features))
+        return table, valid
+
+    def run_kernel(
+        self, base: int, index: np.ndarray, limit: int, table: np.ndarray, malformed: np.ndarray
+    ) -> tuple[int, int, int]:
+        """Calls `decode_kernels.decode` with the keys of this table."""
+        outcome, record, feature = k.decode(
+            base, index, limit, table, self._keys.table, self._successors, malformed
+        )
+        return int(outcome), int(record), int(feature)
 
 
 @dataclass(frozen=True)
@@ -39,19 +222,16 @@ class BadRecord:
 class Decoder(ABC):
     """What all record types share; a decoder belongs to one thread."""
 
-    schema: pa.Schema
+    def __init__(self, features: Sequence[WireFeature]) -> None:
+        self.features = _check_features(tuple(features))
+        self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
 
     def decode(self, data: np.ndarray, index: np.ndarray, name: str = "<buffer>") -> pa.RecordBatch:
-        """Decodes records in memory.
+        """Decodes records in memory, uint8 `[bytes]`; index as of `framing.index_records`."""
+        return self.decode_block(RecordBlock(data, index, 0, 0), name)
 
-        Args:
-            data: Buffer that holds the records, uint8 `[bytes]`.
-            index: Start and length of each record's payload, int64 `[rows, 2]`; see
-                `framing.index_records`.
-            name: What to call the buffer in an error.
-
-        Returns:
-            One column per feature, `[rows]`.
+    def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
+        """Decodes a block of records to one column per feature, `[rows]`.
 
         Raises:
             CorruptRecordError: A record is not well-formed.
@@ -59,13 +239,8 @@ class Decoder(ABC):
                 scalar is wanted.
             IndexError: The index reaches outside the buffer.
         """
-        return self.decode_block(RecordBlock(data, index, 0, 0), name)
+        return self._decode(_check_index(block), name, None)
 
-    @abstractmethod
-    def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
-        """Decodes a block of records; see `decode`."""
-
-    @abstractmethod
     def decode_sound(
         self, block: RecordBlock, name: str = "<buffer>"
     ) -> tuple[pa.RecordBatch, list[BadRecord]]:
@@ -77,6 +252,12 @@ class Decoder(ABC):
         Returns:
             One column per feature, and which records were left out, in their order.
         """
+        bad: list[BadRecord] = []
+        return self._decode(_check_index(block), name, bad), bad
+
+    @abstractmethod
+    def _decode(self, block: RecordBlock, name: str, bad: list[BadRecord] | None) -> pa.RecordBatch:
+        """Decodes a block of records; malformed ones go to `bad`, or are raised without it."""
 
 
 class ColumnDecoder(Decoder):
@@ -87,52 +268,29 @@ class ColumnDecoder(Decoder):
     """
 
     def __init__(self, features: Sequence[WireFeature], record_type: str) -> None:
-        self.features = _check_features(tuple(features))
+        super().__init__(features)
         nested = next((f for f in self.features if f.is_sequence), None)
         if record_type == "Example" and nested is not None:
             raise ConfigError(
                 f"feature {nested.name!r} is a feature list, which tf.train.Example lacks",
                 fix="read the files with record type SequenceExample",
             )
-        self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
         self._message, self._table = f"tf.train.{record_type}", FeatureTable(self.features)
 
-    def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
-        """Decodes a block of records; see `decode`."""
-        data = np.ascontiguousarray(block.data)
-        index = _check_index(block.index, data.size)
+    def _decode(self, block: RecordBlock, name: str, bad: list[BadRecord] | None) -> pa.RecordBatch:
         if not self.features:
-            return _build_empty(len(index))
-        outcome, record, feature, arrays = self._table.decode(data, index, _STOP_AT_FIRST)
-        if outcome != OK:
+            return _build_empty(len(block.index))
+        malformed = np.empty(0 if bad is None else len(block.index), np.int64)
+        outcome, record, feature, arrays = self._table.decode(block.data, block.index, malformed)
+        if outcome != k.OK:
             raise self._error(outcome, block, record, feature, name)
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def decode_sound(
-        self, block: RecordBlock, name: str = "<buffer>"
-    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """Decodes the well-formed records and leaves out the others; see `Decoder`."""
-        try:
-            return self.decode_block(block, name), []
-        except CorruptRecordError:
-            bad = self._find_malformed(block, name)
-        sound = np.delete(block.index, [record.record for record in bad], axis=0)
-        batch = self.decode_block(RecordBlock(block.data, sound, block.offset, 0), name)
-        return batch, bad
-
-    def _find_malformed(self, block: RecordBlock, name: str) -> list[BadRecord]:
-        """Finds all malformed records in one more pass."""
-        data = np.ascontiguousarray(block.data)
-        index = _check_index(block.index, data.size)
-        outcomes = np.zeros((len(index), 2), np.int64)
-        self._table.decode(data, index, outcomes)
-        refused = (outcomes[:, 0] != OK) & (outcomes[:, 0] != MALFORMED)
-        if refused.any():
-            record = int(refused.argmax())
-            outcome, feature = outcomes[record].tolist()
-            raise self._error(outcome, block, record, feature, name)
-        bad = np.flatnonzero(outcomes[:, 0] == MALFORMED).tolist()
-        return [BadRecord(record, self._reason(int(outcomes[record, 1]))) for record in bad]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        is_sound = malformed == k.SOUND
+        if bad is None or is_sound.all():
+            return batch
+        for row in np.flatnonzero(~is_sound).tolist():
+            bad.append(BadRecord(row, self._reason(int(malformed[row]))))
+        return batch.filter(pa.array(is_sound))
 
     def _reason(self, feature: int) -> str:
         where = f" in feature {self.features[feature].name!r}" if feature >= 0 else ""
@@ -142,18 +300,19 @@ class ColumnDecoder(Decoder):
         self, outcome: int, block: RecordBlock, record: int, feature: int, name: str
     ) -> InputDataError:
         offset, number = block.locate(record)
-        if outcome == MALFORMED:
+        if outcome == k.MALFORMED:
             return corrupt_record(name, offset, number, self._reason(feature))
         wanted = self.features[feature]
-        if outcome == NOT_SCALAR:
+        received = f"record {number}, at byte offset {offset}"
+        if outcome == k.NOT_SCALAR:
             return InputDataError(
                 f"{name}: feature {wanted.name!r} holds several values where one is wanted",
-                received=f"record {number}, at byte offset {offset}",
+                received=received,
                 fix="read it as a list",
             )
         return InputDataError(
             f"{name}: feature {wanted.name!r} holds another kind of values",
-            received=f"record {number}, at byte offset {offset}",
+            received=received,
             allowed=wanted.kind,
             fix="read it as the kind that was written",
         )
@@ -163,28 +322,26 @@ class ByteArrayDecoder(Decoder):
     """Takes records as they are: one binary column, copied once; none to count records only."""
 
     def __init__(self, features: Sequence[WireFeature] = (BYTE_ARRAY_FEATURE,)) -> None:
-        self.features = _check_features(tuple(features))
+        super().__init__(features)
         if len(features) > 1 or any(f.arrow_type != pa.binary() for f in features):
             raise ConfigError(
                 "record type ByteArray holds one byte string per record",
                 received=", ".join(f"{f.name} ({f.arrow_type})" for f in features),
                 allowed="one feature of kind bytes, no list",
             )
-        self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
 
-    def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
-        """Decodes a block of records; see `decode`."""
-        data = np.ascontiguousarray(block.data)
-        index = _check_index(block.index, data.size)
+    def _decode(self, block: RecordBlock, name: str, bad: list[BadRecord] | None) -> pa.RecordBatch:
         if not self.features:
-            return _build_empty(len(index))
-        return pa.RecordBatch.from_arrays([gather_binary(data, index)], schema=self.schema)
-
-    def decode_sound(
-        self, block: RecordBlock, name: str = "<buffer>"
-    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """As `decode_block`: no byte string is malformed."""
-        return self.decode_block(block, name), []
+            return _build_empty(len(block.index))
+        lengths = block.index[:, 1]
+        total = int(lengths.sum())
+        _check_totals(total)
+        values, offsets = np.empty(total, np.uint8), np.zeros(len(lengths) + 1, np.int32)
+        k.gather(block.data.ctypes.data, block.index, values.ctypes.data)
+        np.cumsum(lengths, out=offsets[1:])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
+        column = pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
+        return pa.RecordBatch.from_arrays([column], schema=self.schema)
 
 
 def _build_empty(rows: int) -> pa.RecordBatch:
@@ -208,15 +365,16 @@ def _check_features(features: tuple[WireFeature, ...]) -> tuple[WireFeature, ...
     return features
 
 
-def _check_index(index: np.ndarray, size: int) -> np.ndarray:
-    """Returns an index as the kernels take it, having checked that it stays in the buffer."""
-    index = np.ascontiguousarray(index, np.int64).reshape(-1, 2)
+def _check_index(block: RecordBlock) -> RecordBlock:
+    """Returns a block as the kernels take it, having checked that the index stays in the buffer."""
+    data = np.ascontiguousarray(block.data)
+    index = np.ascontiguousarray(block.index, np.int64).reshape(-1, 2)
     starts, lengths = index[:, 0], index[:, 1]
     if len(index) and (
-        starts.min() < 0 or lengths.min() < 0 or (lengths > size - starts).any()
+        starts.min() < 0 or lengths.min() < 0 or (lengths > data.size - starts).any()
     ):  # fmt: skip
-        raise IndexError(f"record index reaches outside a buffer of {size} bytes")
-    return index
+        raise IndexError(f"record index reaches outside a buffer of {data.size} bytes")
+    return RecordBlock(data, index, block.offset, block.first_record)
 
 
 def listed_features(
@@ -238,35 +396,27 @@ class PackedDecoder(Decoder):
     def __init__(
         self, inner: Decoder, features: Sequence[WireFeature], slots: Sequence[PackedSlot]
     ) -> None:
-        self._inner, self.features = inner, _check_features(tuple(features))
-        self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
-        self._slots = {slot.feature: slot for slot in slots}
+        super().__init__(features)
+        self._inner, self._slots = inner, {slot.feature: slot for slot in slots}
         self._lengths = {
             name: 1 + max(slot.offset for slot in slots if slot.packed == name)
             for name in {slot.packed for slot in slots} & set(inner.schema.names)
         }
 
-    def decode_block(self, block: RecordBlock, name: str = "<buffer>") -> pa.RecordBatch:
+    def _decode(self, block: RecordBlock, name: str, bad: list[BadRecord] | None) -> pa.RecordBatch:
         """Decodes a block of records; a list of another length than the slots' is damage."""
-        batch = self._inner.decode_block(block, name)
+        batch = self._inner._decode(block, name, bad)
         wrong = self._find_wrong(batch)
-        if wrong:
+        if wrong and bad is None:
             record = min(wrong)
             raise corrupt_record(name, *block.locate(record), wrong[record])
-        return self._take_scalars(batch)
-
-    def decode_sound(
-        self, block: RecordBlock, name: str = "<buffer>"
-    ) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """Decodes the well-formed records of a block, and tells which were left out."""
-        batch, bad = self._inner.decode_sound(block, name)
-        wrong = self._find_wrong(batch)
-        if wrong:
+        if wrong and bad is not None:
             numbers = np.delete(np.arange(len(block.index)), [record.record for record in bad])
-            bad = [*bad, *(BadRecord(int(numbers[row]), why) for row, why in wrong.items())]
+            bad += [BadRecord(int(numbers[row]), why) for row, why in wrong.items()]
             bad.sort(key=lambda record: record.record)
             batch = batch.take(pa.array(np.delete(np.arange(batch.num_rows), list(wrong))))
-        return self._take_scalars(batch), bad
+        columns = [self._take(batch, feature) for feature in self.features]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _find_wrong(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Rows whose lists are not as long as the slots say, each with the reason."""
@@ -277,10 +427,6 @@ class PackedDecoder(Decoder):
                 reason = f"feature {name!r} holds {lengths[row]} values instead of {length}"
                 wrong.setdefault(row, reason)
         return wrong
-
-    def _take_scalars(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [self._take(batch, feature) for feature in self.features]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _take(self, batch: pa.RecordBatch, feature: WireFeature) -> pa.Array:
         slot = self._slots.get(feature.name)
@@ -296,19 +442,10 @@ class PackedDecoder(Decoder):
 
 def build_decoder(
     features: Sequence[WireFeature], record_type: str = "Example", slots: Sequence[PackedSlot] = ()
-) -> ColumnDecoder | ByteArrayDecoder | PackedDecoder:
-    """Builds the decoder of a record type.
+) -> Decoder:
+    """Builds the decoder of a record type, for features in the order of the columns.
 
-    Args:
-        features: What to decode, in the order of the columns.
-        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
-        slots: Places of scalars that share a list, as the dataset's manifest tells them.
-
-    Returns:
-        A decoder with `schema`, `decode`, `decode_block` and `decode_sound`.
-
-    Raises:
-        ConfigError: Unknown record type, or features that it does not have.
+    `slots` are the places of scalars that share a list, as the dataset's manifest tells them.
     """
     if {slot.feature for slot in slots} & {feature.name for feature in features}:
         listed = listed_features(features, slots)
@@ -328,23 +465,7 @@ def read_batches(
     opener: Opener = open_local,
     slots: Sequence[PackedSlot] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Reads a file batch by batch, each of some megabytes of records.
-
-    Args:
-        path: TFRecord file, plain or compressed.
-        features: What to decode.
-        compression: As for `read_record_blocks`.
-        record_type: As for `build_decoder`.
-        opener: As for `read_record_blocks`.
-        slots: As for `build_decoder`.
-
-    Yields:
-        Batches in file order.
-
-    Raises:
-        CorruptRecordError: The file is damaged, or a record is not of the record type.
-        InputDataError: A feature is not what was wanted.
-    """
+    """Reads a file batch by batch, each of some megabytes of records; see what it calls."""
     decoder = build_decoder(features, record_type, slots)
     for block in read_record_blocks(path, compression=compression, opener=opener):
         yield decoder.decode_block(block, str(path))

@@ -1,19 +1,22 @@
 """Compiled decoder of `tf.train.Example` and `SequenceExample`; trusts no byte of its input.
 
-Records go through in runs that stay in the cache: a run is scanned, which measures its lists
-and byte strings and notes where they are, then what was found is copied into the columns.
-Entries in the form that all common writers produce are read in a few word loads.
+Records are gone through once. Values are copied as they are met, as far as the outputs have room,
+and counted in any case: where there was not enough, what is missing is known. Entries in the form
+that all common writers produce are read in a few word loads.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from conf.errors import ConfigError
 from etl.tfrecord.codec.kernels import (
+    LINE_BYTES,
     copy_bytes,
     inlined,
     kernel,
-    load_i64,
     load_u8,
     load_u32,
     load_u64,
@@ -26,85 +29,340 @@ from etl.tfrecord.codec.kernels import (
     store_u64,
     trailing_zeros,
 )
-from etl.tfrecord.codec.messages import (
-    ABSENT,
-    BYTES,
-    BYTES_TAIL,
-    ENTRY_TAG,
-    FEATURE_LISTS_TAG,
-    FEATURES_TAG,
-    FLOAT,
-    FLOAT_TAIL,
-    HEAD,
-    INT,
-    INT_TAIL,
-    KEY_BYTES,
-    KEY_TAG,
-    TAIL_STEP,
-    VALUE_TAG,
-    VALUES_TAG,
-    count_numbers,
-    fill_list,
-    fill_nested,
-    fill_numbers,
-    fill_value,
-    find_key,
-    measure_list,
-    measure_value,
-    read_field,
-    read_key,
+from etl.tfrecord.codec.varint import (
+    CONTINUATION,
+    FAILED,
+    count_packed,
+    gather_groups,
+    read_packed,
+    read_varint,
 )
-from etl.tfrecord.codec.varint import CONTINUATION, FAILED, gather_groups
+from etl.tfrecord.types.features import RECORD_TYPES
 
-# Outcomes.
-OK, MALFORMED, OTHER_KIND, NOT_SCALAR, REFUSED, NO_ROOM = range(6)
+# Kinds of lists, numbered as the members of Feature's oneof.
+ABSENT, BYTES, FLOAT, INT = 0, 1, 2, 3
 
-# Fields of a row of the feature table, after those of its key.
-(
-    KIND,
-    DEPTH,  # 0 for one value, 1 for a list, 2 for a feature list
-    VALID,  # address of uint8 [rows], 1 where the feature is present, or why it is refused
-    PLACES,  # lists and bytes: address of the place of row 0, as if all rows had one
-    VALUES,  # address of the output: int64 or uint32 [rows] for numbers that are no list
-    ROW_OFFSETS,  # lists and bytes: address of int32 [rows + 1], the first one set
-    BYTE_OFFSETS,  # lists of bytes: address of int32 [COUNT_ROOM + 1], the first one set
-    LIST_OFFSETS,  # feature lists: address of int32 [LIST_ROOM + 1], the first one set
-    COUNT,  # values of lists that have been copied
-    SIZE,  # bytes of byte strings
-    LISTS,  # features of feature lists
-    COUNT_ROOM,  # for how many there is room in the output
-    SIZE_ROOM,
-    LIST_ROOM,
-    COUNT_NEED,  # how many there are in the rows that have been looked at
-    SIZE_NEED,
-    LIST_NEED,
-) = range(2, 19)
-FEATURE_FIELDS = 19
+# Fields, with the wire type of what has a length.
+FEATURES_TAG, FEATURE_LISTS_TAG = 0x0A, 0x12  # of a record
+ENTRY_TAG, KEY_TAG, VALUE_TAG = 0x0A, 0x0A, 0x12  # of a map
+FEATURE_TAG, VALUES_TAG = 0x0A, 0x0A  # of a FeatureList, and of a list
 
-# A place: where a list or byte string lies in the input, and what it holds. Words, by address.
-(
-    START,  # where the entry begins
-    END,
-    SINCE,  # address from which on the members of the oneof count
-    VALUE_COUNT,  # how many values it holds (feature lists: in all its features)
-    BYTE_COUNT,  # bytes: total length of its values
-    LIST_COUNT,  # feature lists: features
-) = range(0, 48, 8)
-PLACE_BYTES = 48
-# In place of an address to count from: what is stored is no entry, but a list message, or the
-# packed numbers or the byte string themselves.
-_LIST_ALONE, _VALUE_ALONE = 0, 1
+# 12 <n + 4> <kind tag> <n + 2> 0A <n> in one word: what follows the key in an entry that holds one
+# value of n bytes.
+INT_TAIL, FLOAT_TAIL = 0x0000_000A_021A_0412, 0x0000_000A_0212_0412
+BYTES_TAIL, TAIL_STEP = 0x0000_000A_020A_0412, 0x0000_0100_0100_0100
+
+
+def check_record_type(record_type: str) -> None:
+    """Refuses a record type that there is not."""
+    if record_type not in RECORD_TYPES:
+        raise ConfigError(
+            "unknown TFRecord record type",
+            received=repr(record_type),
+            allowed=", ".join(RECORD_TYPES),
+        )
 
 
 @inlined
-def _store_place(feature, row, start, end, since, count, total):
-    """Notes where a list or byte string lies and what it holds."""
-    place = feature[PLACES] + PLACE_BYTES * row
-    store_u64(place + START, np.uint64(start))
-    store_u64(place + END, np.uint64(end))
-    store_u64(place + SINCE, np.uint64(since))
-    store_u64(place + VALUE_COUNT, np.uint64(count))
-    store_u64(place + BYTE_COUNT, np.uint64(total))
+def read_field(p, end):
+    """Tag, and start and end of the field's value (`FAILED` if malformed).
+
+    For a length-delimited field that is the range of its content, otherwise of the encoded value.
+    """
+    tag, p = read_varint(p, end)
+    if p < 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
+        return np.int64(0), FAILED, FAILED
+    wire_type = np.int64(tag & np.uint64(7))
+    stop = np.int64(FAILED)
+    if wire_type == 2:
+        length, p = read_varint(p, end)
+        if p >= 0 and length <= np.uint64(end - p):
+            stop = p + np.int64(length)
+    elif wire_type == 0:
+        _, stop = read_varint(p, end)
+    elif wire_type == 1:
+        stop = p + 8
+    elif wire_type == 5:
+        stop = p + 4
+    if stop < 0 or stop > end:
+        return np.int64(0), FAILED, FAILED
+    return np.int64(tag), p, stop
+
+
+@inlined
+def read_key(p, end):
+    """Start and length of an entry's key (empty if it has none), or `FAILED`."""
+    key, length = np.int64(p), np.int64(0)
+    while p < end:
+        tag, start, stop = read_field(p, end)
+        if stop < 0:
+            return np.int64(FAILED), length
+        if tag == KEY_TAG:
+            key, length = start, stop - start
+        p = stop
+    return key, length
+
+
+# What a row of a table says of a key: the address of `0A 00 0A <key length> key`, padded to whole
+# words with zeros.
+KEY_FIELDS = ("head", "key_bytes")
+
+
+def build_row(*names: str) -> np.dtype[np.void]:
+    """Type of a row of int64 fields, which kernels take as a record."""
+    return np.dtype([(name, np.int64) for name in names])
+
+
+@inlined
+def _hash_key(p, length):
+    """A hash of a key, by words; its quality matters for speed alone."""
+    value, i = np.uint64(length), 0
+    while i + 8 <= length:
+        value = (value ^ load_u64(p + i)) * np.uint64(0x9E3779B97F4A7C15)
+        value ^= value >> np.uint64(29)
+        i += 8
+    while i < length:
+        value = (value ^ np.uint64(load_u8(p + i))) * np.uint64(0x9E3779B97F4A7C15)
+        value ^= value >> np.uint64(29)
+        i += 1
+    return value
+
+
+@inlined
+def find_slot(keys, table, key, length):
+    """Slot of a key in a hash table of keys (int64, -1 where empty, a power of two long).
+
+    A key that has none gets the slot where it would go.
+    """
+    wrap = np.uint64(len(table) - 1)
+    slot = _hash_key(key, length) & wrap
+    while table[slot] >= 0:
+        f = table[slot]
+        if keys[f].key_bytes == length and same_bytes(keys[f].head + 4, key, length):
+            break
+        slot = (slot + np.uint64(1)) & wrap
+    return slot
+
+
+@inlined
+def find_key(keys, table, expected, key, length):
+    """Row of a key, -1 if it has none; tries the expected one first."""
+    if keys[expected].key_bytes == length and same_bytes(keys[expected].head + 4, key, length):
+        return np.int64(expected)
+    return np.int64(table[find_slot(keys, table, key, length)])
+
+
+@kernel
+def _hash_keys(keys, table):
+    """Fills a hash table."""
+    table[:] = -1
+    for f in range(len(keys)):
+        table[find_slot(keys, table, keys[f].head + 4, keys[f].key_bytes)] = f
+
+
+def build_head(key: bytes, entry_bytes: int = 0) -> np.ndarray:
+    """First bytes of an entry under a key, padded to whole words with zeros."""
+    lengths = bytes([ENTRY_TAG, entry_bytes & 0xFF, KEY_TAG, len(key) & 0xFF])
+    return np.frombuffer(lengths + key + bytes(-(len(key) + 4) % 8), np.uint8)
+
+
+class KeyTable:
+    """Keys in memory: `rows`, `KEY_FIELDS` `[keys]`, one at least, and their hash `table`."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        heads = [build_head(key) for key in keys]
+        self._memory = np.concatenate([*heads, np.zeros(8, np.uint8)])
+        starts = np.cumsum([0, *(head.size for head in heads)])[:-1]
+        places = zip(self._memory.ctypes.data + starts, map(len, keys), strict=True)
+        self.rows = np.array([*places] or [(0, -1)], build_row(*KEY_FIELDS))  # no key is so long
+        self.table = np.empty(1 << (2 * len(keys) + 1).bit_length(), np.int64)
+        _hash_keys(self.rows[: len(keys)], self.table)
+
+
+# Outcomes.
+OK, MALFORMED, OTHER_KIND, NOT_SCALAR, REFUSED = range(5)
+
+# A row of the feature table, all int64, after what it says of the key.
+FEATURE = build_row(
+    *KEY_FIELDS,
+    "kind",
+    "depth",  # 0 for one value, 1 for a list, 2 for a feature list
+    "valid",  # address of uint8 [rows], 1 where the feature is present, or why it is refused
+    "values",  # address of the output: int64 or float32, of scalars [rows], or bytes
+    "row_offsets",  # address of int32 [rows + 1], the first one set; 0 for scalar numbers
+    "byte_offsets",  # bytes: address of int32 [values + 1], of scalars the same as of the rows
+    "list_offsets",  # feature lists: address of int32 [list_room + 1], the first one set
+    "count_room",  # lists: for how many values there is room in the output
+    "size_room",  # bytes: for how many of them
+    "list_room",  # feature lists: for how many features
+    "count",  # how many values there are in the rows so far
+    "size",
+    "lists",
+    "first_count",  # how many there are before the row that the last entry belongs to
+    "first_size",
+    "first_lists",
+    "row",  # this row, -1 for none
+)
+
+
+@inlined
+def _take_string(feature, room, start, size, at, byte_at):
+    """Copies a byte string to position `at`, if there is room; returns the next positions."""
+    if at < room and byte_at + size <= feature.size_room:
+        copy_bytes(feature.values + byte_at, start, size)
+        store_i32(feature.byte_offsets + 4 * (at + 1), np.int32(byte_at + size))
+    return at + 1, byte_at + size
+
+
+@inlined
+def _take_numbers(feature, room, kind, start, stop, limit, at):
+    """Copies packed numbers to position `at` on, if there is room; returns the next position.
+
+    It is `FAILED` if the last one is cut; a varint over ten bytes long is noticed by copying.
+    """
+    values = feature.values
+    if kind == FLOAT:
+        count = (stop - start) >> 2
+        if (stop - start) & 3 != 0:
+            return np.int64(FAILED)
+        if at + count <= room:
+            copy_bytes(values + 4 * at, start, stop - start)
+        return at + count
+    count = stop - start  # at most
+    if at + count > room:
+        count = count_packed(start, stop)
+        if count < 0 or at + count > room:
+            return at + count if count >= 0 else np.int64(FAILED)
+    after = read_packed(start, stop, limit, values + 8 * at)
+    return (after - values) >> 3 if after >= 0 else np.int64(FAILED)
+
+
+@inlined
+def _short_bytes(p, end):
+    """Length of the BytesList's value at `p` if it is whole and its length takes one byte, or -1.
+
+    Its bytes begin at `p + 2` then.
+    """
+    if end - p < 2 or load_u8(p) != np.uint8(VALUES_TAG):
+        return np.int64(FAILED)
+    size = np.int64(load_u8(p + 1))
+    return size if size < 0x80 and size <= end - p - 2 else np.int64(FAILED)
+
+
+@outlined
+def _take_list(feature, room, kind, p, end, limit, at, byte_at):
+    """Takes a BytesList, FloatList or Int64List; returns the next positions, `FAILED` if bad."""
+    if kind != feature.kind:
+        room = np.int64(0)
+    while p < end:
+        size = _short_bytes(p, end) if kind == BYTES else np.int64(FAILED)
+        if size >= 0:
+            at, byte_at = _take_string(feature, room, p + 2, size, at, byte_at)
+            p += 2 + size
+            continue
+        tag, start, stop = read_field(p, end)
+        if stop < 0:
+            return np.int64(FAILED), byte_at
+        if tag == VALUES_TAG and kind == BYTES:
+            at, byte_at = _take_string(feature, room, start, stop - start, at, byte_at)
+        elif tag == VALUES_TAG or (tag == 0x08 and kind == INT) or (tag == 0x0D and kind == FLOAT):
+            at = _take_numbers(feature, room, kind, start, stop, limit, at)
+            if at < 0:
+                return at, byte_at
+        p = stop
+    return at, byte_at
+
+
+@outlined
+def _take_feature(feature, room, p, end, limit, kind, first, at, byte_first, byte_at):
+    """Takes a Feature, or a further piece of one that is of a kind so far.
+
+    A list of another kind replaces what stands between the first and the next positions. Returns
+    the kind of the list it ends up with, and the next positions, `FAILED` if malformed.
+    """
+    while p < end:
+        member, low, high = read_field(p, end)
+        if high < 0:
+            return kind, np.int64(FAILED), byte_at
+        if member == 0x0A or member == 0x12 or member == 0x1A:
+            if kind != member >> 3:
+                kind, at, byte_at = member >> 3, first, byte_first
+            at, byte_at = _take_list(feature, room, kind, low, high, limit, at, byte_at)
+            if at < 0:
+                return kind, at, byte_at
+        p = high
+    return kind, at, byte_at
+
+
+@outlined
+def take_value(feature, room, p, end, limit, at, byte_at, list_at):
+    """Takes what the map entry [p, end) holds: a Feature, a FeatureList of a nested feature.
+
+    It goes to these positions of values, bytes and Features, as far as there is room; lists of
+    another kind are counted alone. Returns the kinds of lists that it holds (bit k for kind k;
+    `FAILED` if malformed), and the next positions.
+    """
+    is_nested, failed, none = feature.depth > 1, np.int64(FAILED), np.int64(ABSENT)
+    kinds, kind, first, byte_first = np.int64(0), none, at, byte_at
+    while p < end:
+        tag, inner, stop = read_field(p, end)
+        if stop < 0:
+            return failed, at, byte_at, list_at
+        if tag == VALUE_TAG and not is_nested:
+            kind, at, byte_at = _take_feature(
+                feature, room, inner, stop, limit, kind, first, at, byte_first, byte_at
+            )
+            if at < 0:
+                return failed, at, byte_at, list_at
+        while is_nested and tag == VALUE_TAG and inner < stop:
+            member, low, high = read_field(inner, stop)
+            if high < 0:
+                return failed, at, byte_at, list_at
+            if member == FEATURE_TAG:
+                kind, at, byte_at = _take_feature(
+                    feature, room, low, high, limit, none, at, at, byte_at, byte_at
+                )
+                if at < 0:
+                    return failed, at, byte_at, list_at
+                kinds |= np.int64(1) << kind
+                list_at += 1
+                if list_at <= feature.list_room:
+                    store_i32(feature.list_offsets + 4 * list_at, np.int32(at))
+            inner = high
+        p = stop
+    return kinds if is_nested else np.int64(1) << kind, at, byte_at, list_at
+
+
+@inlined
+def _end_rows(feature, row):
+    """Stores where the values of the last row end, and those of the empty ones before `row`."""
+    offsets, depth = feature.row_offsets, feature.depth
+    end = feature.lists if depth > 1 else feature.count if depth > 0 else feature.size
+    if offsets != 0:
+        for ended in range(feature.row + 1, row + 1):
+            store_i32(offsets + 4 * ended, np.int32(end))
+
+
+@inlined
+def _begin_row(feature, row):
+    """Goes to a row, or back to its beginning: an entry of the same key is replaced.
+
+    Returns positions of its first value, byte and Feature, and for how many values there is room.
+    """
+    if feature.row != row:
+        _end_rows(feature, row)
+        feature.row, feature.first_count = row, feature.count
+        feature.first_size, feature.first_lists = feature.size, feature.lists
+    if feature.depth == 0:
+        return np.int64(row), feature.first_size, np.int64(0), np.int64(row + 1)
+    return feature.first_count, feature.first_size, feature.first_lists, feature.count_room
+
+
+@inlined
+def _store_row(feature, row, is_present, at, byte_at, list_at):
+    """Takes over the values up to these positions as those of a row."""
+    feature.count, feature.size, feature.lists = at, byte_at, list_at
+    store_u8(feature.valid + row, np.uint8(is_present))
 
 
 _TAIL_MASK = 0x0000_FFFF_FFFF_FFFF
@@ -127,11 +385,10 @@ def _has_head(p, head, head_bytes):
 def _read_compact(feature, p, end, limit, row):
     """Reads an entry with the expected key and one number or short string in canonical form.
 
-    Returns:
-        The address past the entry, or `FAILED` where it is anything else: nothing is stored then.
+    Returns the address past it, or `FAILED` where it is anything else: nothing is stored then.
     """
-    kind, head, head_bytes = feature[KIND], feature[HEAD], feature[KEY_BYTES] + 4
-    if feature[DEPTH] != 0 or p + head_bytes + 8 > limit:
+    kind, head, head_bytes = feature.kind, feature.head, feature.key_bytes + 4
+    if feature.depth != 0 or p + head_bytes + 8 > limit:
         return np.int64(FAILED)
     size = np.int64(load_u8(p + 1))
     stop = p + 2 + size
@@ -149,16 +406,14 @@ def _read_compact(feature, p, end, limit, row):
     if (load_u64(tail) & np.uint64(_TAIL_MASK)) != pattern:
         return np.int64(FAILED)
     if kind == BYTES:
-        place = feature[PLACES] + PLACE_BYTES * row
-        store_u64(place + START, np.uint64(tail + 6))
-        store_u64(place + SINCE, np.uint64(_VALUE_ALONE))
-        store_u64(place + BYTE_COUNT, n)
-        store_u8(feature[VALID] + row, np.uint8(1))
+        at, byte_at, list_at, room = _begin_row(feature, row)
+        at, byte_at = _take_string(feature, room, tail + 6, np.int64(n), at, byte_at)
+        _store_row(feature, row, True, at, byte_at, list_at)
         return stop
     if kind == FLOAT:
         if n != np.uint64(4):
             return np.int64(FAILED)
-        store_u32(feature[VALUES] + 4 * row, load_u32(tail + 6))
+        store_u32(feature.values + 4 * row, load_u32(tail + 6))
     else:
         word = load_u64(tail + 6)
         ends = ~word & np.uint64(CONTINUATION)
@@ -166,8 +421,8 @@ def _read_compact(feature, p, end, limit, row):
         if ends == np.uint64(0) or trailing_zeros(ends) + np.uint64(1) != bits:
             return np.int64(FAILED)
         value = gather_groups(word & (~np.uint64(0) >> (np.uint64(64) - bits)))
-        store_u64(feature[VALUES] + 8 * row, value)
-    store_u8(feature[VALID] + row, np.uint8(1))
+        store_u64(feature.values + 8 * row, value)
+    store_u8(feature.valid + row, np.uint8(1))
     return stop
 
 
@@ -188,34 +443,22 @@ def _read_short_length(p, end):
 
 
 @inlined
-def _store_numbers(feature, row, start, stop):
-    """Takes over packed numbers; returns whether they are whole."""
-    count = count_numbers(feature[KIND], start, stop)
-    if count < 0:
-        return False
-    store_u8(feature[VALID] + row, np.uint8(1))
-    _store_place(feature, row, start, stop, _VALUE_ALONE, count, 0)
-    return True
-
-
-@inlined
-def _read_simple(feature, p, end, row):
+def _read_simple(feature, p, end, limit, row):
     """Takes over a list or byte string under the expected key, in the form that writers produce.
 
-    Returns:
-        The address past the entry, or `FAILED` where it is anything else: nothing is stored then.
+    Returns the address past the entry, or `FAILED` where it is anything else.
     """
-    kind, failed = feature[KIND], np.int64(FAILED)
-    is_list = feature[DEPTH] != 0
-    if feature[DEPTH] > 1 or (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
+    kind, failed = feature.kind, np.int64(FAILED)
+    is_list = feature.depth != 0
+    if feature.depth > 1 or (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
         return failed
     # Each message must fill the one around it: then nothing else is in there.
     start, stop = _read_short_length(p + 1, end)
     if start < 0 or start >= stop or load_u8(start) != np.uint8(KEY_TAG):
         return failed
     key, after = _read_short_length(start + 1, stop)
-    length = feature[KEY_BYTES]
-    if key < 0 or after - key != length or not same_bytes(feature[HEAD] + 4, key, length):
+    length = feature.key_bytes
+    if key < 0 or after - key != length or not same_bytes(feature.head + 4, key, length):
         return failed
     if after >= stop or load_u8(after) != np.uint8(VALUE_TAG):
         return failed
@@ -225,43 +468,38 @@ def _read_simple(feature, p, end, row):
     low, high = _read_short_length(member + 1, stop)
     if high != stop:
         return failed
+    first, byte_at, list_at, room = _begin_row(feature, row)
+    at, packed, last = first, failed, failed
     if kind != BYTES and low < high and load_u8(low) == np.uint8(VALUES_TAG):
         packed, last = _read_short_length(low + 1, high)
-        if last == high:
-            return stop if _store_numbers(feature, row, packed, last) else failed
-    count, total = measure_list(kind, low, high)
-    if count < 0 or (not is_list and count > 1):
+    if packed >= 0 and last == high:
+        at = _take_numbers(feature, room, kind, packed, last, limit, at)
+    else:
+        at, byte_at = _take_list(feature, room, kind, low, high, limit, at, byte_at)
+    if at < 0 or (not is_list and at > first + 1):
         return failed
-    _store_place(feature, row, low, high, _LIST_ALONE, count, total)
-    store_u8(feature[VALID] + row, np.uint8(is_list or count > 0))
+    _store_row(feature, row, is_list or at > first, at, byte_at, list_at)
     return stop
 
 
 @outlined
-def _store_entry(feature, p, end, limit, row):
-    """Takes over an entry of any form: a scalar's value, or where a list's values lie."""
-    kind, is_list, is_nested = feature[KIND], feature[DEPTH] != 0, feature[DEPTH] > 1
-    kinds, lists, count, total, since = measure_value(p, end, is_nested)
+def _read_entry(feature, p, end, limit, row):
+    """Takes over an entry of any form; returns an outcome."""
+    kind, depth = feature.kind, feature.depth
+    first, byte_at, list_at, room = _begin_row(feature, row)
+    kinds, at, byte_at, list_at = take_value(feature, room, p, end, limit, first, byte_at, list_at)
     if kinds < 0:
         return MALFORMED
     outcome = OK
     if (kinds & ~((np.int64(1) << kind) | np.int64(1 << ABSENT))) != 0:
         outcome = OTHER_KIND
-    elif not is_list and count > 1:
+    elif depth == 0 and at > first + 1:
         outcome = NOT_SCALAR
     if outcome != OK:  # unless a later entry of the same key replaces this one
-        store_u8(feature[VALID] + row, np.uint8(outcome))
+        store_u8(feature.valid + row, np.uint8(outcome))
         return outcome
-    present = is_nested or (kinds >> kind != 0 and (is_list or count > 0))
-    store_u8(feature[VALID] + row, np.uint8(present))
-    if is_list or kind == BYTES:
-        _store_place(feature, row, p, end, since, count, total)
-        store_u64(feature[PLACES] + PLACE_BYTES * row + LIST_COUNT, np.uint64(lists))
-    elif present:
-        target, zero = feature[VALUES] + (8 if kind == INT else 4) * row, np.int64(0)
-        at, _ = fill_value(kind, p, end, since, limit, target, 0, zero, zero)
-        if at < 0:
-            return MALFORMED
+    is_present = depth > 1 or (kinds >> kind != 0 and (depth > 0 or at > first))
+    _store_row(feature, row, is_present, at, byte_at, list_at)
     return OK
 
 
@@ -273,7 +511,7 @@ def _scan_entries(features, table, successors, is_nested, p, end, limit, row):
         expected = successors[previous]
         stop = _read_compact(features[expected], p, end, limit, row)
         if stop < 0:
-            stop = _read_simple(features[expected], p, end, row)
+            stop = _read_simple(features[expected], p, end, limit, row)
         if stop > 0:
             previous, p = expected, stop
             continue
@@ -285,10 +523,10 @@ def _scan_entries(features, table, successors, is_nested, p, end, limit, row):
             if key < 0:
                 return MALFORMED, np.int64(-1)
             f = find_key(features, table, expected, key, length)
-            if f >= 0 and (features[f, DEPTH] > 1) == is_nested:
+            if f >= 0 and (features[f].depth > 1) == is_nested:
                 successors[previous] = f
                 previous = f
-                outcome = _store_entry(features[f], start, stop, limit, row)
+                outcome = _read_entry(features[f], start, stop, limit, row)
                 if outcome == MALFORMED:
                     return MALFORMED, f
                 refused |= outcome != OK
@@ -300,7 +538,7 @@ def _scan_entries(features, table, successors, is_nested, p, end, limit, row):
 def _find_refused(features, row):
     """Outcome and number of the first feature whose last entry was refused; (OK, -1) if none."""
     for f in range(len(features)):
-        outcome = load_u8(features[f, VALID] + row)
+        outcome = load_u8(features[f].valid + row)
         if outcome > np.uint8(1):
             return np.int64(outcome), np.int64(f)
     return np.int64(OK), np.int64(-1)
@@ -330,195 +568,47 @@ def _scan_record(features, table, successors, p, end, limit, row):
 
 
 _RECORDS_AHEAD = 4  # how far ahead memory is asked for
-
-
-@outlined
-def _scan_rows(features, table, successors, base, index, limit, first, stop, outcomes):
-    """Decodes the numbers and measures the lists and byte strings of the rows [first, stop).
-
-    Returns:
-        Outcome, record and feature at which the scan ended; (OK, stop, -1) for all records.
-    """
-    for row in range(first, stop):
-        if row + _RECORDS_AHEAD < len(index):
-            prefetch(base + index[row + _RECORDS_AHEAD, 0])
-        p = base + index[row, 0]
-        end = p + index[row, 1]
-        outcome, f = _scan_record(features, table, successors, p, end, limit, row)
-        if outcome != OK:
-            if len(outcomes) == 0:
-                return outcome, np.int64(row), f
-            outcomes[row, 0], outcomes[row, 1] = outcome, f
-    return np.int64(OK), np.int64(stop), np.int64(-1)
-
-
-@inlined
-def _leave_out(features, first, outcomes):
-    """Takes back what has been stored of bad rows, which may not be whole."""
-    for i in range(len(outcomes)):
-        if outcomes[i, 0] != OK:
-            for f in range(len(features)):
-                store_u8(features[f, VALID] + first + i, np.uint8(0))
-
-
-@outlined
-def _has_room(features, first, stop):
-    """Adds up what the rows [first, stop) hold; returns whether the outputs have room for it."""
-    fits = True
-    for f in range(len(features)):
-        feature = features[f]
-        if feature[DEPTH] == 0 and feature[KIND] != BYTES:
-            continue
-        count, size, lists = feature[COUNT], feature[SIZE], feature[LISTS]
-        for row in range(first, stop):
-            if load_u8(feature[VALID] + row) == np.uint8(1):
-                place = feature[PLACES] + PLACE_BYTES * row
-                if feature[DEPTH] > 0:
-                    count += load_i64(place + VALUE_COUNT)
-                if feature[KIND] == BYTES:
-                    size += load_i64(place + BYTE_COUNT)
-                if feature[DEPTH] > 1:
-                    lists += load_i64(place + LIST_COUNT)
-        features[f, COUNT_NEED], features[f, SIZE_NEED], features[f, LIST_NEED] = count, size, lists
-        fits &= count <= feature[COUNT_ROOM]
-        fits &= size <= feature[SIZE_ROOM] and lists <= feature[LIST_ROOM]
-    return fits
-
-
-@inlined
-def _fill_row(feature, place, limit, offsets, at, byte_at):
-    """Copies a list; returns the next positions, the first one `FAILED` if it is malformed."""
-    kind, values = feature[KIND], feature[VALUES]
-    start, end, since = load_i64(place + START), load_i64(place + END), load_i64(place + SINCE)
-    if since == _VALUE_ALONE:
-        return fill_numbers(kind, start, end, limit, values, at), byte_at
-    if since == _LIST_ALONE:
-        return fill_list(kind, start, end, limit, values, offsets, at, byte_at)
-    return fill_value(kind, start, end, since, limit, values, offsets, at, byte_at)
-
-
-@inlined
-def _fill_strings(feature, first, stop, limit):
-    """Copies byte strings that are no lists; returns where the next one goes."""
-    byte_at, values = feature[SIZE], feature[VALUES]
-    for row in range(first, stop):
-        if load_u8(feature[VALID] + row) != np.uint8(0):
-            place = feature[PLACES] + PLACE_BYTES * row
-            if load_i64(place + SINCE) == _VALUE_ALONE:
-                size = load_i64(place + BYTE_COUNT)
-                copy_bytes(values + byte_at, load_i64(place + START), size)
-                byte_at += size
-            else:
-                offsets = feature[ROW_OFFSETS] + 4 * row  # of the one value
-                _, byte_at = _fill_row(feature, place, limit, offsets, np.int64(0), byte_at)
-        store_i32(feature[ROW_OFFSETS] + 4 * (row + 1), np.int32(byte_at))
-    return byte_at
-
-
-_ROWS_AHEAD = 6  # how far ahead memory is asked for
-
-
-@inlined
-def _fetch_ahead(feature, row, stop):
-    """Asks for the first bytes of a row that is due soon: long lists lie too far apart for the
-    CPU to see a pattern.
-    """
-    if row + _ROWS_AHEAD < stop:
-        start = load_i64(feature[PLACES] + PLACE_BYTES * (row + _ROWS_AHEAD) + START)
-        prefetch(start)
-        prefetch(start + 64)
-        prefetch(start + 128)
-
-
-@inlined
-def _fill_lists(features, f, first, stop, limit, outcomes):
-    """Copies a column of lists; returns the malformed record that ended it, or -1."""
-    feature = features[f]
-    at, byte_at, list_at = feature[COUNT], feature[SIZE], feature[LISTS]
-    kind, values, offsets = feature[KIND], feature[VALUES], feature[BYTE_OFFSETS]
-    is_nested = feature[DEPTH] > 1
-    for row in range(first, stop):
-        _fetch_ahead(feature, row, stop)
-        if load_u8(feature[VALID] + row) != np.uint8(0):
-            place = feature[PLACES] + PLACE_BYTES * row
-            after, byte_after, list_after = at, byte_at, list_at
-            if is_nested:
-                after, byte_after, list_after = fill_nested(
-                    kind, load_i64(place + START), load_i64(place + END), limit, values, offsets,
-                    feature[LIST_OFFSETS], at, byte_at, list_at,
-                )  # fmt: skip
-            else:
-                after, byte_after = _fill_row(feature, place, limit, offsets, at, byte_at)
-            if after >= 0:
-                at, byte_at, list_at = after, byte_after, list_after
-            elif len(outcomes) == 0:
-                return row
-            elif outcomes[row, 0] == OK:
-                outcomes[row, 0], outcomes[row, 1] = MALFORMED, f
-        end = list_at if is_nested else at
-        store_i32(feature[ROW_OFFSETS] + 4 * (row + 1), np.int32(end))
-    features[f, COUNT], features[f, SIZE], features[f, LISTS] = at, byte_at, list_at
-    return -1
-
-
-@outlined
-def _fill_rows(features, first, stop, limit, outcomes):
-    """Copies the lists and byte strings of the rows [first, stop), for which there is room.
-
-    Returns:
-        Record and feature at which the pass ended, or (-1, -1).
-    """
-    for f in range(len(features)):
-        feature = features[f]
-        if feature[DEPTH] != 0:
-            bad = _fill_lists(features, f, first, stop, limit, outcomes)
-            if bad >= 0:
-                return bad, f
-        elif feature[KIND] == BYTES:
-            features[f, SIZE] = _fill_strings(feature, first, stop, limit)
-    return -1, -1
+SOUND = -2
 
 
 @kernel
-def decode(base, index, limit, features, table, successors, first, run_rows, outcomes):
+def decode(base, index, limit, features, table, successors, malformed):
     """Decodes records into the outputs of a feature table, as far as these have room.
 
     Args:
         base: Address of the buffer.
         index: Start and length of each record, int64 `[rows, 2]`, within the buffer.
         limit: Address past the buffer.
-        features: Feature table, int64 `[features, FEATURE_FIELDS]`, of one row at least: an
-            Example's features, or those of a SequenceExample's context and its feature lists.
-            What has been copied is counted in it.
+        features: Feature table, `FEATURE` `[features]`, of one row at least: an Example's
+            features, or those of a SequenceExample's context and its feature lists.
+            What the rows hold is counted in it.
         table: Hash table of their keys.
         successors: Which feature was last seen to follow which, int64 `[features + 2]`; the last
             two are the first of the context and of the feature lists, -1 where there is none.
             Kept between calls, it makes the order of a file's features known.
-        first: Row to begin with, all before it having been decoded.
-        run_rows: Rows per run, for which the feature table holds places.
-        outcomes: int64 `[rows, 2]`, zeroed, for outcome and feature of each bad record, going on
-            after it; without rows, to stop at the first.
+        malformed: int64 `[rows]`, all `SOUND`: gets the feature (-1 for none) at which a record is
+            malformed, whose row is of no use; without rows, to stop at the first.
 
     Returns:
-        Outcome, record and feature at which the pass ended; (OK, -1, -1) for all records. After
-        `NO_ROOM` it goes on at that record, once there is room for what the table says.
+        Outcome, record and feature at which the pass ended; (OK, -1, -1) for all records.
     """
-    for low in range(first, len(index), run_rows):
-        high = min(low + run_rows, len(index))
-        outcome, row, f = _scan_rows(
-            features, table, successors, base, index, limit, low, high, outcomes
-        )
-        if outcome != OK:
-            return outcome, row, f
-        _leave_out(features, low, outcomes[low:high])
-        if not _has_room(features, low, high):
-            return NO_ROOM, low, -1
-        row, f = _fill_rows(features, low, high, limit, outcomes)
-        if row >= 0:
-            return MALFORMED, row, f
-        for f in range(len(features)):
-            features[f, PLACES] -= PLACE_BYTES * (high - low)  # those of the next rows
-    return OK, -1, -1
+    for row in range(len(index)):
+        if row + _RECORDS_AHEAD < len(index):
+            ahead, size = base + index[row + _RECORDS_AHEAD, 0], index[row + _RECORDS_AHEAD, 1]
+            prefetch(ahead)
+            # Long lists cross pages, where the CPU sees no pattern; short records are met in time.
+            for line in range(LINE_BYTES, min(size & -1024, 4096), LINE_BYTES):
+                prefetch(ahead + line)
+        p = base + index[row, 0]
+        end = p + index[row, 1]
+        outcome, f = _scan_record(features, table, successors, p, end, limit, row)
+        if outcome == MALFORMED and len(malformed) > 0:
+            malformed[row] = f
+        elif outcome != OK:
+            return outcome, np.int64(row), f
+    for f in range(len(features)):
+        _end_rows(features[f], np.int64(len(index)))
+    return np.int64(OK), np.int64(-1), np.int64(-1)
 
 
 @kernel

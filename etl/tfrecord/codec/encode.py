@@ -3,24 +3,209 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
-from etl.tfrecord.codec.encode_columns import (
-    ColumnMemory,
-    describe_refusal,
-    plan_columns,
-    read_byte_offsets,
-)
+from etl.tfrecord.codec.decode_kernels import build_head, check_record_type
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
-from etl.tfrecord.codec.messages import check_record_type
-from etl.tfrecord.types.arrays import buffer_address
+from etl.tfrecord.types.arrays import buffer_address, is_list
+from etl.tfrecord.types.features import find_wire_kind
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048
+
+_ALLOWED = (
+    "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
+    "string and binary (bytes list); list, large_list and fixed_size_list of these"
+)
+_ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
+_LANES = {
+    "int32": k.INT32, "int64": k.INT64, "float32": k.FLOAT32, "float64": k.FLOAT64,
+    "binary": k.BINARY,
+}  # fmt: skip
+# Bytes of an entry that holds a number of no bytes, its key, its own tag and length aside.
+_EMPTY_ENTRY_BYTES = 8
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How one column goes onto the wire."""
+
+    name: str
+    kind: int  # of `encode_kernels`
+    value_type: pa.DataType | None  # what values are cast to first, None where they need not be
+    depth: int  # 0 for one value, 1 for a list, 2 for a list of lists: a feature list
+
+    @cached_property
+    def is_compact(self) -> bool:
+        """Whether an entry is one number under a short key, which has kernels of its own."""
+        is_number = self.kind != k.BINARY and self.depth == 0
+        return is_number and self.fields[k.KEY_BYTES] <= k.COMPACT_KEY_BYTES
+
+    @cached_property
+    def head(self) -> np.ndarray:
+        """First bytes of an entry with a number of no bytes; the key starts at the fifth."""
+        key = self.name.encode()
+        return build_head(key, len(key) + _EMPTY_ENTRY_BYTES)
+
+    @cached_property
+    def fields(self) -> tuple[int, ...]:
+        """Row of the column table, as far as it is the same in all batches."""
+        known = {k.KIND: self.kind, k.DEPTH: self.depth, k.HEAD: self.head.ctypes.data,
+                 k.KEY_BYTES: len(self.name.encode())}  # fmt: skip
+        return tuple(known.get(field, 0) for field in range(k.COLUMN_FIELDS))
+
+
+def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
+    """Plans each column of a schema; one error names every column that the wire cannot carry."""
+    plans, bad, seen = [], [], set()
+    deepest = 2 if record_type == "SequenceExample" else 1
+    for field in schema:
+        depth, value_type = 0, field.type
+        while is_list(value_type):
+            depth, value_type = depth + 1, value_type.value_type
+        kind = find_wire_kind(value_type)
+        if kind is None or depth > deepest:
+            bad.append(f"{field.name} ({field.type})")
+        elif field.name in seen:
+            bad.append(f"{field.name} (name occurs twice)")
+        else:
+            plans.append(ColumnPlan(field.name, _LANES[kind.lane], kind.cast, depth))
+        seen.add(field.name)
+    if bad:
+        raise ConfigError(
+            f"{len(bad)} column(s) cannot be written as tf.train.{record_type}",
+            received=", ".join(bad),
+            allowed=_ALLOWED_SEQUENCE if record_type == "SequenceExample" else _ALLOWED,
+            fix="cast them (timestamps to int64 milliseconds, uint64 to int64, structs to "
+            "columns), rename, or drop them before the write; lists of lists need record type "
+            "SequenceExample",
+        )
+    return tuple(plans)
+
+
+def _row_offsets(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """Values of the rows' lists alone, and int64 offsets `[rows + 1]` into them."""
+    if pa.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        offsets = (np.arange(len(column) + 1, dtype=np.int64) + column.offset) * size
+    else:
+        offsets = np.asarray(column.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    return column.values.slice(first, last - first), offsets - first
+
+
+def read_byte_offsets(values: pa.Array) -> np.ndarray:
+    """Offsets of binary values in their data buffer, int64 `[values + 1]`."""
+    if len(values) == 0:
+        return np.zeros(1, np.int64)
+    large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    offsets = np.frombuffer(values.buffers()[1], np.int64 if large else np.int32)
+    return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
+
+
+def _check_no_null(
+    plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]]
+) -> None:
+    """Refuses a null among values of lists; what lies below a null list does not count."""
+    if values.null_count == 0:
+        return
+    rows = np.flatnonzero(np.asarray(values.is_null()))
+    for lists, offsets in reversed(parents):
+        rows = np.searchsorted(offsets, rows, side="right") - 1
+        rows = rows[np.asarray(lists.is_valid())[rows]]
+    if len(rows):
+        raise InputDataError(
+            f"column {plan.name!r} has a null inside a list",
+            received=f"row {int(rows[0])} of the batch",
+            allowed="null for the whole list (the feature is left out), never for an element",
+            fix=f"write array_compact({plan.name}), or fill them before the write",
+        )
+
+
+def _as_plain(column: pa.Array, data_type: pa.DataType | None) -> pa.Array:
+    if data_type is None:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(data_type)
+
+
+def _bind_column(plan: ColumnPlan, column: pa.Array) -> tuple[list[int], list[Any]]:
+    """Row of the column table, and the objects that its addresses point to.
+
+    Refuses a null inside a list.
+    """
+    fields, keep = [*plan.fields], list[Any]()
+
+    def hold(field: int, array: np.ndarray) -> None:
+        keep.append(array)
+        fields[field] = array.ctypes.data
+
+    values, parents = column, list[tuple[pa.Array, np.ndarray]]()
+    for level in range(plan.depth):
+        values, offsets = _row_offsets(lists := values)
+        parents.append((lists, offsets))
+        _check_no_null(plan, values, parents)
+        hold(k.ROW_OFFSETS if level + 1 == plan.depth else k.OUTER_OFFSETS, offsets)
+    values = _as_plain(values, plan.value_type)
+    rows = column if plan.depth else values
+    if plan.kind == k.BINARY:
+        hold(k.BYTE_OFFSETS, read_byte_offsets(values))
+        fields[k.VALUES] = buffer_address(values.buffers()[2])
+    else:
+        width = 8 if plan.kind in (k.INT64, k.FLOAT64) else 4
+        fields[k.VALUES] = buffer_address(values.buffers()[1]) + width * values.offset
+    if not plan.is_compact:
+        hold(k.SIZES, np.empty(len(parents[-1][0]) if parents else len(column), np.int64))
+    if plan.depth > 1:
+        hold(k.OUTER_SIZES, np.empty(len(column), np.int64))
+    fields[k.VALIDITY] = buffer_address(rows.buffers()[0]) if rows.null_count else 0
+    fields[k.VALIDITY_BIT] = rows.offset
+    return fields, [*keep, rows, values]
+
+
+def find_refused_double(values: np.ndarray) -> np.ndarray:
+    """Which float64 values the encoder refuses, bool `[values]`.
+
+    Refused are finite values beyond the float32 range, values other than zero that would become
+    zero, and whole numbers that would become others: those are ids or times, not measurements.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = values.astype(np.float32)
+    changed = (narrow.astype(np.float64) != values) & np.isfinite(values)
+    return changed & ((np.floor(values) == values) | (narrow == 0))
+
+
+def describe_refusal(name: str, column: pa.Array, row: int) -> InputDataError:
+    """Builds the error for a row of a column of doubles or decimals with a refused value."""
+    values = column.slice(row, 1)
+    while hasattr(values.type, "value_field"):
+        values = values.flatten()
+    plain = values.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
+    value = float(plain[find_refused_double(plain)][0])
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = np.float32(value)
+    if np.isinf(narrow):
+        problem = "has a value beyond the float32 range"
+    elif narrow == 0:
+        problem = "has a value so small that it would become zero as float32"
+    else:
+        problem = f"has a whole number that would become {int(narrow)} as float32"
+    return InputDataError(
+        f"column {name!r} {problem}",
+        received=f"{value!r} in row {row} of the batch",
+        allowed="fractions (stored as the nearest float32), whole numbers that float32 holds "
+        "exactly, infinities and NaN",
+        fix=f"cast ids and times to int64, rescale the column, or write cast({name} as float); "
+        "option float64=cast takes all",
+    )
 
 
 class RecordEncoder:
@@ -32,17 +217,9 @@ class RecordEncoder:
     """
 
     def __init__(self, schema: pa.Schema, record_type: str = "Example") -> None:
-        """Plans the encoding.
-
-        Args:
-            schema: Schema of the batches.
-            record_type: `"Example"` or `"SequenceExample"`.
-
-        Raises:
-            ConfigError: Columns that the wire cannot carry, all named in one error.
-        """
         self.schema = schema
         self._plans = plan_columns(schema, record_type)
+        # Numbers of the context's columns, and of the feature lists.
         self._parts = tuple(
             [i for i, plan in enumerate(self._plans) if (plan.depth > 1) == is_nested]
             for is_nested in (False, True)
@@ -51,23 +228,9 @@ class RecordEncoder:
         self._buffer = np.empty(0, np.uint8)
 
     def encode(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Encodes a batch.
-
-        Args:
-            batch: Rows in the planned schema, sliced or not.
-
-        Returns:
-            Framed records, uint8 `[bytes]`, owned by the caller.
-
-        Raises:
-            InputDataError: Null inside a list, a value that float32 cannot stand for, another
-                schema than planned, or a record beyond 2 GiB - 1; names the column and the row.
-        """
-        columns = self._bind(batch)
-        sizes, total = self._measure(columns, 0, batch.num_rows)
-        out = np.empty(total + k.SLACK_BYTES, np.uint8)
-        self._write(batch, columns, 0, sizes, out[:total])
-        return out[:total]
+        """Encodes a batch as one piece that the caller owns; see `encode_chunks`."""
+        chunks = [chunk.copy() for chunk in self.encode_chunks(batch)]
+        return np.concatenate(chunks) if chunks else np.empty(0, np.uint8)
 
     def encode_chunks(
         self, batch: pa.RecordBatch, chunk_rows: int = CHUNK_ROWS
@@ -82,42 +245,36 @@ class RecordEncoder:
             Framed records, uint8 `[bytes]`: a view that the next piece overwrites.
 
         Raises:
-            InputDataError: As for `encode`.
+            InputDataError: Null inside a list, a value that float32 cannot stand for, another
+                schema than planned, or a record beyond 2 GiB - 1; names the column and the row.
         """
-        columns = self._bind(batch)
+        self._check_schema(batch.schema)
+        if not batch.num_rows:
+            return
+        bound = [_bind_column(*pair) for pair in zip(self._plans, batch.columns, strict=True)]
+        fields = np.array([row for row, _ in bound], np.int64).reshape(-1, k.COLUMN_FIELDS)
+        tables = fields[self._parts[0]], fields[self._parts[1]]
         for first in range(0, batch.num_rows, chunk_rows):
             rows = min(chunk_rows, batch.num_rows - first)
-            sizes, total = self._measure(columns, first, rows)
-            if self._buffer.size < total + k.SLACK_BYTES:
-                self._buffer = np.empty(total + total // 4 + k.SLACK_BYTES, np.uint8)
-            out = self._buffer[:total]
-            self._write(batch, columns, first, sizes, out)
-            yield out
+            yield self._encode_rows(batch, tables, first, rows)
 
-    def _bind(self, batch: pa.RecordBatch) -> tuple[ColumnMemory, ColumnMemory]:
-        """Memory of the context's columns and of the feature lists."""
-        given, planned = batch.schema, self.schema
+    def _check_schema(self, given: pa.Schema) -> None:
+        planned = self.schema
         if not given.equals(planned) and (
             given.names != planned.names or given.types != planned.types
         ):  # nullability and metadata may differ
             raise InputDataError(
                 "a batch has another schema than the encoder was built for",
-                received=str(batch.schema),
-                allowed=str(self.schema),
+                received=str(given),
+                allowed=str(planned),
             )
-        parts = self._parts if batch.num_rows else ((), ())
-        context, lists = (
-            ColumnMemory([self._plans[i] for i in part], [batch.column(i) for i in part])
-            for part in parts
-        )
-        return context, lists
 
-    def _measure(
-        self, columns: tuple[ColumnMemory, ColumnMemory], first: int, rows: int
-    ) -> tuple[np.ndarray, int]:
-        """Bytes of sections and records, int64 `[sections + 1, rows]`, and of the output."""
+    def _encode_rows(
+        self, batch: pa.RecordBatch, tables: tuple[np.ndarray, np.ndarray], first: int, rows: int
+    ) -> np.ndarray:
+        """Encodes some rows by the tables of the context's columns and of the feature lists."""
         sizes = np.empty((self._sections + 1, rows), np.int64)
-        total, largest = k.measure(*(memory.table for memory in columns), first, sizes)
+        total, largest = k.measure(*tables, first, sizes)
         if largest > MAX_RECORD_BYTES:
             row = first + int(sizes[-1].argmax())
             raise InputDataError(
@@ -126,18 +283,14 @@ class RecordEncoder:
                 allowed=f"at most {MAX_RECORD_BYTES} bytes",
                 fix="truncate the longest list or string of that row",
             )
-        return sizes, total
-
-    def _write(
-        self, batch: pa.RecordBatch, columns: tuple[ColumnMemory, ColumnMemory], first: int,
-        sizes: np.ndarray, out: np.ndarray,
-    ) -> None:  # fmt: skip
-        tables = (memory.table for memory in columns)
-        cursors = np.empty(sizes.shape[1], np.int64)
-        part, column, row = k.write(*tables, first, sizes, out.size, cursors, out.ctypes.data)
+        if self._buffer.size < total + k.SLACK_BYTES:
+            self._buffer = np.empty(total + total // 4 + k.SLACK_BYTES, np.uint8)
+        cursors, address = np.empty(rows, np.int64), self._buffer.ctypes.data
+        part, column, bad = k.write(*tables, first, sizes, total, cursors, address)
         if part >= 0:
             number = self._parts[part][column]
-            raise describe_refusal(self._plans[number].name, batch.column(number), int(row))
+            raise describe_refusal(self._plans[number].name, batch.column(number), int(bad))
+        return self._buffer[:total]
 
 
 class ByteArrayEncoder:
@@ -187,18 +340,7 @@ class ByteArrayEncoder:
 def build_encoder(
     schema: pa.Schema, record_type: str = "Example"
 ) -> RecordEncoder | ByteArrayEncoder:
-    """Builds the encoder of a record type.
-
-    Args:
-        schema: Schema of the batches.
-        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
-
-    Returns:
-        An encoder with `encode` and `encode_chunks`.
-
-    Raises:
-        ConfigError: Unknown record type, or a schema that it cannot carry.
-    """
+    """Builds the encoder of a record type; refuses a schema that it cannot carry."""
     check_record_type(record_type)
     if record_type == "ByteArray":
         return ByteArrayEncoder(schema)

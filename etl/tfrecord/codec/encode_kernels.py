@@ -13,6 +13,19 @@ import numpy as np
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from etl.tfrecord.codec.crc32c import masked_crc
+from etl.tfrecord.codec.decode_kernels import (
+    BYTES_TAIL,
+    ENTRY_TAG,
+    FEATURE_LISTS_TAG,
+    FEATURE_TAG,
+    FEATURES_TAG,
+    FLOAT_TAIL,
+    INT_TAIL,
+    KEY_TAG,
+    TAIL_STEP,
+    VALUE_TAG,
+    VALUES_TAG,
+)
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES
 from etl.tfrecord.codec.kernels import (
     copy_bytes,
@@ -28,19 +41,6 @@ from etl.tfrecord.codec.kernels import (
     store_u8,
     store_u32,
     store_u64,
-)
-from etl.tfrecord.codec.messages import (
-    BYTES_TAIL,
-    ENTRY_TAG,
-    FEATURE_LISTS_TAG,
-    FEATURE_TAG,
-    FEATURES_TAG,
-    FLOAT_TAIL,
-    INT_TAIL,
-    KEY_TAG,
-    TAIL_STEP,
-    VALUE_TAG,
-    VALUES_TAG,
 )
 from etl.tfrecord.codec.varint import (
     load_int,
@@ -190,7 +190,7 @@ def _measure_entries(columns, first, sizes):
 
 @kernel
 def measure(context, lists, first, sizes):
-    """Computes the bytes of the map entries of each row from `first` on.
+    """Computes the bytes of each row's map entries; returns those of all frames, and the most.
 
     Args:
         context: Column table of an Example or a context, int64 `[columns, COLUMN_FIELDS]`.
@@ -198,9 +198,6 @@ def measure(context, lists, first, sizes):
         first: First row.
         sizes: Output, int64 `[sections + 1, rows]`: the entries of each section, and the records.
             An Example has one section, a SequenceExample two.
-
-    Returns:
-        Bytes of all framed records, and of the largest record.
     """
     own, nested, records = sizes[0], sizes[1], sizes[-1]
     is_sequence = len(sizes) > 2
@@ -424,20 +421,11 @@ def _write_block(context, lists, row, sizes, cursors, start):
 
 @kernel
 def write(context, lists, first, sizes, total, cursors, start):
-    """Writes framed records.
+    """Writes framed records at an address, with `SLACK_BYTES` past the last one.
 
-    Args:
-        context: As for `measure`.
-        lists: As for `measure`.
-        first: First row.
-        sizes: As `measure` computed them, and so the total.
-        total: Bytes of all framed records.
-        cursors: Scratch, int64 `[rows]`.
-        start: Address of the output, with `SLACK_BYTES` past the last record.
-
-    Returns:
-        Number of the table (0 context, 1 lists), column and row of the first value that float32
-        cannot stand for, or (-1, -1, -1).
+    Sizes and their total are those of `measure`; cursors are scratch, int64 `[rows]`. Returns
+    number of the table (0 context, 1 lists), column and row of the first value that float32 cannot
+    stand for, or (-1, -1, -1).
     """
     rows = max(8, min(1024, _BLOCK_BYTES * len(cursors) // max(1, total)))
     for low in range(0, len(cursors), rows):

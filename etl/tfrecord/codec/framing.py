@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,9 +41,8 @@ def _is_sound_header(header):
 def scan_records(address, length, verify, index):
     """Fills `index` record by record; stops at the first that is not whole and sound.
 
-    Returns:
-        Records found, position of the first byte not covered, reason (`SOUND` at the end of the
-        data), and the payload length that the record there claims.
+    Returns records found, position of the first byte not covered, reason (`SOUND` at the end of the
+    data), and the payload length that the record there claims.
     """
     position: Any = 0
     n = 0
@@ -72,9 +72,8 @@ def scan_records(address, length, verify, index):
 def find_record(address, length, ended):
     """Finds the first position at which a whole record stands, both of its checksums holding.
 
-    Returns:
-        Position (`length` where there is none), and the bytes that must be there from it on
-        before it can be judged, or 0 where it is decided.
+    Returns it (`length` where there is none), and the bytes that must be there from it on before it
+    can be judged, or 0 where it is decided.
     """
     position = 0
     while position + HEADER_BYTES <= length:
@@ -104,8 +103,7 @@ def is_header(address, length):
 def walk_headers(address, length, every, offsets):
     """Fills `offsets` with the first record start at or after each multiple of `every` bytes.
 
-    Returns:
-        Offsets found; what follows an unsound header belongs to the last of them.
+    Returns their number; what follows an unsound header belongs to the last of them.
     """
     position: Any = 0
     wanted: Any = every
@@ -143,21 +141,13 @@ class CorruptRecordError(InputDataError):
 
 @dataclass(frozen=True)
 class BadRange:
-    """Bytes of a file that are no sound record.
+    """Bytes of a file that are no sound record; a long range arrives piece by piece."""
 
-    Attributes:
-        offset: Position in the (uncompressed) file.
-        data: The bytes, uint8 `[bytes]`; a long range arrives piece by piece.
-        record: Number of records before it, or None where earlier damage hides how many they are.
-        reason: What is wrong.
-        continues: Whether it is a further piece of the range told before.
-    """
-
-    offset: int
-    data: np.ndarray
-    record: int | None
+    offset: int  # in the (uncompressed) file
+    data: np.ndarray  # uint8 [bytes]
+    record: int | None  # how many are before it; None where earlier damage hides that
     reason: str
-    continues: bool = False
+    continues: bool = False  # whether it is a further piece of the range told before
 
 
 def corrupt_record(
@@ -172,30 +162,6 @@ def corrupt_record(
     )
 
 
-@dataclass(frozen=True)
-class DamageReport:
-    """Where damage goes: to a reader's hook, or into an exception.
-
-    Attributes:
-        name: File.
-        is_compressed: Whether offsets are those of the inflated stream.
-        on_corrupt: The hook; None to raise.
-        is_stream_intact: Whether bytes past damage are what was written. Where a compressed
-            stream is damaged they may repeat what was before, checksums and all.
-    """
-
-    name: str
-    is_compressed: bool
-    on_corrupt: Callable[[BadRange], None] | None
-    is_stream_intact: Callable[[], bool]
-
-    def tell(self, bad: BadRange, record: int) -> None:
-        """Reports a bad range that begins at record number `record`, or raises it."""
-        if self.on_corrupt is None:
-            raise corrupt_record(self.name, bad.offset, record, bad.reason, self.is_compressed)
-        self.on_corrupt(bad)
-
-
 _TRUNCATED = (CUT_HEADER, CUT_PAYLOAD)
 _DAMAGED = "damaged compressed stream"
 _REST = "what follows is lost"
@@ -204,19 +170,12 @@ _AT_ONCE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class RecordBlock:
-    """A run of whole records in memory.
+    """A run of whole records in memory."""
 
-    Attributes:
-        data: Bytes of the records with their framing, uint8 `[bytes]`.
-        index: Start and length of each payload in `data`, int64 `[records, 2]`.
-        offset: Position of `data[0]` in the (uncompressed) file.
-        first_record: Number of records before this block.
-    """
-
-    data: np.ndarray
-    index: np.ndarray
-    offset: int
-    first_record: int
+    data: np.ndarray  # their bytes with framing, uint8 [bytes]
+    index: np.ndarray  # start and length of each payload in `data`, int64 [records, 2]
+    offset: int  # of `data[0]` in the (uncompressed) file
+    first_record: int  # how many are before this block
 
     def locate(self, record: int) -> tuple[int, int]:
         """Offset and number of a record in the file."""
@@ -238,9 +197,20 @@ def scan_buffer(data: np.ndarray, verify: bool) -> tuple[np.ndarray, int, int, i
 class BlockCutter:
     """Cuts a stream into blocks; knows how far it has come."""
 
-    def __init__(self, source: ByteSource, offset: int, report: DamageReport) -> None:
-        """Starts at the beginning of a record, at this offset of the (uncompressed) file."""
-        self._source, self._report = source, report
+    def __init__(
+        self, source: ByteSource, offset: int, report: Callable[[BadRange, int], None],
+        is_intact: Callable[[], bool] | None,
+    ) -> None:  # fmt: skip
+        """Starts at the beginning of a record, at this offset of the (uncompressed) file.
+
+        Args:
+            source: The stream.
+            offset: Where it begins.
+            report: Takes a bad range and the number of its first record, or raises.
+            is_intact: Whether bytes past damage are what was written: in a compressed stream they
+                may repeat what was before, checksums and all. None where `report` raises.
+        """
+        self._source, self._report, self._is_intact = source, report, is_intact
         self._offset, self._records = offset, 0
         self._lost: str | None = None  # why no record has been found again yet
         self._is_counted, self._has_ended_early, self._has_told = True, False, False
@@ -287,10 +257,10 @@ class BlockCutter:
             self._tell(data[:size], REASONS[reason])
             self._records += 1
             return size
-        if self._report.on_corrupt is None:
+        if self._is_intact is None:
             self._tell(data, REASONS[reason])
         self._lost = REASONS[reason]
-        if not self._report.is_stream_intact():
+        if self._is_intact is not None and not self._is_intact():
             self._lost, self._has_ended_early = f"{_DAMAGED}: {self._lost}; {_REST}", True
         return 0
 
@@ -310,46 +280,30 @@ class BlockCutter:
 
     def _tell(self, data: np.ndarray, reason: str, continues: bool = False) -> None:
         record = self._records if self._is_counted else None
-        self._report.tell(BadRange(self._offset, data, record, reason, continues), self._records)
+        self._report(BadRange(self._offset, data, record, reason, continues), self._records)
         self._offset += data.size
 
 
 def _read_up_to(source: ByteSource, rest: np.ndarray, wanted: int) -> tuple[np.ndarray, bool]:
-    """Returns `rest` followed by fresh bytes up to `wanted` in all, and whether the stream ended.
-
-    Where that is a lot, memory follows the bytes that really arrive, not the length that a header
-    claims.
-    """
-    size = max(wanted, rest.size + 1)
-    if size <= _AT_ONCE_BYTES:
-        data = allocate({"block": ((size,), np.dtype(np.uint8))})["block"]
-        data[: rest.size] = rest
-        filled = rest.size
-        while filled < size:
-            count = source.read_into(data[filled:])
-            if not count:
-                return data[:filled], True
-            filled += count
-        return data, False
-    pieces, found = [rest], rest.size
-    while found < size:
-        piece = source.read(size - found)
-        if not piece:
-            return np.concatenate(pieces), True
-        pieces.append(np.frombuffer(piece, np.uint8))
-        found += len(piece)
-    return np.concatenate(pieces), False
+    """`rest` followed by fresh bytes up to `wanted` in all, and whether the stream ended."""
+    # Memory follows the bytes that really arrive, not the length that a header claims.
+    size = min(max(wanted, rest.size + 1), max(2 * rest.size, _AT_ONCE_BYTES))
+    data = allocate({"block": ((size,), np.dtype(np.uint8))})["block"]
+    data[: rest.size] = rest
+    filled = rest.size
+    while filled < size:
+        count = source.read_into(data[filled:])
+        if not count:
+            return data[:filled], True
+        filled += count
+    return data, False
 
 
 _BLOCK_BYTES = 4 << 20
 
 
 def index_records(data: np.ndarray | bytes) -> np.ndarray:
-    """Locates and verifies all records of a buffer that holds a whole uncompressed file.
-
-    Returns:
-        Start and length of each payload, int64 `[records, 2]`.
-    """
+    """Verified records of a whole uncompressed file: start and length, int64 `[records, 2]`."""
     buffer = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     index, position, reason, _ = scan_buffer(np.ascontiguousarray(buffer), verify=True)
     if reason:
@@ -373,15 +327,6 @@ def detect_compression(head: bytes) -> Compression | None:
     return None
 
 
-def _check_compression(compression: str | None) -> None:
-    if compression not in (None, "auto", "GZIP", "ZLIB"):
-        raise ConfigError(
-            "unknown TFRecord compression",
-            received=repr(compression),
-            allowed="None, 'GZIP', 'ZLIB' or 'auto'",
-        )
-
-
 def read_record_blocks(
     path: str | Path,
     *,
@@ -395,12 +340,8 @@ def read_record_blocks(
 ) -> Iterator[RecordBlock]:
     """Reads a file, or a range of an uncompressed one, as runs of whole, verified records.
 
-    Holds one block at a time: `block_bytes`, or the longest record where that is more.
-
-    `on_corrupt` is called for each damage, which is passed over. A record whose length is sound and
-    whose payload is not is bad alone. Past anything else reading resumes at the next place where a
-    record stands with both of its checksums; what a damaged compressed stream holds behind the
-    damage is lost.
+    Holds one block at a time: `block_bytes`, or the longest record where that is more. Blocks come
+    in file order, none of them empty. Record numbers count from `start`, and a bad range as one.
 
     Args:
         path: TFRecord file, plain or compressed.
@@ -409,12 +350,10 @@ def read_record_blocks(
         verify: Whether payload checksums are verified (lengths always are).
         start: Byte offset of a record to start at.
         stop: Byte offset of a record to stop before, None for the end.
-        on_corrupt: Receives damage; None to raise it.
+        on_corrupt: Receives damage, which is passed over; None to raise it. A record whose payload
+            alone is unsound is bad alone. Past anything else reading resumes where a record stands
+            with both checksums; what a damaged compressed stream holds behind the damage is lost.
         opener: Opens the file for reading and seeking, where it is not a local one.
-
-    Yields:
-        Blocks in file order, none of them empty. Record numbers count from `start`, and a bad
-        range as one record.
 
     Raises:
         CorruptRecordError: Truncated, a checksum does not match, or the compressed stream is
@@ -422,7 +361,12 @@ def read_record_blocks(
         ConfigError: Unknown compression, or a range of a compressed file.
         OSError: The file cannot be read.
     """
-    _check_compression(compression)
+    if compression not in (None, "auto", "GZIP", "ZLIB"):
+        raise ConfigError(
+            "unknown TFRecord compression",
+            received=repr(compression),
+            allowed="None, 'GZIP', 'ZLIB' or 'auto'",
+        )
     is_range = start > 0 or stop is not None
     if is_range and compression not in (None, "auto"):
         raise ConfigError("no range of a compressed file can be read", received=path)
@@ -433,7 +377,12 @@ def read_record_blocks(
         limit = None if stop is None else max(0, stop - start)
         source = ByteSource(file, compression, limit=limit, is_salvaging=on_corrupt is not None)
         name = f"{path} (from byte {start} on)" if start else str(path)
-        report = DamageReport(
-            name, compression is not None, on_corrupt, lambda: is_intact(path, compression, opener)
-        )
-        yield from BlockCutter(source, start, report).cut(block_bytes, verify)
+
+        def report(bad: BadRange, record: int) -> None:
+            if on_corrupt is None:
+                is_inflated = compression is not None
+                raise corrupt_record(name, bad.offset, record, bad.reason, is_inflated)
+            on_corrupt(bad)
+
+        check = None if on_corrupt is None else partial(is_intact, path, compression, opener)
+        yield from BlockCutter(source, start, report, check).cut(block_bytes, verify)

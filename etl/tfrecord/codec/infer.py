@@ -4,101 +4,97 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from conf.errors import InputDataError
-from etl.tfrecord.codec.framing import BadRange, RecordBlock, corrupt_record, read_record_blocks
-from etl.tfrecord.codec.kernels import inlined, kernel
-from etl.tfrecord.codec.messages import (
+from etl.tfrecord.codec.decode_kernels import (
     ENTRY_TAG,
+    FEATURE,
     FEATURE_LISTS_TAG,
     FEATURES_TAG,
-    KeyTable,
+    KEY_FIELDS,
+    build_row,
     check_record_type,
     find_key,
-    measure_value,
+    find_slot,
     read_field,
     read_key,
+    take_value,
 )
+from etl.tfrecord.codec.framing import BadRange, RecordBlock, corrupt_record, read_record_blocks
+from etl.tfrecord.codec.kernels import inlined, kernel
 from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
 
 _OK, _MALFORMED, _NO_ROOM = range(3)
 
-# Fields of a row about a key that is not known.
-_KEY, _KEY_LENGTH, _KINDS, _LENGTH, _UNKNOWN_FIELDS = range(5)
+# What is found of a key: bit k for kind k, and the length of the longest list.
+_FOUND = build_row(*KEY_FIELDS, "kinds", "longest")
 _FIRST_ROOM = 1024
 
 
 @inlined
-def _collect_entries(base, p, end, is_nested, keys, table, kinds, lengths, unknown, found):
-    """Goes through one Features or FeatureLists message; returns outcome and unknown keys."""
-    expected = np.int64(0)
+def _collect_entries(feature, p, end, found, table, count):
+    """Goes through one Features or FeatureLists message; returns outcome and number of keys."""
+    expected, none, zero = np.int64(0), np.int64(0), np.int64(0)
     while p < end:
         tag, start, stop = read_field(p, end)
         if stop < 0:
-            return _MALFORMED, found
+            return _MALFORMED, count
         if tag == ENTRY_TAG:
             key, length = read_key(start, stop)
-            present, lists, values, _, _ = measure_value(start, stop, is_nested)
-            if key < 0 or present < 0:
-                return _MALFORMED, found
-            count = lists if is_nested else values
-            f = find_key(keys, table, expected, key, length)
-            if f >= 0:
-                kinds[f] |= present
-                lengths[f] = max(lengths[f], count)
-                expected = f + 1 if f + 1 < len(keys) else np.int64(0)
-            elif found == len(unknown):
-                return _NO_ROOM, found
-            else:
-                unknown[found, _KEY], unknown[found, _KEY_LENGTH] = key - base, length
-                unknown[found, _KINDS], unknown[found, _LENGTH] = present, count
-                found += 1
+            kinds, values, _, lists = take_value(feature, none, start, stop, stop, zero, zero, zero)
+            if key < 0 or kinds < 0:
+                return _MALFORMED, count
+            f = find_key(found, table, expected, key, length)
+            if f < 0:
+                if count == len(found):
+                    return _NO_ROOM, count
+                f = count
+                table[find_slot(found, table, key, length)] = f
+                found[f].head, found[f].key_bytes = key - 4, length
+                found[f].kinds, found[f].longest = 0, 0
+                count += 1
+            found[f].kinds |= kinds
+            found[f].longest = max(found[f].longest, lists if feature.depth > 1 else values)
+            expected = f + 1 if f + 1 < count else zero
         p = stop
-    return _OK, found
+    return _OK, count
 
 
 @kernel
-def _collect_features(base, index, first, map_tag, keys, table, kinds, lengths, unknown):
-    """Notes what records hold: bit k of `kinds[f]` for kind k, and the longest list of each.
+def _collect_features(base, index, map_tag, feature, found, table):
+    """Notes what records hold.
 
     Args:
         base: Address of the buffer.
         index: Start and length of each record, int64 `[rows, 2]`.
-        first: Record to begin with.
         map_tag: Tag of the map in a record.
-        keys: Keys known so far.
-        table: Hash table of these.
-        kinds: int64 `[keys]`, updated.
-        lengths: int64 `[keys]`, updated.
-        unknown: Output, int64 `[room, _UNKNOWN_FIELDS]`: where entries with other keys lie, and
-            what they hold; a key may occur in it several times.
+        feature: Row of a feature table without outputs, of the depth of the map's features.
+        found: Output, `_FOUND` `[room]`: a row for each key.
+        table: Hash table of the keys, all -1.
 
     Returns:
-        Outcome (`_NO_ROOM` where the last record must be gone through again, after what `unknown`
-        holds has been taken over), the record at which the pass ended, and rows of `unknown`.
+        Outcome, the record at which the pass ended, and the number of keys.
     """
-    found = np.int64(0)
-    for row in range(first, len(index)):
+    count = np.int64(0)
+    found[0].key_bytes = -1  # no key has this length
+    for row in range(len(index)):
         p = base + index[row, 0]
         end = p + index[row, 1]
         while p < end:
             tag, start, stop = read_field(p, end)
             if stop < 0:
-                return _MALFORMED, row, found
+                return _MALFORMED, row, count
             if tag == map_tag:
-                outcome, found = _collect_entries(
-                    base, start, stop, map_tag == FEATURE_LISTS_TAG, keys, table, kinds, lengths,
-                    unknown, found,
-                )  # fmt: skip
+                outcome, count = _collect_entries(feature, start, stop, found, table, count)
                 if outcome != _OK:
-                    return outcome, row, found
+                    return outcome, row, count
             p = stop
-    return _OK, len(index), found
+    return _OK, len(index), count
 
 
 @kernel
@@ -117,24 +113,14 @@ def _count_maps(base, index, map_tag):
     return found
 
 
-@dataclass
-class _Found:
-    """What is known of a key: kinds as bits, and its longest list."""
-
-    kinds: int = 0
-    length: int = 0
-
-    def add(self, kinds: int, length: int) -> None:
-        self.kinds, self.length = self.kinds | kinds, max(self.length, length)
-
-
 class _MapCollector:
     """Gathers what one map of the records holds: features, context or feature lists."""
 
     def __init__(self, message: str, tag: int) -> None:
-        self.found: dict[bytes, _Found] = {}
-        self._message, self._tag = message, tag
-        self._keys, self._room = KeyTable([]), _FIRST_ROOM
+        self.found: dict[bytes, tuple[int, int]] = {}  # kinds as bits, and the longest list
+        self._message, self._tag, self._room = message, tag, _FIRST_ROOM
+        self._feature = np.zeros(1, FEATURE)[0]
+        self._feature["depth"] = 2 if self.is_nested else 1
 
     @property
     def is_nested(self) -> bool:
@@ -142,47 +128,46 @@ class _MapCollector:
 
     def update(self, block: RecordBlock, name: str) -> dict[bytes, int]:
         """Takes in a block; returns the kinds that its records hold, as bits by key."""
-        held: dict[bytes, int] = {}
         data, index = np.ascontiguousarray(block.data), np.ascontiguousarray(block.index)
-        first, outcome = 0, _NO_ROOM
-        while outcome == _NO_ROOM:
-            kinds, lengths = np.zeros((2, len(self.found)), np.int64)
-            unknown = np.empty((self._room, _UNKNOWN_FIELDS), np.int64)
-            outcome, record, rows = _collect_features(
-                data.ctypes.data, index, first, self._tag, self._keys.rows, self._keys.table,
-                kinds, lengths, unknown,
-            )  # fmt: skip
-            known = zip([*self.found], kinds.tolist(), lengths.tolist(), strict=True)
-            fresh = [
-                (data[start : start + length].tobytes(), *found)
-                for start, length, *found in unknown[:rows].tolist()
-            ]
-            for key, bits, length in (*known, *fresh):
-                self.found.setdefault(key, _Found()).add(bits, length)
-                if bits:
-                    held[key] = held.get(key, 0) | bits
-            if fresh:
-                self._keys = KeyTable([*self.found])
-                self._room = max(self._room, 2 * len(self.found))
-            first = int(record)
+        outcome, record, rows = self._collect(data, index)
         if outcome == _MALFORMED:
-            raise corrupt_record(name, *block.locate(int(record)), f"not a {self._message}")
+            raise corrupt_record(name, *block.locate(record), f"not a {self._message}")
+        held: dict[bytes, int] = {}
+        for head, length, kinds, longest in rows:
+            start = head + 4 - data.ctypes.data
+            key = data[start : start + length].tobytes()
+            if kinds:
+                held[key] = kinds
+            known, length = self.found.get(key, (0, 0))
+            self.found[key] = known | kinds, max(length, longest)
         return held
+
+    def _collect(self, data: np.ndarray, index: np.ndarray) -> tuple[int, int, list[list[int]]]:
+        """Calls the kernel with room for all keys; returns what it does, and the rows."""
+        while True:
+            found = np.empty(self._room, _FOUND)
+            table = np.full(2 * self._room, -1, np.int64)
+            outcome, record, count = _collect_features(
+                data.ctypes.data, index, self._tag, self._feature, found, table
+            )
+            if outcome != _NO_ROOM:
+                return int(outcome), int(record), found[:count].tolist()
+            self._room *= 2
 
     def features(self, names: Collection[str] | None) -> list[WireFeature]:
         """The features found so far, or those of some names."""
         found = []
-        for key, held in self.found.items():
+        for key, (kinds, length) in self.found.items():
             name = key.decode("utf-8", errors="replace")
             if names is not None and name not in names:
                 continue
-            present = [kind for kind, code in KIND_CODES.items() if held.kinds >> code & 1]
+            present = [kind for kind, code in KIND_CODES.items() if kinds >> code & 1]
             if len(present) > 1:
                 raise _refuse(
                     f"feature {name!r} holds different kinds of values in different records",
                     ", ".join(present), "one kind",
                 )  # fmt: skip
-            is_list = not self.is_nested and held.length > 1
+            is_list = not self.is_nested and length > 1
             found += [WireFeature(name, kind, is_list, self.is_nested) for kind in present]
         return found
 
@@ -222,17 +207,10 @@ class FeatureCollector:
         return [key.decode("utf-8", errors="replace") for key in keys]
 
     def features(self, names: Collection[str] | None = None) -> list[WireFeature]:
-        """Returns the features found so far, in the order in which they first occurred.
+        """Returns the features found so far, or those of some names, as they first occurred.
 
         A feature that never held more than one value is a scalar, any other a list. One that
         never held a list of any kind is left out. The context stands before the feature lists.
-
-        Args:
-            names: Names of features to look at; None: all.
-
-        Raises:
-            InputDataError: A feature held different kinds of values, or a name is both in the
-                context and among the feature lists; or a file holds other messages.
         """
         if self._record_type == "ByteArray":
             return [BYTE_ARRAY_FEATURE]
@@ -258,7 +236,7 @@ class FeatureCollector:
         has as many rows of nulls. Records may hold the `known` features.
         """
         found = [pair for collector in self._maps for pair in collector.found.items()]
-        valued = {key for key, held in found if _has_values(held.kinds)}
+        valued = {key for key, (kinds, _) in found if _has_values(kinds)}
         valued |= {name.encode() for name in known}
         for name, keys in self._bare.items():
             if keys is not None and (keys or not valued) and not keys & valued:
@@ -301,32 +279,19 @@ def infer_features(
     max_records: int | None = None,
     on_corrupt: Callable[[BadRange], None] | None = None,
 ) -> list[WireFeature]:
-    """Finds out which features files hold; see `FeatureCollector.features`.
+    """Finds out which features the first records of files hold; see `FeatureCollector.features`.
 
-    Args:
-        paths: TFRecord files.
-        record_type: `"Example"`, `"SequenceExample"` or `"ByteArray"`.
-        max_records: How many records to look at, from the first file on; None for all.
-        on_corrupt: Receives bytes that are no sound record; None to raise it.
-
-    Returns:
-        Features in the order in which they first occur.
-
-    Raises:
-        CorruptRecordError: A file is damaged, or a record is not of the record type.
-        InputDataError: A feature holds different kinds of values in different records.
-        ConfigError: Unknown record type.
+    Bytes that are no sound record go to `on_corrupt`, or are raised without it.
     """
     collector = FeatureCollector(record_type)
     if record_type == "ByteArray":
         return collector.features()
+    most = sys.maxsize if max_records is None else max_records
     for path in paths:
-        if max_records is not None and collector.records >= max_records:
+        if collector.records >= most:
             break
         for block in read_record_blocks(path, on_corrupt=on_corrupt):
-            left = None if max_records is None else max_records - collector.records
-            few = RecordBlock(block.data, block.index[:left], block.offset, block.first_record)
-            collector.update(few, str(path))
-            if max_records is not None and collector.records >= max_records:
+            collector.update(block.cut(slice(most - collector.records)), str(path))
+            if collector.records >= most:
                 break
     return collector.features()

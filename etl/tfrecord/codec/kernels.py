@@ -126,12 +126,6 @@ def _is_usable(folder: Path, trusted_mode: int = 0) -> bool:
 
 
 @functools.cache
-def _describe_machine() -> bytes:
-    cpu = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
-    return repr((cpu, sys.version, numba.__version__, llvmlite.__version__)).encode()
-
-
-@functools.cache
 def find_cache(folder: Path) -> Path | None:
     """Finds where the compiled kernels of a folder of sources are kept.
 
@@ -140,9 +134,11 @@ def find_cache(folder: Path) -> Path | None:
     by the user that installed the sources. It is named by the sources' folder, the machine, and a
     digest of the sources' content.
     """
-    sources = (digest_kernels(Path(__file__).parent) + digest_kernels(folder)).encode()
-    parts = (_name_sources(folder).encode(), _describe_machine(), sources)
-    name = "-".join(hashlib.sha256(part).hexdigest()[:16] for part in parts)
+    cpu = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
+    machine = repr((cpu, sys.version, numba.__version__, llvmlite.__version__))
+    sources = digest_kernels(Path(__file__).parent) + digest_kernels(folder)
+    parts = _name_sources(folder), machine, sources
+    name = "-".join(hashlib.sha256(part.encode()).hexdigest()[:16] for part in parts)
     for place, trusted_mode in _candidates(folder):
         if _is_usable(place / name, trusted_mode):
             return place / name
@@ -196,11 +192,8 @@ class KernelCache(caching.FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keeps a compiled function where that is possible.
-
-        One process at a time: two that add signatures to an index would name them alike.
-        """
-        try:
+        """Keeps a compiled function where that is possible."""
+        try:  # one process at a time: two that add signatures to an index would name them alike
             with self._lock():
                 super().save_overload(sig, data)
         except Exception:  # disk full, or the directory has gone: go on without
@@ -217,15 +210,10 @@ class KernelCache(caching.FunctionCache):
             os.close(descriptor)
 
 
-def is_cache_enabled() -> bool:
-    """Whether the environment leaves the cache switched on."""
-    return os.environ.get(NO_CACHE, "").strip().lower() not in ("1", "true", "yes", "on")
-
-
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles an entry point with numba: no GIL, cached on disk; see `find_cache`."""
     compiled = _compile(function)
-    if is_cache_enabled():
+    if os.environ.get(NO_CACHE, "").strip().lower() not in ("1", "true", "yes", "on"):
         # No directory for it, or another numba: compile in every process.
         with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
             compiled._cache = KernelCache(function)
@@ -252,12 +240,7 @@ def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def emitted(result: types.Type, *arguments: types.Type) -> Callable[..., Any]:
-    """Makes a function of kernels from one that emits its code: `emit(builder, *values)`.
-
-    Args:
-        result: What it returns; of a void one the emitter returns None.
-        arguments: What it takes.
-    """
+    """Makes a function of kernels from one that emits its code: `emit(builder, *values)`."""
 
     def wrap(emit: Callable[..., Any]) -> Any:
         def define(typingctx: Any, *_: Any) -> Any:
@@ -361,10 +344,7 @@ _move_4, _move_8, _move_16, _move_32 = (_build_move(size) for size in (4, 8, 16,
 
 @inlined
 def copy_bytes(target: int, source: int, length: int) -> None:
-    """Copies `length` bytes, reading and writing nothing outside the two ranges.
-
-    Short ranges take two moves of the widest size that fits, which overlap where they must.
-    """
+    """Copies bytes, touching nothing outside: short ranges by two moves that may overlap."""
     if length >= _LONG_BYTES:
         _copy_long(target, source, length)
     elif length >= 32:

@@ -45,8 +45,7 @@ _LOCK = threading.RLock()
 def allocate(shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
     """Returns arrays of these shapes and types, of any content, aligned, in one piece of memory.
 
-    The memory is kept for the next call when the last of the arrays, and of all views of them,
-    has gone.
+    It is kept for the next call when the last of the arrays, and of all views of them, has gone.
     """
     sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
     padded = {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
@@ -147,18 +146,13 @@ def _scatter(table, places):
 
 
 class RowWriter:
-    """Writes decoded columns into arrays, each row at a given position.
-
-    Args:
-        outs: C-contiguous arrays of int64 or float32 and of one number of rows: `[size]` for
-            scalars, `[size, length]` for lists, which are cut or padded to `length`.
-        pads: What follows a list that is shorter.
-
-    Raises:
-        TypeError: An array is of another type, not contiguous, or not as long as the others.
-    """
+    """Writes decoded columns into arrays, each row at a given position."""
 
     def __init__(self, outs: Sequence[np.ndarray], pads: Sequence[int | float]) -> None:
+        """Takes C-contiguous arrays of int64 or float32, and what follows a list that is shorter.
+
+        They are `[size]` for scalars, `[size, length]` for lists, which are cut or padded.
+        """
         self._outs = tuple(outs)
         self._size = len(outs[0]) if outs else 0
         self._table = np.zeros((len(outs), _FIELDS), np.int64)
@@ -182,13 +176,9 @@ class RowWriter:
         """Writes rows; releases the GIL, and several threads may write different places.
 
         Args:
-            columns: One per array, of its type: scalars, or lists, `[rows]`. Values below a
+            columns: One per array, of its type: scalars, or lists, `[rows]`. What lies below a
                 null scalar is written; a null list counts as empty.
             places: Where each row goes, int64 `[rows]`; negative leaves it out.
-
-        Raises:
-            IndexError: A place is outside of the arrays.
-            TypeError: A column is not of its array's type.
         """
         places = np.ascontiguousarray(places, np.int64)
         if not len(places) or not self._outs:

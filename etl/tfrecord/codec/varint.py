@@ -3,7 +3,9 @@
 The 7-bit groups of a varint are taken together from eight bytes, and spread over eight bytes:
 BMI2's `pext` and `pdep` do either at once, elsewhere three steps of masks and shifts do. Where
 packed varints end is read off a bit mask of 64 bytes, so that no value waits for the one before
-it. Where the CPU has lanes for them (`varint_lanes`) they go through these, all but long ones.
+it. With AVX-512 eight go at a time, each in a lane of a 64-byte register: byte compression (VBMI2)
+closes the gaps between values on the way out and finds where values end on the way in; byte
+permutation (VBMI) brings each value into its lane. Longer ones than eight bytes go one by one.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,6 +23,7 @@ from etl.tfrecord.codec.kernels import (
     BIT,
     BYTE,
     HOST,
+    INDEX,
     WORD,
     call,
     count_ones,
@@ -36,15 +39,165 @@ from etl.tfrecord.codec.kernels import (
     store_u64,
     trailing_zeros,
 )
-from etl.tfrecord.codec.varint_lanes import (
-    HAS_LANES,
-    LANES,
-    drop_lanes,
-    pack_int32_lanes,
-    pack_lanes,
-    repeat,
-    unpack_lanes,
-)
+
+LANES = 8
+_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512vbmi2", "bmi2")
+
+_ALIGN = INDEX(1)
+_BYTES64, _WORDS8 = ir.VectorType(BYTE, 64), ir.VectorType(WORD, LANES)
+_ZERO = ir.Constant(_BYTES64, None)
+
+
+def repeat(width: int, *values: int) -> Any:
+    """A constant register that repeats values of some bits each."""
+    count = 512 // width
+    return ir.Constant(
+        ir.VectorType(ir.IntType(width), count), list(values) * (count // len(values))
+    )
+
+
+def _emit_low_bits(builder: Any, count: Any) -> Any:
+    """A word of which the low 1 to 64 bits are set."""
+    return builder.lshr(WORD(2**64 - 1), builder.sub(WORD(64), count))
+
+
+def _as_mask(builder: Any, bits: Any, lanes: int) -> Any:
+    if lanes < 64:
+        bits = builder.trunc(bits, ir.IntType(lanes))
+    return builder.bitcast(bits, ir.VectorType(BIT, lanes))
+
+
+def _is_used(builder: Any, words: Any) -> Any:
+    """Which bytes are not zero."""
+    return builder.icmp_unsigned("!=", builder.bitcast(words, _BYTES64), _ZERO)
+
+
+def _compress(builder: Any, source: Any, bits: Any) -> Any:
+    """The bytes whose bits are set, one after another."""
+    chosen = _as_mask(builder, bits, 64)
+    return call(builder, "llvm.x86.avx512.mask.compress.v64i8", _BYTES64, source, _ZERO, chosen)
+
+
+def _split_groups(builder: Any, words: Any) -> Any:
+    """The low 56 bits of each lane, seven to a byte."""
+    places = repeat(8, *range(0, 56, 7))
+    data = builder.bitcast(words, _BYTES64)
+    data = call(builder, "llvm.x86.avx512.pmultishift.qb.512", _BYTES64, places, data)
+    return builder.bitcast(builder.and_(data, repeat(8, 0x7F)), _WORDS8)
+
+
+def _join_groups(builder: Any, data: Any) -> Any:
+    """The low seven bits of each byte of a lane together, the top bits being zero."""
+    pairs, fours = ir.VectorType(ir.IntType(16), 32), ir.VectorType(ir.IntType(32), 16)
+    data = call(builder, "llvm.x86.avx512.pmaddubs.w.512", pairs, repeat(8, 1, 1 << 7), data)
+    data = call(builder, "llvm.x86.avx512.pmaddw.d.512", fours, data, repeat(16, 1, 1 << 14))
+    words = builder.bitcast(data, _WORDS8)
+    high = builder.and_(builder.lshr(words, repeat(64, 4)), repeat(64, 0x00FF_FFFF_F000_0000))
+    return builder.or_(builder.and_(words, repeat(64, 0x0FFF_FFFF)), high)
+
+
+def _load_integers(builder: Any, address: Any, bits: int, lanes: Any) -> Any:
+    """Lanes of a register from integers of so many bits, sign-extended; zero for other lanes."""
+    given = ir.VectorType(ir.IntType(bits), LANES)
+    source, zeros = builder.inttoptr(address, given.as_pointer()), ir.Constant(given, None)
+    name = f"llvm.masked.load.v8i{bits}.p0"
+    loaded = call(builder, name, given, source, _ALIGN, lanes, zeros)
+    return loaded if bits == 64 else builder.sext(loaded, _WORDS8)
+
+
+def _build_pack(bits: int) -> Callable[..., Any]:
+    """Packs integers of so many bits, each as the int64 that it equals."""
+
+    @emitted(types.int64, types.int64, types.int64, types.int64)
+    def pack(builder: Any, address: Any, values: Any, count: Any) -> Any:
+        lanes = _as_mask(builder, _emit_low_bits(builder, count), LANES)
+        words = _load_integers(builder, values, bits, lanes)
+        groups = _split_groups(builder, words)
+        some = builder.or_(groups, repeat(64, 1))
+        zeros = call(builder, "llvm.ctlz.v8i64", _WORDS8, some, BIT(1))
+        covered = builder.lshr(repeat(64, 2**64 - 1), zeros)  # up to the highest bit set
+        is_followed = _is_used(builder, builder.lshr(covered, repeat(64, 8)))
+        flags = builder.select(is_followed, repeat(8, 0x80), _ZERO)
+        used = builder.bitcast(_is_used(builder, covered), WORD)
+        used = builder.and_(used, _emit_low_bits(builder, builder.mul(count, WORD(8))))
+        data = _compress(builder, builder.or_(builder.bitcast(groups, _BYTES64), flags), used)
+        size = builder.ctpop(used)
+        target = builder.inttoptr(address, _BYTES64.as_pointer())
+        stored = _as_mask(builder, _emit_low_bits(builder, size), 64)
+        name = "llvm.masked.store.v64i8.p0"
+        call(builder, name, ir.VoidType(), data, target, _ALIGN, stored)
+        is_long = builder.icmp_unsigned(">", words, repeat(64, 2**56 - 1))
+        is_long = builder.bitcast(is_long, ir.IntType(LANES))
+        is_any = builder.icmp_unsigned("!=", is_long, ir.IntType(LANES)(0))
+        return builder.select(is_any, WORD(0), size)
+
+    return pack
+
+
+_pack, _pack_int32 = _build_pack(64), _build_pack(32)
+
+
+@emitted(types.int64, types.int64, types.uint64, types.int64, types.int64)
+def _unpack(builder: Any, block: Any, ends: Any, count: Any, target: Any) -> Any:
+    packed = _compress(builder, repeat(8, *range(64)), ends)
+
+    def spread(first: int) -> Any:
+        """End `first + k` in all bytes of lane k."""
+        numbers = [first + k // 8 for k in range(64)]
+        numbers = ir.Constant(ir.VectorType(INDEX, 64), numbers)
+        return builder.shuffle_vector(packed, packed, numbers)
+
+    # A value begins after the end of the one before it.
+    places = builder.add(spread(0), repeat(8, *range(1, 9)))
+    is_inside = builder.icmp_unsigned("<=", places, spread(1))
+    data = builder.load(builder.inttoptr(block, _BYTES64.as_pointer()), align=1)
+    data = call(builder, "llvm.x86.avx512.permvar.qi.512", _BYTES64, data, places)
+    data = builder.select(is_inside, builder.and_(data, repeat(8, 0x7F)), _ZERO)
+    words = _join_groups(builder, data)
+    place = builder.inttoptr(target, _WORDS8.as_pointer())
+    lanes = _as_mask(builder, _emit_low_bits(builder, count), LANES)
+    call(builder, "llvm.masked.store.v8i64.p0", ir.VoidType(), words, place, _ALIGN, lanes)
+    return count
+
+
+@emitted(types.uint64, types.uint64)
+def _deposit_ninth(builder: Any, bits: Any) -> Any:
+    return call(builder, "llvm.x86.bmi.pdep.64", WORD, WORD(1 << LANES), bits)
+
+
+@inlined
+def _drop(bits):
+    return bits & (np.uint64(0) - _deposit_ninth(bits))
+
+
+@inlined
+def _do_nothing(*_):
+    return np.int64(0)
+
+
+@inlined
+def _drop_nothing(bits):
+    return np.uint64(bits)
+
+
+def select_lanes(
+    triple: str, features: dict[str, bool]
+) -> tuple[bool, Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Picks what a CPU can do: whether there are lanes, and four kernels, idle without them.
+
+    `pack(address, values, count)` stores 1 to 8 int64 as varints, touching nothing past them, and
+    returns their bytes; 0 if one takes more than eight. `pack_int32` does so with int32.
+    `drop(ends)` clears the lowest eight bits that are set. `unpack(block, ends, count, target)`
+    reads 1 to 8 varints of at most eight bytes, and returns `count`: bits of `ends` are set where
+    they end in the 64 bytes at `block`, the lowest one where the value before them ends.
+    """
+    if triple.startswith("x86_64") and all(features.get(name) for name in _NEEDED):
+        return True, _pack, _pack_int32, _drop, _unpack
+    return False, _do_nothing, _do_nothing, _drop_nothing, _do_nothing
+
+
+HAS_LANES, pack_lanes, pack_int32_lanes, drop_lanes, unpack_lanes = select_lanes(*HOST)
+
 
 _GROUPS = 0x7F7F7F7F7F7F7F7F
 # Their `pext` and `pdep` are microcode of up to some hundred steps.
@@ -92,11 +245,9 @@ def _spread_by_shifts(value):
 def select_groups(
     triple: str, features: dict[str, bool], cpu: str
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Picks what a CPU, by its name, is fastest at.
+    """Picks what a CPU, by its name, is fastest at: two kernels uint64 -> uint64.
 
-    Returns:
-        Two kernels uint64 -> uint64: joins the low seven bits of each byte to 56 bits, and
-        spreads the low 56 bits over eight bytes.
+    They join the low seven bits of each byte to 56 bits, and spread these over eight bytes.
     """
     if triple.startswith("x86_64") and features.get("bmi2") and cpu not in _SLOW_CPUS:
         return (
@@ -179,10 +330,7 @@ def _load_ends(builder: Any, address: Any) -> Any:
 
 
 def _build_sum(bits: int) -> Any:
-    """Builds a kernel for integers of so many bits.
-
-    It adds up the bytes that 8 * blocks of them at an address take as varints; see `varint_bytes`.
-    """
+    """A kernel that adds up what 8 * blocks integers at an address take; see `varint_bytes`."""
     given, words = ir.VectorType(ir.IntType(bits), 8), ir.VectorType(WORD, 8)
 
     @emitted(types.int64, types.int64, types.int64)
@@ -246,9 +394,6 @@ def count_packed(p, end):
             rest = _load_ends(end - _BLOCK_BYTES) >> np.uint64(_BLOCK_BYTES - (end - p))
             count += np.int64(count_ones(rest))
         return count
-    while end - p >= 8:
-        count += np.int64(count_ones(~load_u64(p) & np.uint64(CONTINUATION)))
-        p += 8
     while p < end:
         count += np.int64(load_u8(p) < np.uint8(0x80))
         p += 1
@@ -280,10 +425,8 @@ def _has_long(ends):
 def read_lanes(p, end, target):
     """Reads varints, `LANES` at a time, up to a block that holds one of more than eight bytes.
 
-    Reads from the byte before the list up to `_REACH_BYTES` past it.
-
-    Returns:
-        The address past the last varint that was read, and past its value.
+    Loads from the byte before the list up to `_REACH_BYTES` past it. Returns the addresses past the
+    last varint that was read, and past its value.
     """
     last = p - 1  # where the value before the next one ends
     block, fresh = last, ~np.uint64(1)
@@ -336,16 +479,10 @@ def read_words(p, end, target):
 
 @outlined
 def read_packed(p, end, limit, target):
-    """Decodes the varints in [p, end), which a byte of the same buffer precedes, to int64.
+    """Decodes the varints in [p, end) to int64 at an address.
 
-    Args:
-        p: Address of the first.
-        end: Address past the last.
-        limit: Address past the buffer.
-        target: Address of the output.
-
-    Returns:
-        The address past the values, or `FAILED` for a varint that is cut or over ten bytes long.
+    A byte of their buffer precedes them; it ends at `limit`. Returns the address past the values,
+    or `FAILED` for a varint that is cut or over ten bytes long.
     """
     if limit - end < _REACH_BYTES:
         return _read_exactly(p, end, target)
@@ -366,8 +503,7 @@ def write_words(is_wide, values, first, last, address):
 def write_packed(is_wide, values, first, last, address):
     """Stores the int64 (wide) or int32 [first, last) at an address as varints.
 
-    Returns:
-        The address past the varints, of which at most seven bytes are touched.
+    Returns the address past the varints, of which at most seven bytes are touched.
     """
     while HAS_LANES and first < last:
         count = min(LANES, last - first)

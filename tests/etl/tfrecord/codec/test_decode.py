@@ -12,13 +12,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.codec import decode_columns
-from etl.tfrecord.codec.decode import build_decoder, read_batches
-from etl.tfrecord.codec.decode_columns import expect_rooms
+from etl.tfrecord.codec import decode
+from etl.tfrecord.codec.decode import ByteArrayDecoder, build_decoder, read_batches
 from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
-from etl.tfrecord.codec.infer import infer_features
-from etl.tfrecord.table import TableWriter, read_table
+from etl.tfrecord.codec.infer import FeatureCollector, infer_features
+from etl.tfrecord.files.writer import ShardOptions
+from etl.tfrecord.table import read_table, write_table
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
 from tests.tfrecord_files import read_file
@@ -49,39 +49,52 @@ def entry(key: bytes, feature: bytes) -> bytes:
     return field(1, field(1, key) + field(2, feature))
 
 
-def decode_payloads(payloads: list[bytes], features=WANTED) -> pa.RecordBatch:
+def block_of(payloads: list[bytes]) -> RecordBlock:
     lengths = [len(payload) for payload in payloads]
     starts = np.cumsum([0, *lengths])[:-1]
     index = np.stack([starts, lengths], axis=1).astype(np.int64).reshape(-1, 2)
-    batch = build_decoder(features).decode(np.frombuffer(b"".join(payloads), np.uint8), index)
+    return RecordBlock(np.frombuffer(b"".join(payloads), np.uint8), index, 0, 0)
+
+
+def decode_payloads(
+    payloads: list[bytes], features=WANTED, record_type: str = "Example"
+) -> pa.RecordBatch:
+    batch = build_decoder(features, record_type).decode_block(block_of(payloads))
     batch.validate(full=True)
     return batch
 
 
-def as_protobuf_sees(payload: bytes, features=WANTED) -> dict | None:
+def as_protobuf_sees(payload: bytes, features=WANTED, record_type: str = "Example") -> dict | None:
     """One row by protobuf; None where the row is refused."""
     try:
-        message = tf.train.Example.FromString(payload)
+        message = getattr(tf.train, record_type).FromString(payload)
     except DecodeError:
         return None
-    if any(unknown.field_number == 1 for unknown in UnknownFieldSet(message.features)):
+    is_example = record_type == "Example"
+    maps = [message.features] if is_example else [message.context, message.feature_lists]
+    if any(unknown.field_number == 1 for part in maps for unknown in UnknownFieldSet(part)):
         return None  # upb alone drops a map entry that holds an unknown field: no reference
-    row = {}
+    row: dict = {}
     for feature in features:
-        found = message.features.feature.get(feature.name)
-        kind = None if found is None else found.WhichOneof("kind")
-        if kind is None:
+        member, entries = LISTS[feature.kind], maps[0].feature
+        if feature.is_sequence:
+            entries = maps[1].feature_list
+        if feature.name not in entries:
             row[feature.name] = None
             continue
-        if kind != LISTS[feature.kind]:
+        found = entries[feature.name]
+        kinds = [f.WhichOneof("kind") for f in (found.feature if feature.is_sequence else [found])]
+        if set(kinds) - {None, member}:
             return None
-        values = list(getattr(found, kind).value)
-        if not feature.is_list:
-            if len(values) > 1:
-                return None
-            row[feature.name] = values[0] if values else None
-        else:
-            row[feature.name] = values
+        if feature.is_sequence:
+            row[feature.name] = [list(getattr(f, member).value) for f in found.feature]
+            continue
+        values = list(getattr(found, member).value)
+        if not feature.is_list and len(values) > 1:
+            return None
+        row[feature.name] = (
+            (values if feature.is_list else (values or [None])[0]) if kinds[0] else None
+        )
     return row
 
 
@@ -175,48 +188,6 @@ def test_damaged_examples_are_read_within_bounds(data) -> None:
     assert seen is None or rows == [seen]
 
 
-def test_round_trip_with_encoder() -> None:
-    rng = np.random.default_rng(0)
-    rows = 2000
-    batch = pa.RecordBatch.from_arrays(
-        [
-            pa.array([None if k % 7 == 0 else int(v) for k, v in
-                      enumerate(rng.integers(-(2**63), 2**63 - 1, rows))], pa.int64()),
-            pa.array(rng.normal(size=rows).astype(np.float32)),
-            pa.array([None if k % 3 == 0 else b"x" * (k % 200) for k in range(rows)], pa.binary()),
-            pa.array([None if k % 5 == 0 else list(range(-k, k % 60)) for k in range(rows)],
-                     pa.list_(pa.int64())),
-            pa.array([[float(k)] * (k % 40) for k in range(rows)], pa.list_(pa.float32())),
-            pa.array([[b"y" * j for j in range(k % 5)] for k in range(rows)],
-                     pa.list_(pa.binary())),
-        ],
-        names=[feature.name for feature in WANTED],
-    )  # fmt: skip
-    from etl.tfrecord.codec.framing import index_records
-
-    data = encode(batch)
-    assert build_decoder(WANTED).decode(data, index_records(data)).equals(batch)
-
-
-def test_agrees_with_tensorflow_parser(tmp_path) -> None:
-    rng = np.random.default_rng(1)
-    ids, values = rng.integers(0, 10**6, (64, 5)), rng.random(64, dtype=np.float32)
-    path = str(tmp_path / "tf.tfrecord")
-    with tf.io.TFRecordWriter(path) as writer:
-        for row, value in zip(ids, values, strict=True):
-            message = tf.train.Example()
-            message.features.feature["value"].float_list.value.append(value)
-            message.features.feature["ids"].int64_list.value.extend(row)
-            writer.write(message.SerializeToString())
-    table = read_file(path)
-    raw = next(iter(tf.data.TFRecordDataset(path).batch(64)))
-    parsed = tf.io.parse_example(
-        raw, {"ids": tf.io.FixedLenFeature([5], tf.int64),
-              "value": tf.io.FixedLenFeature([], tf.float32)})  # fmt: skip
-    assert table["ids"].to_pylist() == parsed["ids"].numpy().tolist()
-    assert np.array_equal(table["value"].to_numpy(), parsed["value"].numpy())
-
-
 def test_long_keys_and_unwanted_features_are_handled() -> None:
     keys = [f"{'long_feature_name_' * (k % 9)}{k}" for k in range(60)]
     batch = pa.record_batch({key: [k, -k, k * 10**15] for k, key in enumerate(keys)})
@@ -296,31 +267,6 @@ def test_wanted_features_are_checked() -> None:
         build_decoder([WireFeature("x", "int64"), WireFeature("x", "bytes")])
 
 
-def test_no_feature_wanted_keeps_the_row_count() -> None:
-    assert decode_payloads([b"", b"", b""], []).num_rows == 3
-
-
-def test_empty_file_reads_as_no_rows(tmp_path) -> None:
-    path = tmp_path / "empty.tfrecord"
-    path.write_bytes(b"")
-    assert read_file(path, WANTED).num_rows == 0
-    assert read_file(path).num_columns == 0
-
-
-def test_decoder_needs_neither_spark_nor_tensorflow() -> None:
-    import subprocess
-    import sys
-
-    program = (
-        "import sys, etl.tfrecord.codec.decode, etl.tfrecord.codec.framing\n"
-        "import etl.tfrecord.codec.crc32c\n"
-        "bad = {'pyspark', 'tensorflow', 'pandas', 'pydantic'} & set(sys.modules)\n"
-        "sys.exit(f'imported {bad}' if bad else 0)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
 FEATURES = [
     WireFeature("is", "int64", is_sequence=True), WireFeature("b", "bytes"),
     WireFeature("il", "int64", True), WireFeature("i", "int64"),
@@ -358,8 +304,7 @@ def build_batch(lengths: list[int]) -> pa.RecordBatch:
         [],
     ],
 )
-def test_rows_of_changing_size_survive(lengths: list[int], monkeypatch) -> None:
-    monkeypatch.setattr(decode_columns, "_RUN_BYTES", 4096)
+def test_rows_of_changing_size_survive(lengths: list[int]) -> None:
     decoder = build_decoder(FEATURES, "SequenceExample")
     few = build_batch([1, 2, 1])
     for batch in (build_batch(lengths), few, build_batch(lengths)):  # what a row takes is learnt
@@ -369,8 +314,7 @@ def test_rows_of_changing_size_survive(lengths: list[int], monkeypatch) -> None:
         assert found.equals(batch)
 
 
-def test_malformed_records_of_all_runs_are_left_out(monkeypatch) -> None:
-    monkeypatch.setattr(decode_columns, "_RUN_BYTES", 4096)
+def test_malformed_records_of_all_runs_are_left_out() -> None:
     batch = build_batch([n % 50 for n in range(300)])
     data = build_encoder(batch.schema, "SequenceExample").encode(batch)
     index = index_records(data)
@@ -394,18 +338,11 @@ def test_numbers_below_a_null_are_zero() -> None:
 
 
 def test_more_values_than_offsets_reach_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(decode_columns, "_MAX_OFFSET", 100)
+    monkeypatch.setattr(decode, "_MAX_OFFSET", 100)
     batch = build_batch([150])
     data = build_encoder(batch.schema, "SequenceExample").encode(batch)
     with pytest.raises(InputDataError, match="too many values"):
         build_decoder(FEATURES, "SequenceExample").decode(data, index_records(data))
-
-
-def test_room_is_made_for_what_rows_have_taken_but_no_more_than_can_come() -> None:
-    rooms = expect_rooms(np.array([0.0, 10.0, 1e9]), 1000, 50_000)
-    assert rooms[0] == 0
-    assert 10_000 <= rooms[1] <= 12_000
-    assert rooms[2] == 50_000
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
@@ -461,12 +398,158 @@ def test_messages_that_parse_as_examples_without_a_feature_are_refused(tmp_path)
     assert read_table([others], record_type="ByteArray")["byteArray"].to_pylist() == [lists] * 3
 
 
-def test_first_record_need_not_hold_every_feature(tmp_path) -> None:
-    rows = 300
-    columns = {
-        f"c{k}": pa.array([None] * k + [1] * (rows - k), pa.int64()) for k in range(0, rows, 29)
-    }
-    batch = pa.record_batch(columns)
-    with TableWriter(tmp_path / "shard", batch.schema) as writer:
-        writer.write(batch)
-    assert [feature.name for feature in infer_features([tmp_path / "shard"])] == list(columns)
+SEQUENCE_WANTED = [
+    WireFeature("il", "int64", is_sequence=True), WireFeature("i", "int64"),
+    WireFeature("fl", "float32", is_sequence=True), WireFeature("c", "float32", True),
+    WireFeature("bl", "bytes", is_sequence=True),
+]  # fmt: skip
+
+
+def decode_rows(payloads: list[bytes]) -> list[dict]:
+    return rows_of(decode_payloads(payloads, SEQUENCE_WANTED, "SequenceExample"))
+
+
+def as_sequence_seen(payload: bytes) -> dict | None:
+    return as_protobuf_sees(payload, SEQUENCE_WANTED, "SequenceExample")
+
+
+@st.composite
+def odd_sequences(draw) -> bytes:
+    """A SequenceExample with repeated keys, pieces, unknown fields and any order."""
+    outer = []
+    for _ in range(draw(st.integers(0, 5))):
+        feature = draw(st.sampled_from([*SEQUENCE_WANTED, WireFeature("other", "int64")]))
+        kind = draw(st.sampled_from([feature.kind, feature.kind, "int64"]))
+        values = st.just(b"") | odd_features(WireFeature("", kind))
+        if feature.is_sequence:
+            pieces = []
+            for _ in range(draw(st.integers(0, 2))):
+                inner = [field(1, draw(values)) for _ in range(draw(st.integers(0, 3)))]
+                unknown = draw(st.sampled_from([b"", field(5, b"?"), varint(6 << 3) + b"\x07"]))
+                pieces.append(field(2, b"".join(inner) + unknown))
+        else:
+            pieces = [field(2, draw(values))]
+        parts = draw(st.permutations([field(1, feature.name.encode()), *pieces]))
+        outer.append(field(2 if feature.is_sequence else 1, field(1, b"".join(parts))))
+    if draw(st.booleans()):
+        outer.append(field(7, b"unknown"))
+    return b"".join(outer)
+
+
+@given(st.lists(odd_sequences(), min_size=1, max_size=4))
+@settings(max_examples=examples(400), deadline=None)
+def test_odd_records_are_understood_as_by_protobuf(payloads: list[bytes]) -> None:
+    expected = [as_sequence_seen(payload) for payload in payloads]
+    if None in expected:
+        with pytest.raises(InputDataError):
+            decode_rows(payloads)
+        payloads = [p for p, row in zip(payloads, expected, strict=True) if row is not None]
+        expected = [row for row in expected if row is not None]
+    assert decode_rows(payloads) == expected
+
+
+@given(odd_sequences(), st.data())
+@settings(max_examples=examples(400), deadline=None)
+def test_damaged_records_are_refused_or_understood_as_by_protobuf(payload: bytes, data) -> None:
+    damaged = bytearray(payload)
+    for _ in range(data.draw(st.integers(0, 2)) if damaged else 0):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
+    seen = as_sequence_seen(bytes(damaged))
+    try:
+        rows = decode_rows([bytes(damaged)])
+    except InputDataError:
+        return
+    assert seen is None or rows == [seen]
+
+
+def test_feature_lists_are_not_passed_over_in_files_read_as_examples(tmp_path: Path) -> None:
+    rows = pa.table({"il": pa.array([[[1, 2], []]]), "i": [5]})
+    path = tmp_path / "lists.tfrecord"
+    write_table(rows, path, options=ShardOptions(record_type="SequenceExample"))
+    with pytest.raises(InputDataError, match="feature lists") as refused:
+        read_table(path)
+    assert "SequenceExample" in str(refused.value.fix)
+    assert read_table(path, record_type="SequenceExample")["il"].to_pylist() == [[[1, 2], []]]
+    assert read_table(path, schema=rows.schema.remove(0))["i"].to_pylist() == [5]
+
+
+def overlong(name: bytes) -> bytes:
+    """A feature list whose integer has eleven bytes: only copying it shows that."""
+    feature = field(3, field(1, b"\xff" * 10 + b"\x01"))
+    return field(2, field(1, field(1, name) + field(2, field(1, feature))))
+
+
+def test_malformed_sequences_are_named_or_left_out() -> None:
+    good = encode(pa.record_batch({"il": pa.array([[[1, 2], []]]), "i": [5]}), "SequenceExample")
+    ((start, length),) = index_records(good).tolist()
+    sound = good[start : start + length].tobytes()
+    payloads = [sound, sound[:-1], sound, overlong(b"il"), b"\x0a\x7f", sound]
+    block = block_of(payloads)
+    decoder = build_decoder(SEQUENCE_WANTED, "SequenceExample")
+    with pytest.raises(CorruptRecordError, match="record 1"):
+        decoder.decode_block(block)
+    batch, bad = decoder.decode_sound(block, "f")
+    assert batch["i"].to_pylist() == [5, 5, 5]
+    assert batch["il"].to_pylist() == [[[1, 2], []]] * 3
+    assert [record.record for record in bad] == [1, 3, 4]
+    assert "SequenceExample" in bad[0].reason
+    assert "'il'" in bad[1].reason
+
+
+def test_another_kind_is_refused_even_where_malformed_records_are_left_out() -> None:
+    wrong = encode(pa.record_batch({"il": pa.array([[[b"x"]]])}), "SequenceExample")
+    ((start, length),) = index_records(wrong).tolist()
+    block = block_of([b"\xff", b"", wrong[start : start + length].tobytes()])
+    with pytest.raises(InputDataError, match=r"(?s)'il' holds another kind.*record 2"):
+        build_decoder(SEQUENCE_WANTED, "SequenceExample").decode_sound(block)
+
+
+def test_byte_array_takes_records_as_they_are() -> None:
+    payloads = [b"", b"one", b"\xff" * 70_000, b""]
+    batch, bad = ByteArrayDecoder().decode_sound(block_of(payloads))
+    assert batch.column(0).to_pylist() == payloads
+    assert batch.schema == pa.schema([("byteArray", pa.binary())])
+    assert not bad
+    named = build_decoder([WireFeature("payload", "bytes")], "ByteArray")
+    assert named.decode_block(block_of(payloads)).to_pydict() == {"payload": payloads}
+    assert build_decoder([], "ByteArray").decode_block(block_of(payloads)).num_rows == 4
+    with pytest.raises(IndexError):
+        named.decode(np.zeros(4, np.uint8), np.array([[0, 5]]))
+
+
+@pytest.mark.parametrize(
+    ("record_type", "features"),
+    [("ByteArray", [WireFeature("a", "bytes", True)]), ("ByteArray", [WireFeature("a", "int64")]),
+     ("ByteArray", [WireFeature("a", "bytes"), WireFeature("b", "bytes")]),
+     ("Example", [WireFeature("a", "int64", is_sequence=True)]), ("Exmaple", [])],
+)  # fmt: skip
+def test_what_a_record_type_lacks_is_refused(record_type: str, features: list) -> None:
+    with pytest.raises(ConfigError):
+        build_decoder(features, record_type)
+
+
+def test_inference_reads_no_more_than_asked(tmp_path) -> None:
+    path = tmp_path / "s.tfrecord"
+    first = pa.record_batch({"c": [1] * 5, "q": pa.array([[[1]]] * 5)})
+    second = pa.record_batch({"late": pa.array([["x"]] * 5)})
+    path.write_bytes(
+        encode(first, "SequenceExample").tobytes() + encode(second, "SequenceExample").tobytes()
+    )
+    early = [WireFeature("c", "int64"), WireFeature("q", "int64", is_sequence=True)]
+    assert infer_features([path], record_type="SequenceExample", max_records=5) == early
+    every = infer_features([path], record_type="SequenceExample")
+    assert set(every) == {*early, WireFeature("late", "bytes")}
+    assert infer_features(["absent"], max_records=0) == []
+    assert read_file(path, record_type="SequenceExample").num_rows == 10
+    (feature,) = infer_features([path], record_type="ByteArray")
+    assert read_file(path, [feature], record_type="ByteArray").num_rows == 10
+
+
+def test_a_name_in_both_parts_is_refused_by_inference() -> None:
+    context = field(1, field(1, field(1, b"x") + field(2, field(3, b""))))
+    lists = field(2, field(1, field(1, b"x") + field(2, field(1, field(3, b"")))))
+    collector = FeatureCollector("SequenceExample")
+    collector.update(block_of([context + lists]))
+    with pytest.raises(InputDataError, match="'x' occurs twice"):
+        collector.features()

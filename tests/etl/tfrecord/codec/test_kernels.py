@@ -58,22 +58,6 @@ def test_same_bytes_sees_each_difference_and_nothing_beyond(length: int) -> None
         assert run_same(left.ctypes.data, right.ctypes.data, length) == (changed >= length)
 
 
-def test_unusable_cache_entries_mean_recompiling() -> None:
-    @kernels.kernel
-    def add_one(x):  # type: ignore[no-untyped-def]
-        return x + 1
-
-    class Broken:
-        def load(self, key):  # type: ignore[no-untyped-def]
-            raise EOFError
-
-        def save(self, key, data):  # type: ignore[no-untyped-def]
-            raise OSError("disk full")
-
-    add_one._cache._cache_file = Broken()
-    assert add_one(41) == 42
-
-
 PROGRAM = """
 import gc
 import numpy as np, pyarrow as pa
@@ -240,14 +224,6 @@ def test_damaged_entries_mean_compiling(project: Path, damage: str, ending: str)
     assert run(project) == ["41", "1"]
 
 
-@pytest.mark.exhaustive
-def test_processes_may_fill_an_empty_cache_at_once(project: Path) -> None:
-    started = [start(project) for _ in range(5)]
-    assert [finish(process)[0] for process in started] == ["41"] * 5
-    assert run(project) == ["41", "1"]
-    assert not list(project.rglob("*.tmp"))
-
-
 WHERE = (
     "from pathlib import Path\nimport outer\n"
     "from etl.tfrecord.codec.kernels import find_cache\n"
@@ -278,14 +254,6 @@ def test_the_next_place_is_taken_where_one_cannot_be_used(project: Path, places,
     shutil.rmtree(private)
     private.touch()
     assert run(project, WHERE, **places) == ["41", "None"]
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="nothing is read-only to root")
-def test_read_only_sources_and_home(project: Path, places, tmp_path: Path) -> None:
-    for folder in (project, tmp_path / "home"):
-        folder.chmod(0o555)
-    _, where = run(project, WHERE, **places)
-    assert Path(where).parents[1] == tmp_path / "tmp"
 
 
 def test_a_directory_that_others_could_write_is_not_used(tmp_path: Path) -> None:
@@ -343,24 +311,6 @@ def test_a_full_disk_means_going_on_without(project: Path) -> None:
     assert run(project, program) == ["41", "False"]
     assert not entries(project)
     assert not list(project.rglob("*.tmp"))
-
-
-def test_digest_follows_compiled_sources_of_the_whole_package(tmp_path: Path) -> None:
-    def digest() -> str:
-        kernels.digest_kernels.cache_clear()
-        return kernels.digest_kernels(tmp_path / "top" / "a")
-
-    for folder in ("a", "b"):
-        (tmp_path / "top" / folder).mkdir(parents=True)
-        (tmp_path / "top" / folder / "__init__.py").touch()
-    (tmp_path / "top" / "__init__.py").touch()
-    (tmp_path / "top" / "b" / "inner.py").write_text("@inlined\ndef add(x): return x\n")
-    before = digest()
-    (tmp_path / "top" / "b" / "plain.py").write_text("x = 2\n")
-    (tmp_path / "beside.py").write_text("@inlined\ndef add(x): return x\n")
-    assert digest() == before
-    (tmp_path / "top" / "b" / "inner.py").write_text("@inlined\ndef add(x): return x + 1\n")
-    assert digest() != before
 
 
 @pytest.mark.exhaustive

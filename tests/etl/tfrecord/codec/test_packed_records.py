@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema import PackedSlot
-from etl.tfrecord.codec.decode import PackedDecoder, build_decoder, read_batches
+from etl.tfrecord.codec.decode import build_decoder, read_batches
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import CorruptRecordError, RecordBlock, index_records
 from etl.tfrecord.table import read_table, read_table_batches
@@ -77,10 +77,6 @@ def test_scalars_may_be_read_as_lists():
     wanted = tuple(replace(f, is_list=True) for f in WIRE[:-1])
     found = build_decoder(wanted, slots=SLOTS).decode(data, index_records(data)).to_pylist()
     assert found == [{f.name: [row[f.name]] for f in wanted} for row in rows]
-
-
-def test_only_what_shares_a_list_is_decoded_so():
-    assert not isinstance(build_decoder((WIRE[-1],), slots=SLOTS), PackedDecoder)
 
 
 def test_a_list_of_another_length_is_damage():

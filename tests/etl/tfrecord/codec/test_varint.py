@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from etl.tfrecord.codec import varint, varint_lanes
+from etl.tfrecord.codec import kernels, varint
 from etl.tfrecord.codec.varint import FAILED, select_groups
 from tests.machine import examples
 
@@ -81,22 +81,6 @@ def test_store_and_read_match_protobuf(value: int) -> None:
     found, stop = read(base, base + len(expected))
     assert int(found) == value
     assert stop - base == len(expected)
-
-
-@pytest.mark.parametrize("value", [0, 127, 128, 2**31 - 1, 2**62])
-def test_exact_store_touches_nothing_past_it(value: int) -> None:
-    expected = _VarintBytes(value)
-    out = np.full(24, 0xEE, np.uint8)
-    write_exact(out.ctypes.data, value)
-    assert out.tobytes() == expected + b"\xee" * (24 - len(expected))
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9, b"\xff" * 11, b"\x80" * 20])
-def test_cut_or_overlong_varints_are_refused(data: bytes) -> None:
-    buffer = np.frombuffer(data + b"\x01", np.uint8)
-    base = buffer.ctypes.data
-    _, stop = read(base, base + len(data))
-    assert stop == varint.FAILED
 
 
 _VALUES = st.integers(0, 2**64 - 1) | st.integers(0, 63).map(lambda bits: 1 << bits)
@@ -210,48 +194,11 @@ def test_int32_are_written_as_the_int64_they_equal(values: list[int]) -> None:
         assert out[-1] == 0xEE
 
 
-def test_aarch64_compiles_the_vector_code() -> None:
-    """What the intrinsics here emit is valid for LLVM's AArch64 back end."""
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    try:
-        target = llvm.Target.from_triple("aarch64-unknown-linux-gnu")
-    except RuntimeError:
-        pytest.skip("this llvmlite was built without AArch64")
-    module = llvm.parse_assembly(
-        "define i64 @ends(ptr %p) {\n"
-        "  %v = load <64 x i8>, ptr %p, align 1\n"
-        "  %e = icmp sge <64 x i8> %v, zeroinitializer\n"
-        "  %m = bitcast <64 x i1> %e to i64\n"
-        "  ret i64 %m\n}\n"
-        "declare <8 x i64> @llvm.ctlz.v8i64(<8 x i64>, i1)\n"
-        "declare i64 @llvm.vector.reduce.add.v8i64(<8 x i64>)\n"
-        "define i64 @bytes(ptr %p) {\n"
-        "  %v = load <8 x i64>, ptr %p, align 1\n"
-        "  %z = call <8 x i64> @llvm.ctlz.v8i64(<8 x i64> %v, i1 true)\n"
-        "  %s = call i64 @llvm.vector.reduce.add.v8i64(<8 x i64> %z)\n"
-        "  ret i64 %s\n}\n"
-    )
-    assembly = target.create_target_machine(features="+neon").emit_assembly(module)
-    assert "cmge" in assembly
-    assert "addp" in assembly
-
-
 _ALL = dict.fromkeys(("avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512vbmi2", "bmi2"), True)
-_NONE = varint_lanes.select_lanes("riscv64-unknown-linux-gnu", {})
+_NONE = varint.select_lanes("riscv64-unknown-linux-gnu", {})
 _PACKED_LANES_VALUES = [
-    0,
-    1,
-    127,
-    128,
-    2**14,
-    2**21 - 1,
-    2**55,
-    2**56 - 1,
-    2**56,
-    2**64 - 1,
-    *range(90),
-]
+    *(0, 1, 127, 128, 2**14, 2**21 - 1, 2**55, 2**56 - 1, 2**56, 2**64 - 1), *range(90)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -264,15 +211,13 @@ _PACKED_LANES_VALUES = [
     ],
 )
 def test_packed_lanes_the_cpu_decides(triple: str, features: dict, expected: bool) -> None:
-    found = varint_lanes.select_lanes(triple, features)
+    found = varint.select_lanes(triple, features)
     assert found[0] == expected
     assert (found[1:] != _NONE[1:]) == expected
 
 
 def test_a_cpu_without_lanes_reads_and_writes_the_same(monkeypatch) -> None:
-    names = ("HAS_LANES", "pack_lanes", "pack_int32_lanes", "drop_lanes", "unpack_lanes")
-    for name, value in zip(names, _NONE, strict=True):
-        monkeypatch.setattr(varint_lanes, name, value)
+    monkeypatch.setattr(kernels, "HOST", ("riscv64-unknown-linux-gnu", {}))
     spec = importlib.util.spec_from_file_location("packed_without_lanes", varint.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.codec.encode_columns import plan_columns
+from etl.tfrecord.codec.encode import plan_columns
 from etl.tfrecord.spark.options import read_type_options
 from etl.tfrecord.types.features import TypeOptions
 from etl.tfrecord.types.parts import VECTOR_METADATA, VECTOR_STORAGE
