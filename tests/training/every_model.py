@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pyarrow.parquet as pq
 from pydantic import BaseModel
 
-from conf.manifest import Manifest
 from conf.training.models import RetrievalConfig
 from tests.training.export import bare_client
 from training.checkpoint.restore import TrainedModel
@@ -76,25 +74,6 @@ def predict_test_split(trained: TrainedModel) -> dict[str, np.ndarray]:
         "user_embedding/embedding": model.embed_users(batch).numpy(),
         "item_embedding/embedding": model.embed_items(batch).numpy(),
     }
-
-
-def read_raw_rows(version: Path, manifest: Manifest) -> list[dict[str, Any]]:
-    """Rows of the test split with tokens in the place of ids."""
-    specs = [spec for spec in manifest.schema.features if spec.role in ("user", "item")]
-    names = tuple(spec.name for spec in specs)
-    [batch] = build_eval_dataset(version, manifest, "test", 1000, names)
-    columns = {}
-    for spec in specs:
-        table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
-        tokens = dict(zip(table["id"], table["token"], strict=True))
-        # An unknown id is read as a token that no vocabulary has.
-        unknown: Any = -1 if isinstance(table["token"][0], int) else "?"
-        values = batch[spec.name].numpy().tolist()
-        columns[spec.name] = [
-            [tokens.get(i, unknown) for i in v if i] if spec.is_list else tokens.get(v, unknown)
-            for v in values
-        ]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def ask_bare_process(

@@ -109,14 +109,6 @@ def test_the_newest_run_of_the_same_config_is_resumed_if_it_is_unfinished(
     assert find_unfinished_run(config) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff"])
-def test_a_damaged_card_of_another_run_is_passed_over(config: TrainConfig, content: bytes) -> None:
-    unfinished = begin(config, "training")
-    damaged = begin(config, "trained", NOW.replace(hour=7))
-    (damaged / "run_card.json").write_bytes(content)
-    assert find_unfinished_run(config) == unfinished
-
-
 def configure(dataset: Path, root: Path, **changes) -> TrainConfig:
     return TrainConfig(
         **{

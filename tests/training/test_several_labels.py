@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.errors import InputDataError
 from conf.manifest import MANIFEST_FILE, Manifest, SplitInfo
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
@@ -21,7 +20,7 @@ from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.metrics import auc, find_log_losses
 from training.evaluation.tasks import summarize_tasks
 from training.fit import fit_run
-from training.input.batches import Batch, build_eval_dataset, build_train_dataset, read_split
+from training.input.batches import Batch, build_eval_dataset, build_train_dataset
 from training.models.calibration import fit_isotonic
 from training.models.ranking import RankingModel
 from training.monitoring.progress import TrainingProgress
@@ -112,12 +111,6 @@ def test_what_a_row_lacks_is_nan(two: tuple[Path, Manifest]) -> None:
         assert counts.min() > 0.9 * counts.max()
 
 
-def test_a_label_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    version, manifest = write_version(tmp_path, ratings="nan")
-    with pytest.raises(InputDataError, match=r"'rating'[\s\S]*received: NaN"):
-        list(read_split(version, manifest, "test", 8, ["rating"]))
-
-
 @pytest.mark.parametrize(("op", "value", "passing"), [("==", 1, False), ("!=", 1, True)])
 def test_a_row_without_the_label_passes_what_leaves_a_value_out(
     op: str, value: float, passing: bool, two: tuple[Path, Manifest]
@@ -206,14 +199,6 @@ def test_a_retrieval_model_is_validated_on_the_held_out_rows_that_have_the_label
     run = fit_run(config, TrainingProgress())
     assert "NaN" not in (run / "history.json").read_text()
     assert load_run(run).model.named_variables
-
-
-def test_without_several_labels_a_record_must_have_its_own(tmp_path: Path) -> None:
-    version, manifest = write_version(tmp_path)
-    specs = tuple(spec for spec in manifest.schema.features if spec.name != "rating")
-    alone = replace(manifest, schema=FeatureSchema(specs))
-    with pytest.raises(InputDataError, match=r"'label'[\s\S]*no value"):
-        list(read_split(version, alone, "test", 8, ["label"]))
 
 
 def test_a_task_without_a_row_has_no_part_in_the_loss(trained: TrainedModel) -> None:

@@ -13,12 +13,9 @@ from conf.training.train import TrainConfig
 from conf.training.trials import SweepConfig
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training import trials
-from training.loop.plan import selection_metric
-from training.loop.validation import find_best
 from training.monitoring.progress import TrainingProgress
-from training.monitoring.run_logs import EpochRecord, read_history
+from training.monitoring.run_logs import read_history
 from training.trials import (
-    Study,
     check_space,
     find_sweep_metric,
     run_sweep,
@@ -43,19 +40,6 @@ def config(dataset: Path, tmp_path: Path) -> TrainConfig:
             "evaluation": {"ks": [5, 10]},
         }
     )
-
-
-@pytest.mark.parametrize(
-    ("metric", "best"), [("loss", 1), ("buy/rmse", 1), ("auc", 2), ("ndcg@10", 2)]
-)
-def test_losses_and_errors_are_better_the_lower_they_are(metric: str, best: int) -> None:
-    records = [
-        EpochRecord(epoch, 9.0, 1.0, 1, 1.0, 0.0, {metric: value})
-        for epoch, value in enumerate((0.5, 0.1, 0.7), start=1)
-    ]
-    assert records[0].value(metric) == 0.5
-    assert find_best(records, metric) == best
-    assert Study(Path("x"), metric).is_minimised == (best == 1)
 
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'sluice-recsys[sweep]'")
@@ -195,18 +179,6 @@ def test_trials_are_compared_by_the_rows_that_are_held_out(tmp_path: Path) -> No
         assert result.best.value == record.validation[metric]
     with pytest.raises(ConfigError, match="not evaluated"):
         find_sweep_metric(config, wanted.model_copy(update={"metric": "ndcg@10"}))
-
-
-def test_a_metric_that_is_not_measured_is_refused(config: TrainConfig) -> None:
-    with pytest.raises(ConfigError, match="the metric of the sweep is not evaluated"):
-        run_sweep(config, sweep_config(RANDOM, metric="ndcg@7"), TrainingProgress())
-    steps = {"fit.validation": {"every_steps": 1}, "fit.early_stopping": {"by": "steps"}}
-    by_steps = override_config(config, steps, "of the test")
-    with pytest.raises(ConfigError, match="has no loss"):
-        run_sweep(by_steps, sweep_config(RANDOM, metric="loss"), TrainingProgress())
-    by_loss = override_config(by_steps, {"fit.early_stopping.metric": "loss"}, "of the test")
-    with pytest.raises(ConfigError, match="have no loss"):
-        selection_metric(by_loss)
 
 
 def test_trials_far_behind_are_pruned(config: TrainConfig) -> None:

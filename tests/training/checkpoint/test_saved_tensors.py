@@ -120,18 +120,6 @@ def test_a_checkpoint_of_another_model_is_refused_and_sets_nothing(tmp_path: Pat
     assert float(part.parts[0].numpy()) == 1.0
 
 
-def test_a_copy_does_not_follow_the_variable() -> None:
-    model = Model(1.0)
-    tensors = copy_state(collect_state(model=model))
-    model.parts[0].assign_add(1.0)
-    model.table.scatter_update(tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([1])))
-    later = copy_state(collect_state(model=model))
-    model.table.scatter_update(tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([2])))
-    assert float(tensors["model/parts/0"]) == 1.0
-    np.testing.assert_array_equal(tensors["model/alias"], np.ones((3, 2)))
-    np.testing.assert_array_equal(later["model/alias"], [[1, 1], [0, 0], [1, 1]])
-
-
 def test_mirrored_variables_come_back_on_every_replica(tmp_path: Path) -> None:
     from conf.training.train import DevicesConfig
 

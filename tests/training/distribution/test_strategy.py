@@ -9,11 +9,9 @@ import tensorflow as tf
 from conf.errors import ConfigError, InternalError
 from conf.training.train import DevicesConfig, TrainConfig
 from training.distribution.strategy import (
-    Cluster,
     build_strategy,
     check_devices,
     describe_devices,
-    read_cluster,
 )
 from training.distribution.workers import Workers, lost_worker_errors
 
@@ -39,11 +37,6 @@ def environment(workers: Any = ("a:1", "b:2"), **task: Any) -> str:
     return json.dumps({"cluster": {"worker": workers}, "task": task})
 
 
-def test_reads_the_workers_and_which_this_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", environment())
-    assert read_cluster() == Cluster(("a:1", "b:2"), 1)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -64,13 +57,6 @@ def test_other_clusters_are_refused(
     with pytest.raises(ConfigError) as refused:
         build_strategy(DevicesConfig(strategy="multi_worker"))
     assert message in refused.value.render()
-
-
-@no_gpu
-def test_more_replicas_than_tensorflow_started_with_are_refused() -> None:
-    tf.config.list_logical_devices("CPU")  # starts the runtime
-    with pytest.raises(ConfigError, match="at most 2"):
-        build_strategy(DevicesConfig(cpu_replicas=3))
 
 
 LOST = tf.errors.UnavailableError(None, None, "Graph\nCollective ops is aborted by: task 1\nmore")

@@ -12,10 +12,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from conf.training.tables import DynamicTableConfig
-from conf.training.train import TrainConfig
 from tests.machine import IS_EXHAUSTIVE, some_of
 from training.embedding.device_tier import DevicePlaces, DeviceTier, HostRows, PlacedBatch
 from training.embedding.distinct_rows import BatchRows
@@ -212,10 +210,3 @@ def test_what_does_not_fit_is_refused_with_the_number_it_takes() -> None:
         training.train(keys, asked, 2, True)
     assert "items.device_rows is too small for one batch" in str(refused.value)
     assert "3, and a batch of 4 keys has 4 rows" in str(refused.value)
-
-
-def test_several_processes_are_refused() -> None:
-    tables = {"user_id": "dynamic", "items": {"features": ["movie_id"], "device_rows": 9}}
-    config = {"dataset": "d", "name": "n", "model": {"name": "mf", "embeddings": tables}}
-    with pytest.raises(ValidationError, match=r"items\.device_rows: rows in two tiers"):
-        TrainConfig.model_validate({**config, "devices": {"strategy": "multi_worker"}})

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from conf.errors import InputDataError
 from conf.training.tables import DynamicTableConfig
 from training.embedding import key_rules
 from training.embedding.distinct_rows import BatchRows
 from training.embedding.dynamic_table import DynamicTable, fill_like
-from training.embedding.key_index import HASHES, DistinctKeys, KeyRecords, pack_meta
+from training.embedding.key_index import HASHES, KeyRecords, pack_meta
 from training.embedding.key_mapping import admit_arrivals, map_keys, plan_keyed_features
-from training.embedding.key_rules import RuledIndex, read_key_list
+from training.embedding.key_rules import RuledIndex
 from training.embedding.key_space import KeySpace
 from training.input.batches import ARRIVALS
 
@@ -248,14 +247,6 @@ def test_does_what_dictionaries_do_at_every_batch(name: str, batches, data) -> N
     assert describe(index, len(batches)) == past[-1]
 
 
-def test_counts_stop_before_they_reach_the_row() -> None:
-    records, most = KeyRecords(), 2**31 - 1
-    records.put(np.array([[5, 0, int(pack_meta(np.array(7), np.array(most - 1)))]]))
-    records.touch(DistinctKeys(np.full(4, 5), 1))
-    [meta] = records.find(np.array([5])).tolist()
-    assert (meta & 0xFFFFFFFF, meta >> 32) == (7, most)
-
-
 def test_records_survive_growth_and_removal() -> None:
     rng = np.random.default_rng(3)
     keys = np.unique(rng.integers(*ENDS, 30_000))
@@ -274,27 +265,6 @@ def test_records_survive_growth_and_removal() -> None:
         alone = KeyRecords()
         alone.put(part)
         assert len(alone.select(hashes, len(keys), 0)) == len(part) > 0
-
-
-def test_a_list_of_keys_is_read(tmp_path) -> None:
-    file = tmp_path / "keys.txt"
-    file.write_bytes(f'\ufeff7\r\n\r\n -3 \r\n"{ENDS[1]}"\r\n'.encode())
-    index, _ = build({"admission": {"allow_list": str(file)}})
-    index.prepare()
-    found = index.map(np.array([7, 8, -3, 0, 7, ENDS[0]]))
-    assert found.rows.tolist() == [2, 1, 3, 0, 2, 1]
-    assert index.render_unmet(1) == [
-        f"table {TABLE}, admission.allow_list: 1 of 3 keys match nothing, the first {ENDS[1]}"
-    ]
-
-
-@pytest.mark.parametrize("content", [b"4\nabc\n", b"9223372036854775808\n", b"7\n-3\n+7\n", None])
-def test_a_list_with_a_bad_line_is_refused(content, tmp_path) -> None:
-    file = tmp_path / "keys.txt"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(InputDataError):
-        read_key_list(str(file))
 
 
 def build_ruled_table(table: dict[str, Any]) -> DynamicTable:

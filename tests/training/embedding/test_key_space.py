@@ -170,11 +170,6 @@ def test_more_memory_keeps_rows_and_holds_first_values(replicas: int) -> None:
         np.testing.assert_array_equal(held[4:], np.full((11, 3), 0.5))
 
 
-@pytest.mark.parametrize(("most", "length"), [(11, 13), (3_000_000_000, 18)])
-def test_no_memory_beyond_the_most_keys_there_may_be(most: int, length: int) -> None:
-    assert reserve(build_matrix(2, max_rows=most, capacity=1), 12) == length
-
-
 DIM = 3
 KEY_MAPPING_BATCHES = [[7, 0, 9], [9, 9, -4], [5, 7, 6]]
 LISTS = [[[9, 0], [8, 7], [0, 0]], [[1, 8], [0, 0], [-4, 0]], [[7, 7], [7, 0], [3, 2]]]

@@ -8,7 +8,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.training.optimizer import OptimizerConfig
 from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
 from training.embedding.lazy_optimizer import (
@@ -19,7 +18,6 @@ from training.embedding.lazy_optimizer import (
     LazyRule,
     LazySGD,
     TableRule,
-    build_lazy_rule,
 )
 from training.embedding.static_table import read_rows
 
@@ -111,20 +109,6 @@ def test_l1_makes_exact_zeros() -> None:
     gradient = np.full((2, DIM), 0.5, np.float32)
     optimizer.apply([slices(np.array([1, 4]), gradient)], [table])
     assert not table.numpy()[[1, 4]].any()
-
-
-@pytest.mark.parametrize(
-    ("sparse", "rule"),
-    [
-        ({}, LazyAdam(0.9, 0.999, 1e-3)),
-        ({"kind": "sgd"}, LazySGD()),
-        ({"kind": "adagrad", "initial_accumulator": 0.4}, LazyAdagrad(0.4)),
-        ({"kind": "ftrl", "l1": 0.2, "l2": 0.3}, LazyFTRL(-0.5, 0.1, 0.2, 0.3)),
-    ],
-)
-def test_a_config_names_the_rule(sparse, rule) -> None:
-    config = OptimizerConfig.model_validate({"epsilon": 1e-3, "sparse": sparse})
-    assert build_lazy_rule(config, config.sparse) == rule
 
 
 @pytest.mark.parametrize(

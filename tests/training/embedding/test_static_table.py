@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import training.embedding.static_table as table_module
-from conf.errors import ConfigError
 from conf.training.tables import NormalConfig, TruncatedNormalConfig, UniformConfig
 from training.embedding.static_table import EmbeddingTable
 
@@ -42,10 +41,3 @@ def test_padding_reads_as_zeros_and_gets_no_gradient() -> None:
     gradient = tf.convert_to_tensor(tape.gradient(loss, table.rows)).numpy()
     assert gradient[0].tolist() == [0, 0, 0]
     assert gradient[2].tolist() == [1, 1, 1]
-
-
-def test_a_table_that_no_memory_holds_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="embedding table 'item' does not fit") as caught:
-        EmbeddingTable("item", 2**62 + 1, 64, seed=0)
-    assert "4,611,686,018,427,387,905 rows of 64 numbers" in caught.value.received
-    assert "model.embeddings.item.kind=dynamic" in caught.value.fix

@@ -211,31 +211,6 @@ def test_half_a_file_and_rows_of_another_length_are_refused(filled, tmp_path: Pa
         filled.load(path)
 
 
-@pytest.mark.parametrize("keys", ["a", ["a", "b"], 1.5, [1, None], np.uint64(2**63), [True]])
-def test_keys_are_whole_numbers_of_64_bits(keys):
-    store = TableStore(DIM)
-    with pytest.raises(ConfigError, match="whole numbers of 64 bits"):
-        store.pull(keys)
-    with pytest.raises(ConfigError, match="whole numbers of 64 bits"):
-        assert keys in store
-    assert len(store) == 0
-
-
-def test_misuse_is_refused_in_words(filled, tmp_path: Path):
-    with pytest.raises(ConfigError, match="at least one number"):
-        TableStore(0)
-    with pytest.raises(ConfigError, match="another shape"):
-        filled.push([1, 2], np.zeros((2, DIM + 1)))
-    with pytest.raises(ConfigError, match="not finite"):
-        filled.push([1], [[1, np.nan, 2]])
-    for path in (tmp_path, tmp_path / "no" / "t.txt"):
-        with pytest.raises(ConfigError):
-            filled.save(path)
-    with pytest.raises(ConfigError, match="no such file"):
-        filled.load(tmp_path / "t.txt")
-    assert len(filled) == 5
-
-
 def test_the_guides_model_is_trained_through_it():
     page = Path(__file__).parents[3] / "docs" / "guide" / "training-dynamic.md"
     section = page.read_text().split("## A parameter server for trainers of one's own")[1]

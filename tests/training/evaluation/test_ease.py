@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError
 from tests.training.evaluation.measured import build_measured, configure, read_ids
 from tests.training.tiny_dataset import TinyConfig, _draw_log, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
@@ -24,7 +22,6 @@ from training.evaluation.systems import (
     fit_ease,
     solve_ease,
 )
-from training.models.ranking import RankingModel
 
 KS = (3, 10)
 CONFIG = TinyConfig(users=60, items=30, events_per_user=14, leave_out=2)
@@ -57,16 +54,6 @@ def test_each_item_is_the_ridge_regression_on_all_others(l2: float) -> None:
         expected = np.linalg.lstsq(rows, target, rcond=None)[0]
         np.testing.assert_allclose(found[others, item], expected, atol=1e-6)
         assert found[item, item] == 0
-
-
-def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix = _draw(23, 9)
-    cells = Pairs(*np.nonzero(matrix))
-    whole = fit_chosen_ease(cells, 9, seed=1)
-    monkeypatch.setattr(systems, "BLOCK_CELLS", 40)
-    again = fit_chosen_ease(cells, 9, seed=1)
-    assert again.l2 == whole.l2
-    np.testing.assert_array_equal(again.weights, whole.weights)
 
 
 def test_the_penalty_is_the_one_that_finds_most_hidden_items() -> None:
@@ -182,9 +169,3 @@ def test_of_a_large_catalogue_it_knows_the_frequent_items(
     assert scores[unknown].max() < scores[known].min()
     assert (ease.describe()["items"], whole.describe()["items"]) == (12, len(counts))
     assert whole.pairs_outside == 0
-
-
-def test_a_ranking_model_has_no_such_baselines(trained: TrainedModel) -> None:
-    ranking = replace(trained, model=RankingModel.__new__(RankingModel))
-    with pytest.raises(ConfigError, match="rank the catalogue"):
-        evaluate_split(ranking, "test", baselines=True)

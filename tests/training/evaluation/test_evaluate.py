@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.dataset import read_manifest
-from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.training.train import TrainConfig
 from tests.training.evaluation.measured import build_measured, read_rows, rewrite_records
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from tests.training.toy_models import TinyTowers
@@ -24,7 +22,7 @@ from training.evaluation import protocols
 from training.evaluation.evaluate import FullRanking, evaluate_full, evaluate_split
 from training.evaluation.item_index import MISSING, ItemIndex, Pairs, build_pairs
 from training.evaluation.metrics import RankMeasures
-from training.evaluation.protocols import RankingReader, UniformNegatives, headline_protocol
+from training.evaluation.protocols import RankingReader, UniformNegatives
 from training.reader.training_data import TrainingData
 
 KS = (1, 5, 10)
@@ -138,17 +136,6 @@ def test_popularity_and_lists_are_those_of_the_training_counts(
     assert 0.25 < report["beyond_accuracy"]["coverage@10"] <= 1.0
 
 
-def test_log_loss_needs_a_binary_objective(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    trained = _trained(tiny_version, tiny_manifest)
-    # Of drawn negatives the scores tell items of a row from drawn ones, not labels.
-    drawn = {"negatives": {"source": "uniform", "count": 2}, "positives": "every_row"}
-    for objective, has_loss in (({}, True), (drawn, False)):
-        model = {"name": "mf", "temperature": 2.0, "objective": {"kind": "binary", **objective}}
-        config = TrainConfig.model_validate({"dataset": "d", "name": "n", "model": model})
-        labels = evaluate_split(replace(trained, config=config), "test")["labels"]
-        assert (labels["log_loss"] is not None) == has_loss
-
-
 def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
     version = write_tiny_dataset(tmp_path, config=TinyConfig(candidates=9))
     manifest = read_manifest(version)
@@ -160,15 +147,6 @@ def test_given_candidates_replace_the_drawn_ones(tmp_path: Path) -> None:
     without = replace(manifest, statistics=statistics)
     report = evaluate_split(_trained(version, without), "test")
     assert [p["name"] for p in report["protocols"]] == ["full_unseen", "full_all", "sampled_99"]
-
-
-def test_an_empty_split_is_refused(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
-    manifest = read_manifest(version)
-    with pytest.raises(InputDataError, match="is empty"):
-        evaluate_split(_trained(version, manifest), "validation")
-    with pytest.raises(ConfigError, match="no such split"):
-        evaluate_split(_trained(version, manifest), "tset")
 
 
 @pytest.mark.parametrize("keep", [1, 0])
@@ -238,13 +216,3 @@ def test_targets_and_seen_items_outside_the_catalogue_are_missing(
     assert batch.seen is not None
     assert set(batch.seen.columns.tolist()) <= {0, 1, 2}
     assert not (batch.seen.columns == batch.targets[batch.seen.rows]).any()
-
-
-def test_the_headline_follows_the_config_as_far_as_the_data_goes(
-    tiny_manifest: Manifest,
-) -> None:
-    blind = replace(tiny_manifest, keys=replace(tiny_manifest.keys, seen=None))
-    assert headline_protocol(tiny_manifest, True, "test") == "full_unseen"
-    assert headline_protocol(tiny_manifest, False, "test") == "full_all"
-    assert headline_protocol(blind, True, "test") == "full_all"
-    assert headline_protocol(tiny_manifest, True, "train") == "full_all"

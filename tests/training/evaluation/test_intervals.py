@@ -17,10 +17,9 @@ from jobs.compare import find_lead, require_metric
 from tests.training.evaluation.measured import build_measured, configure
 from tests.training.toy_models import TinyTowers
 from training.checkpoint.restore import TrainedModel
-from training.evaluation import scored_rows
 from training.evaluation.evaluate import compare_runs, evaluate_split
 from training.evaluation.intervals import GROUPS, Interval, compare_auc, compare_rows
-from training.evaluation.metrics import StreamedAUC, auc
+from training.evaluation.metrics import auc
 from training.evaluation.scored_rows import RowColumns, SystemSums, UserGroups
 from training.evaluation.tasks import ErrorScores, LabelScores
 
@@ -187,13 +186,6 @@ def test_rows_of_a_dataset_without_users_stand_alone() -> None:
     assert len(np.unique(np.concatenate(parts))) == 500
 
 
-def test_an_auc_of_rows_that_are_not_kept_has_no_interval() -> None:
-    streamed, (features, scores) = StreamedAUC(exact_rows=100), _label_rows(9, 600)
-    streamed.update(features["label"].numpy() > 0.5, scores, features["user"].numpy())
-    assert streamed.result() is not None
-    assert streamed.compare() is None
-
-
 def test_errors_are_compared_with_those_of_the_mean() -> None:
     rng = np.random.default_rng(10)
     labels, users = rng.normal(3.0, 1.0, 300), rng.integers(2, 60, 300)
@@ -245,19 +237,3 @@ def test_values_are_those_of_the_evaluation(
         assert values["low"] <= values["difference"] <= values["high"]
     back = compare_runs(other, own, "test")["metrics"]["ndcg@10"]
     assert back["difference"] == pytest.approx(-found["metrics"]["ndcg@10"]["difference"])
-
-
-def test_users_are_the_known_ones(
-    runs: tuple[TrainedModel, TrainedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scored_rows, "find_named_ids", lambda *_: range(42, 62))
-    found = compare_runs(*runs, "test")
-    report = evaluate_split(runs[0], "test")
-    assert (found["rows"], found["users"]) == (report["rows"], report["users"]) == (60, 20)
-    assert report["protocols"][0]["differences"]["groups"] == 20
-
-
-def test_runs_on_other_versions_are_refused(runs: tuple[TrainedModel, TrainedModel]) -> None:
-    newer = replace(runs[1].manifest, dataset_version="later")
-    with pytest.raises(ConfigError, match="different dataset versions"):
-        compare_runs(runs[0], replace(runs[1], manifest=newer), "test")

@@ -14,8 +14,6 @@ from training.evaluation.item_index import ItemIndex, Pairs, order_by_id, rank_t
 from training.evaluation.protocols import RankingBatch
 from training.evaluation.systems import (
     ListStatistics,
-    RandomSystem,
-    popularity_percentiles,
     score_pairs,
 )
 from training.input.batches import read_split
@@ -76,23 +74,6 @@ def test_pairs_of_vectors_that_are_not_finite_are_refused(
 
 
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
-
-
-def test_random_scores_depend_on_the_row_and_the_seed_only() -> None:
-    whole = RandomSystem(11, 4).scores({}, 9)
-    scorer = RandomSystem(11, 4)
-    parts = np.concatenate([scorer.scores({}, rows) for rows in (2, 3, 4)])
-    np.testing.assert_array_equal(whole, parts)
-    assert not np.array_equal(whole, RandomSystem(11, 5).scores({}, 9))
-
-
-@given(COUNTS)
-def test_percentiles_rise_with_popularity_and_average_one_half(counts: list[int]) -> None:
-    array = np.array(counts)
-    found = popularity_percentiles(array)
-    expected = [(np.sum(array < c) + 0.5 * np.sum(array == c)) / len(array) for c in array]
-    np.testing.assert_allclose(found, expected)
-    assert found.mean() == pytest.approx(0.5)
 
 
 def test_seen_items_are_not_shown_and_batches_add_up() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from conf.artefacts.run import read_json
 from conf.errors import ExitCode, OwnCodeError
@@ -282,30 +280,3 @@ def test_a_metric_that_fails_on_the_split_loses_no_step(
     )
     assert [r.loss for r in resumed] == [r.loss for r in whole]
     assert [r.validation for r in resumed] == [r.validation for r in whole]
-
-
-@pytest.mark.parametrize(
-    ("title", "metric"),
-    [("A metric", "own_top_precision"), ("A metric of ranks", "own_rank_biased@10")],
-)
-def test_the_metrics_of_the_guide_choose_the_epoch(
-    title: str, metric: str, tiny_version: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    section = GUIDE.read_text("utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
-    [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    [text] = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
-    (tmp_path / "own_measures.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_measures", raising=False)
-    run = fit_run(
-        plan(tiny_version, tmp_path / "runs", {}, **yaml.safe_load(text)), TrainingProgress()
-    )
-    found = [record.validation[metric] for record in read_history(run)]
-    training = read_json(run / "run_card.json")["training"]
-    assert training["best_epoch"] == int(np.argmax(found)) + 1
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.delitem(sys.modules, "own_measures")
-    with pytest.raises(OwnCodeError, match=r"(?s)own_measures.*cannot be imported.*PYTHONPATH"):
-        evaluate_split(load_run(run), "test")

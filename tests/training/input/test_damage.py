@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
 from conf.errors import InputDataError
@@ -141,13 +140,3 @@ def test_a_value_of_another_type_names_the_feature(tmp_path: Path, tiny_manifest
     manifest = replace(manifest, schema=FeatureSchema((expected,)))
     with pytest.raises(InputDataError, match="'price'"):
         list(read_split(tmp_path, manifest, "test", 1))
-
-
-def test_an_error_of_tensorflow_stays_what_it_is(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    with (
-        pytest.raises(tf.errors.InvalidArgumentError),
-        input_errors(tiny_version, tiny_manifest, "train"),
-    ):
-        tf.ensure_shape(tf.zeros([2]), [3])

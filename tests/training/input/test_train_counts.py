@@ -114,11 +114,3 @@ def test_a_file_is_read_as_it_is_and_another_one_refused(
     pq.write_table(pa.table({**columns, "rows": [8, 6]}), file)
     with pytest.raises(InputDataError, match="train counts"):
         read_train_counts(tmp_path, manifest, "item")
-
-
-def test_ids_that_are_no_numbers_are_not_counted(
-    tiny_version: Path, tiny_manifest: Manifest
-) -> None:
-    named = replace(tiny_manifest, keys=replace(tiny_manifest.keys, item="genres"))
-    with pytest.raises(InputDataError, match="cannot be counted"):
-        read_train_counts(tiny_version, named, "item")

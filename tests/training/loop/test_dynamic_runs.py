@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.training.tables import NormalConfig
 from tests.training import dynamic_replicas, dynamic_runs
 from tests.training.dynamic_runs import (
@@ -106,17 +105,6 @@ def test_a_checkpoint_holds_the_keys_of_its_steps_alone(version: Path, tmp_path:
         position = json.loads((entry / "checkpoint.json").read_text())["resume_state"]["position"]
         done = position["batch"] or len(counts)
         assert keys.tolist() == met[: counts[done]]
-
-
-def test_fewer_rows_than_were_saved_are_refused(version: Path, whole, tmp_path: Path) -> None:
-    run = shutil.copytree(whole[0], tmp_path / "run")
-    tables = {**dynamic_runs.TABLES, "user_id": {"max_rows": 9}}
-    trainer = build_trainer(build_config({**DSSM, "embeddings": tables}), version)
-    before = read_state(trainer)
-    with pytest.raises(InputDataError, match="60 rows, and max_rows is 9"):
-        trainer.fit(run, None)
-    after = read_state(trainer)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize(

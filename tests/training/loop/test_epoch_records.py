@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.run import read_json
-from conf.errors import ConfigError, InputDataError
+from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.metrics import register_metric
 from conf.training.input import InputConfig
@@ -18,7 +18,7 @@ from conf.training.objectives import BinaryConfig, SampledSoftmaxConfig
 from conf.training.train import EarlyStoppingConfig, EvaluationConfig, FitConfig, TrainConfig
 from training.fit import fit_run
 from training.input.batches import build_eval_dataset
-from training.loop.plan import is_validated, selection_metric
+from training.loop.plan import selection_metric
 from training.loop.validation import build_validate, find_best_epoch, should_stop
 from training.models.registry import build_model
 from training.monitoring.progress import build_progress
@@ -134,14 +134,6 @@ def test_rows_with_labels_are_scored(tiny_version: Path, tiny_manifest: Manifest
     assert found["auc"] == pytest.approx(float(auc.result()), abs=2e-3)
 
 
-def test_the_metric_that_chooses(tiny_version: Path, tiny_manifest: Manifest) -> None:
-    assert selection_metric(configure(tiny_version)) == "ndcg@10"
-    assert selection_metric(configure(tiny_version, BinaryConfig())) == "loss"
-    plain = InputConfig(batch_size=32)
-    assert selection_metric(configure(tiny_version, BinaryConfig(), input=plain)) == "ndcg@10"
-    assert is_validated(configure(tiny_version, input=plain), tiny_manifest)
-
-
 @pytest.mark.parametrize(
     ("model", "metric", "allowed"),
     [
@@ -166,14 +158,6 @@ def test_metrics_that_are_not_measured_are_refused_before_training(
     with pytest.raises(ConfigError, match=r"early_stopping\.metric") as caught:
         selection_metric(config)
     assert allowed in caught.value.render()
-
-
-def test_a_share_that_holds_out_nothing_is_refused(tiny_version: Path, tmp_path: Path) -> None:
-    nothing = InputConfig(batch_size=32, validation={"hash_of": "user_id", "share": 1e-9})
-    config = configure(tiny_version, input=nothing, root=str(tmp_path / "runs"))
-    with pytest.raises(InputDataError, match="holds out no rows"):
-        fit_run(config, build_progress("json", 3600))
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_is_chosen_by_its_held_out_loss(tiny_version: Path, tmp_path: Path, capsys) -> None:

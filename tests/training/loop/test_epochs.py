@@ -28,7 +28,7 @@ from conf.training.train import (
 )
 from tests.machine import some_of
 from tests.training.killed_run import CONFIG
-from tests.training.tiny_dataset import TinyConfig, rewrite_label, write_tiny_dataset
+from tests.training.tiny_dataset import rewrite_label
 from training.checkpoint.checkpoint_files import EpochSums, Position, ResumeState, list_checkpoints
 from training.checkpoint.manager import restore_newest
 from training.checkpoint.saved_tensors import collect_state, find_non_finite
@@ -41,7 +41,6 @@ from training.loop.trainer import Trainer
 from training.loop.validation import StepValidations
 from training.monitoring.progress import TrainingProgress
 from training.objectives.item_objectives import SampledSoftmax
-from training.reader import shuffle_buffer
 from training.reader.training_data import TrainingData
 
 counts = st.integers(1, 40)
@@ -197,17 +196,6 @@ def test_what_an_epoch_left_out_is_the_same_wherever_it_is_resumed(
         for length in np.count_nonzero(batch["history"], axis=1)
     )
     assert totals == [{"filtered_rows": short}] * 3
-
-
-def test_shards_that_are_gone_since_they_were_counted_are_told(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=30))
-    epochs = build_input(
-        version, read_manifest(version), input={"batch_size": 32, "on_corrupt": "skip_shard"}
-    )
-    (version / "train" / "part-00001.tfrecord").unlink()
-    shuffle_buffer._DAMAGE_OF_SHARD.clear()  # as in the process that resumes
-    with pytest.raises(InputDataError, match=r"fewer rows than were counted[\s\S]*12 batches"):
-        run_epoch(epochs, Position(0, 0))
 
 
 class StopsAfterFirst(StepValidations):

@@ -27,7 +27,6 @@ from training.reader.training_data import TrainingData
 MODELS = {**RETRIEVAL_MODELS, **RANKING_MODELS}
 PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 DSSM, DEEPFM = RETRIEVAL_MODELS["dssm"], RANKING_MODELS["deepfm"]
-DENSE_TABLE = {"kind": "static", "dense": True}
 KEYS = {**DSSM, "objective": {"logq_correction": False}}
 OTHERS: dict[str, dict[str, Any]] = {
     **{

@@ -12,7 +12,7 @@ from tests.training.killed_run import CONFIG, ActsAfter
 from training import fit as fit_module
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
 from training.fit import fit_run
-from training.loop.epochs import StopNowError, StopRequest, stop_on_signals
+from training.loop.epochs import stop_on_signals
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_steps
 
@@ -39,17 +39,6 @@ def test_the_first_signal_is_a_request_and_the_second_is_as_before(number: int) 
         assert "--resume" in str(error)
     finally:
         signal.signal(number, before)
-
-
-def test_work_that_changes_nothing_ends_at_once() -> None:
-    stop = StopRequest()
-    with stop.immediate():
-        pass
-    with pytest.raises(StopNowError), stop.immediate():
-        pytest.fail(f"too far: {stop.request(signal.SIGTERM)}")
-    with pytest.raises(StopNowError), stop.immediate():
-        pytest.fail("too far")
-    stop.request(signal.SIGTERM)  # elsewhere it is taken note of
 
 
 def test_signals_save_the_state_and_end_validation_at_once(

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.models import DSSMConfig
 from conf.training.optimizer import OptimizerConfig
@@ -99,22 +98,6 @@ def test_ftrl_moves_weights_by_their_gradients_alone(l1: float) -> None:
     for _ in range(8):
         falling.apply([tf.zeros(2)], [ours])
     np.testing.assert_allclose(ours.numpy(), before, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("dense", "message"),
-    [
-        ({"kind": "adamm"}, "did you mean 'adam'"),
-        ({"kind": "sgd", "momentun": 0.9}, "momentun"),
-        ({"kind": "muon"}, "none of Keras"),
-        ({"kind": "adam", "clipnorm": 1.0}, r"optimizer\.clip_norm"),
-        ({"kind": "adam", "gradient_accumulation_steps": 2}, r"optimizer\.accumulate_steps"),
-        ({"kind": "sgd", "momentum": 7.0}, "Keras refuses"),
-    ],
-)
-def test_what_keras_does_not_have_is_refused(dense: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(dense)
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from conf.artefacts.dataset import read_manifest
-from conf.errors import ConfigError
 from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
 from tests.training import killed_run
@@ -21,7 +20,6 @@ from tests.training.killed_run import RANKING, Recorded
 from tests.training.processes import start_forked
 from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.checkpoint_files import Position, list_checkpoints
-from training.loop.plan import StepPlan
 from training.loop.trainer import Trainer
 from training.loop.validation import Validate, build_validate
 from training.monitoring.run_logs import (
@@ -256,27 +254,3 @@ def test_a_run_that_was_killed_after_its_last_validation_ends(
     assert (results[0].steps, results[0].best_step, results[0].stopped_early) == (8, 4, True)
     assert results[1] == results[0]
     assert read_history(runs[1])[0].examples == 8 * 64
-
-
-@pytest.mark.parametrize(
-    ("fit", "total", "epochs"),
-    [
-        ({"epochs": 3}, 36, 3),
-        ({"max_steps": 17}, 17, 2),
-        ({"max_steps": 500}, 500, 42),
-        ({"epochs": 1, "max_steps": 17}, 12, 1),
-        ({"epochs": 3, "max_steps": 24}, 24, 2),
-    ],
-)
-def test_steps_and_epochs_end_training(fit: dict[str, int], total: int, epochs: int) -> None:
-    plan = StepPlan.of(configure(fit=fit).fit, STEPS)
-    assert (plan.total, plan.epochs) == (total, epochs)
-    assert sum(map(plan.count_steps_of_epoch, range(plan.epochs))) == total
-    again = TrainConfig.model_validate(configure(fit=fit).resolved())
-    assert StepPlan.of(again.fit, STEPS) == plan
-
-
-def test_validation_without_rows_is_refused(tmp_path: Path) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(validation=False))
-    with pytest.raises(ConfigError, match="no rows to validate on"):
-        build_trainer(configure(fit={"validation": {"every_steps": 4}}), version)

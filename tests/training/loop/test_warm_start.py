@@ -2,19 +2,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest
-from conf.encoders import IDENTITY
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.training.models import DSSMConfig, MFConfig, ModelConfig, RankingConfig
 from conf.training.optimizer import OptimizerConfig
@@ -30,7 +26,7 @@ from training.checkpoint.saved_tensors import TrainingState
 from training.embedding.dynamic_table import DynamicTable, fill_like
 from training.embedding.key_index import SAVED_KEYS
 from training.embedding.key_space import KeySpace
-from training.embedding.table_files import load_table, write_tables
+from training.embedding.table_files import write_tables
 from training.encoders.vocabularies import match_keys, match_rows, read_encoded_version
 from training.fit import fit_run
 from training.loop import warm_start
@@ -87,17 +83,6 @@ def test_slots_follow_their_weights_and_counters_come_along() -> None:
     assert fresh == set()  # the rate is of the new config
 
 
-def test_slots_without_an_earlier_one_are_named() -> None:
-    slots = {f"{SPARSE}/{slot}" for slot in (0, 1)}
-    shapes = {name: shape for name, shape in SHAPES.items() if name not in slots}
-    assert pair(shapes, LAYOUT)[1] == slots
-    assert pair(SHAPES, LAYOUT, **{"optimizers/odd": [4]})[1] == {"optimizers/odd"}
-    # A table that is new itself has no earlier slot, and it alone is said.
-    found, fresh = pair(SHAPES, CheckpointLayout({"a": "model/a"}, LAYOUT.dense))
-    assert slots & set(found) == {f"{SPARSE}/0"}
-    assert fresh == set()
-
-
 EARLIER = np.array([-1, 40, 7])
 
 
@@ -120,18 +105,6 @@ def test_tokens_that_are_gone_stay_behind(tiny_version: Path, tmp_path: Path) ->
         assert sorted(found.keys) == list(range(1, 10))
         assert len(found.rows) == 2 + 9
         assert found.rows[2] == 2  # that of null
-
-
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
-    path = write_tiny_dataset(tmp_path, config=TinyConfig(keyed=True))
-    version = read_encoded_version(path, read_manifest(path))
-    model, table = build(max_rows=2)
-    said = match_dynamic_table(model, table, {SAVED_KEYS: EARLIER}, (version, version))
-    assert said == "3 keys there, and max_rows is 2"
-    columns = [replace(column, operation=None, encoder=IDENTITY) for column in version.plan.columns]
-    other = replace(version, plan=replace(version.plan, columns=tuple(columns)))
-    said = match_dynamic_table(model, table, {SAVED_KEYS: EARLIER}, (version, other))
-    assert said == "its keys are made in another way: those of feature 'movie_id'"
 
 
 def test_rows_of_keys_start_as_if_training_had_met_them() -> None:
@@ -373,18 +346,6 @@ def test_files_stand_beside_a_run(ruled_run: Path, tiny_version: Path, tmp_path:
     slots = dict(zip(sorted(trainer.parts.model.tables), moments, strict=True))
     assert not slots["user_id"].numpy().any()  # those of the file's keys start anew
     assert slots["gender"].numpy().any()
-
-
-def test_tables_of_other_programs_are_read(tmp_path: Path) -> None:
-    keys, rows = np.array([1 << 60, -5, 7]), np.arange(12, dtype=np.float32).reshape(3, 4) / 16
-    np.savez(tmp_path / "users.npz", keys=keys, rows=rows, counts=keys)
-    table = pa.table({"vector": rows.tolist(), "key": keys, "count": keys})
-    pq.write_table(table, tmp_path / "users.parquet")
-    lines = [f"{k}\t{','.join(map(str, r))}\n" for k, r in zip(keys, rows.tolist(), strict=True)]
-    (tmp_path / "users.tsv").write_text("".join(lines))
-    for name in ("users.npz", "users.parquet", "users.tsv"):
-        for found, wanted in zip(load_table(tmp_path / name, 4), (keys, rows), strict=True):
-            np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
 def test_files_that_do_not_fit_are_refused(ruled_run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 from conf.manifest import Manifest
-from conf.schema import FeatureSpec
 from conf.training.models import BSTConfig, GRUConfig, HSTUConfig, RankingConfig, SASRecConfig
 from training.input.batches import Batch, build_eval_dataset
 from training.models.model import Model
@@ -22,7 +21,7 @@ from training.models.ranking import RankingModel
 from training.models.registry import build_model
 from training.models.sequence import SequenceModel
 from training.networks import network as networks
-from training.networks.network import GROUPS, StepContext, encode_in_groups, plan_groups
+from training.networks.network import StepContext, encode_in_groups
 
 LENGTHS = [3, 0, 5, 1, 1, 2, 5]
 WIDTH = 6
@@ -262,16 +261,3 @@ def test_a_network_with_statistics_of_the_batch_reads_all_of_it(
     calls = count_calls(monkeypatch)
     compute(model, batch)
     assert bool(calls) is is_grouped
-
-
-def test_groups_are_planned_where_lists_vary(timed_manifest: Manifest) -> None:
-    history = timed_manifest.schema["history"]
-
-    def plan(mean: float | None, spec: FeatureSpec = history) -> int:
-        lengths: dict[str, Any] = {} if mean is None else {"length": {"mean": mean}}
-        statistics = {"train": {spec.name: lengths}}
-        return plan_groups(replace(timed_manifest, statistics=statistics), spec)
-
-    assert (plan(2.0), plan(7.5), plan(None)) == (GROUPS, 1, 1)
-    assert plan(2.0, replace(history, max_len=None)) == 1
-    assert plan(2.0, timed_manifest.schema["gender"]) == 1

@@ -128,27 +128,6 @@ def test_a_weight_of_two_is_the_row_twice() -> None:
     np.testing.assert_allclose(found.log_odds, twice.log_odds, rtol=1e-6)
 
 
-def test_a_rate_between_0_and_1_is_kept_however_small_weights_make_it() -> None:
-    """Rows of label 0 that were kept at a rate weigh so much: half of all rows is no half row."""
-    logits, labels = np.zeros(4, np.float32), np.array([0, 1, 0, 1], bool)
-    weights = np.where(labels, 1.0, 1000.0)
-    found = fit_isotonic(logits, labels, weights)
-    np.testing.assert_allclose(sigmoid(found.log_odds), [2 / 2002], rtol=1e-5)
-    found = fit_isotonic(np.float32([0, 1, 2, 3]), labels[[0, 2, 1, 3]], weights[[0, 2, 1, 3]])
-    # Half of the lightest row of the other label; of the two light rows no more than a half.
-    np.testing.assert_allclose(sigmoid(found.log_odds), [0.5 / 2000, 0.5], rtol=1e-5)
-
-
-@pytest.mark.parametrize("heavy", [0, 1])
-def test_weights_of_any_size_give_finite_log_odds_that_rise(heavy: int) -> None:
-    labels = np.array([0, 1, 0, 1, 1, 0], bool)
-    weights = np.where(labels == heavy, 1e300, 1e-300)
-    found = fit_isotonic(np.float32([0, 1, 2, 3, 4, 5]), labels, weights)
-    assert np.isfinite(found.log_odds).all()
-    assert (np.diff(found.log_odds) > 0).all()
-    assert (np.array(found.log_odds) > 0).any() == bool(heavy)
-
-
 def test_a_fit_brings_probabilities_to_the_rates() -> None:
     rng = np.random.default_rng(0)
     truth = rng.normal(-1.0, 1.5, 40_000)
@@ -158,17 +137,6 @@ def test_a_fit_brings_probabilities_to_the_rates() -> None:
     after = sigmoid(found.apply(tf.constant(wrong[20_000:])))
     assert np.abs(sigmoid(wrong[20_000:]) - sigmoid(truth[20_000:])).mean() > 0.1
     assert np.abs(after - sigmoid(truth[20_000:])).mean() < 0.02
-
-
-def test_rows_of_one_label_are_as_sure_as_they_are_many() -> None:
-    found = fit_isotonic(np.float32([0, 1, 2, 3]), np.ones(4, bool))
-    assert found.logits == (1.5,)
-    np.testing.assert_allclose(sigmoid(found.log_odds), [1 - 0.5 / 4], rtol=1e-6)
-
-
-def test_one_score_for_all_rows_is_moved_to_their_rate() -> None:
-    found = fit_isotonic(np.full(4, 7.0), np.array([1, 0, 0, 0], bool))
-    np.testing.assert_allclose(sigmoid(found.apply(tf.constant([7.0]))), [0.25], rtol=1e-6)
 
 
 def test_the_line_is_straight_between_knots_and_goes_on_beyond_them() -> None:

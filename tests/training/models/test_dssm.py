@@ -14,7 +14,6 @@ from training.models.embedded_inputs import EmbeddedInputs, InputFeature
 from training.models.registry import build_model
 from training.models.retrieval import tell_later_items
 from training.models.two_towers import DSSM
-from training.networks.network import StepContext
 
 WEIGHTED = "position_weighted"
 USERS = {
@@ -52,13 +51,6 @@ def test_an_item_alone_is_its_normalised_row(tiny_manifest: Manifest) -> None:
 def test_features_that_do_not_fit_are_refused(changes, message, tiny_manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=message):
         DSSM(DSSMConfig.model_validate(changes), tiny_manifest, 1)
-
-
-def test_position_weights_without_a_length_are_refused(tiny_manifest: Manifest) -> None:
-    manifest = unbound_history(tiny_manifest)
-    with pytest.raises(ConfigError, match="needs a history of a known length"):
-        DSSM(DSSMConfig(history_pooling=WEIGHTED), manifest, 1)
-    DSSM(DSSMConfig(history_pooling="mean"), manifest, 1)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum", "max", "last", "position_weighted"])
@@ -177,19 +169,3 @@ def test_youtube_dnn_pools_what_a_user_met(tiny_manifest: Manifest) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(model.embed_items(ITEMS), rows[[2, 9]], rtol=1e-6)
     assert not model.dense_variables
-
-
-def test_empty_lists_have_finite_vectors_and_gradients(tiny_manifest: Manifest) -> None:
-    """A user without history, and an item without features."""
-    config = DSSMConfig(
-        embedding_dim=4, user_features=("history",), item_features=("genres",), dropout=0.1
-    )
-    model = DSSM(config, tiny_manifest, 1)
-    empty, context = tf.zeros([2, 3], tf.int64), StepContext(tf.constant([1, 8]))
-    with tf.GradientTape() as tape:
-        users = model.embed_users({"history": empty}, context)
-        items = model.embed_items({"genres": empty[:, :2]}, context)
-        loss = tf.reduce_sum(users * items)
-    gradients = tape.gradient(loss, model.dense_variables)
-    assert all(np.isfinite(g).all() for g in gradients if g is not None)
-    np.testing.assert_array_equal(model.embed_users({"history": empty}), np.zeros([2, 4]))

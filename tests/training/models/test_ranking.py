@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from conf.errors import ConfigError, ExitCode, InputDataError, OwnCodeError
 from conf.manifest import Manifest
-from conf.schema import FeatureSchema, FeatureSpec
+from conf.schema import FeatureSchema
 from conf.training.models import RankingConfig
 from conf.training.train import TrainConfig
 from tests.training import tiny_dataset
@@ -83,19 +83,6 @@ def test_what_padding_reads_changes_nothing(
     np.testing.assert_array_equal(score(model, batch), expected)
     wide = {name: tf.pad(batch[name], [[0, 0], [0, 5]]) for name in ("history", "genres")}
     np.testing.assert_allclose(score(model, {**batch, **wide}), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_history_and_target_are_the_datasets_unless_named(tiny_manifest: Manifest) -> None:
-    model = build(tiny_manifest, "din")
-    assert model.network.input_names == (
-        "user_id", "gender", "history", "history_mask", "movie_id", "genres"
-    )  # fmt: skip
-    renamed = build(tiny_manifest, "din", params={"history": "genres", "target": "gender"})
-    assert "genres_mask" in renamed.network.input_names
-    assert "history_mask" not in renamed.network.input_names
-    joined = {"history": ["history", "history"], "target": ["movie_id", "movie_id"], **SMALL}
-    positions = build(tiny_manifest, "bst", params=joined).network.weights
-    assert positions["add_positions/positions"].shape == (9, 8)  # The target's and 8 of two items.
 
 
 def test_factorization_reads_user_and_item_alone_and_starts_at_the_mean(
@@ -278,14 +265,6 @@ def change(manifest: Manifest, name: str, **changes: Any) -> Manifest:
     return replace(manifest, schema=FeatureSchema(tuple(specs)))
 
 
-def test_labels_that_are_no_numbers_are_refused(tiny_manifest: Manifest) -> None:
-    texts = change(tiny_manifest, "label", dtype="bytes")
-    with pytest.raises(ConfigError, match=r"(?s)label: bytes.*map the label"):
-        build(texts, "lr")
-    with pytest.raises(ConfigError, match=r"(?s)learns from a label.*clicked.*label"):
-        build(tiny_manifest, "lr", tasks={"clicked": {}})
-
-
 def test_keys_are_not_read_as_numbers(tiny_manifest: Manifest) -> None:
     bare = {"vocabulary_size": None, "shared_embedding": None}
     keyed = change(tiny_manifest, "movie_id", encoding="hash:movie_id", **bare)
@@ -295,12 +274,3 @@ def test_keys_are_not_read_as_numbers(tiny_manifest: Manifest) -> None:
             build(manifest, "deepfm")
     dynamic, features = {"movie_id": {"kind": "dynamic"}}, ["user_id", "movie_id"]
     assert "movie_id" in build(keyed, "deepfm", embeddings=dynamic, features=features).tables
-
-
-def test_a_feature_that_no_network_can_read_is_named(tiny_manifest: Manifest) -> None:
-    features = (*tiny_manifest.schema.features, FeatureSpec("title", "bytes", "item"))
-    manifest = replace(tiny_manifest, schema=FeatureSchema(features))
-    with pytest.raises(ConfigError, match=r"(?s)cannot read feature 'title'.*vocabulary"):
-        build(manifest, "lr")
-    names = ["user_id", "movie_id"]
-    assert build(manifest, "lr", features=names).inputs == tuple(names)

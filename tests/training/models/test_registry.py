@@ -176,17 +176,3 @@ def test_tables_have_settings_of_their_own(tiny_manifest: Manifest) -> None:
 def test_names_that_do_not_fit_are_refused(embeddings, error, tiny_manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=error):
         build(tiny_manifest, **embeddings)
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "error"),
-    [
-        ({"movie_id_bias": {"features": ["user_id"]}}, "name of another table"),
-        ({"movie_id": {"dim": 5}}, r"one length[\s\S]*user_id: 64, movie_id: 5"),
-    ],
-)
-def test_tables_that_no_factorization_has_are_refused(
-    embeddings, error, tiny_manifest: Manifest
-) -> None:
-    with pytest.raises(ConfigError, match=error):
-        MatrixFactorization(MFConfig(embeddings=embeddings), tiny_manifest, 1)

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,7 +24,6 @@ from conf.training.models import (
     GRUConfig,
     HSTUConfig,
     SASRecConfig,
-    SequenceConfig,
 )
 from conf.training.train import TrainConfig
 from tests.training.dynamic_runs import build_trainer
@@ -37,14 +36,12 @@ from tests.training.networks.test_networks import (
     sigmoid,
     softmax,
 )
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
 from training.checkpoint.restore import TrainedModel
-from training.evaluation.evaluate import evaluate_split
 from training.evaluation.item_index import build_item_index
 from training.input.batches import build_eval_dataset
 from training.models.registry import build_model
 from training.models.retrieval import choose_vectors, score_catalogue, score_rows
-from training.models.sequence import SequenceModel, require_held_out, trains_everywhere
+from training.models.sequence import SequenceModel, require_held_out
 from training.networks.network import (
     Network,
     NetworkInputs,
@@ -142,7 +139,6 @@ def reference_bst(w: Weights, sequence: Array) -> Array:
     return reference_block(w, sequence + positions(w, len(sequence)), everyone)[-1:]
 
 
-reference_ligr = partial(reference_sasrec, is_gated=True)
 NETWORKS: dict[str, Any] = {
     "sasrec": (SASRecConfig(heads=2, dropout=0.5), reference_sasrec),
     "ligr": (
@@ -228,14 +224,6 @@ def test_padding_and_length_change_nothing(model: SequenceModel) -> None:
     np.testing.assert_allclose(embed(model, np.tile(HISTORY, 1250)[[1]]), vectors[1:2], atol=1e-6)
 
 
-def test_users_differ_by_items_and_their_order(model: SequenceModel) -> None:
-    vectors = embed(model, HISTORY)
-    moved = embed(model, HISTORY[:2, [1, 0, *range(2, 8)]])
-    least = 1e-4 if model.interests is None else 1e-6
-    assert np.abs(moved - vectors[:2]).reshape(2, -1).max(axis=1).min() > least
-    assert np.abs(vectors[2] - vectors[[0, 1, 3]]).reshape(3, -1).max(axis=1).min() > least
-
-
 def test_items_are_rows_of_the_sequence_s_table(model: SequenceModel) -> None:
     assert set(model.tables) == {"movie_id"}
     assert (model.user_inputs, model.item_inputs) == (("history",), ("movie_id",))
@@ -306,17 +294,6 @@ def test_scores_are_those_of_the_nearest_vector_and_so_are_gradients() -> None:
     np.testing.assert_allclose(score_rows(one, items), score_rows(one[:, 0], items))
 
 
-@pytest.mark.parametrize("config", [MODELS["bst"], GRUConfig(every_position=False, dropout=None)])
-def test_without_targets_in_the_sequence_a_row_is_one_query(
-    config: Any, tiny_manifest: Manifest
-) -> None:
-    model = build(config, tiny_manifest)
-    queries = draw_queries(model)
-    assert queries.per_row == 1
-    np.testing.assert_array_equal(queries.target_ids, ITEMS)
-    np.testing.assert_allclose(queries.vectors, embed(model, HISTORY), atol=1e-6)
-
-
 def test_features_beside_the_sequence_and_of_items(tiny_manifest: Manifest) -> None:
     changes = {"user_features": ("gender",), "hidden_units": (6,), "normalize": True}
     for config in MODELS.values():
@@ -382,15 +359,6 @@ def test_datasets_without_a_sequence_of_items_are_refused(tiny_manifest: Manifes
     with pytest.raises(ConfigError, match="in a static table"):  # Ids, but steps get rows.
         build(SASRecConfig.model_validate({"embeddings": tables}), tiny_manifest)
     assert build(SASRecConfig(every_position=False), others).user_inputs == ("history",)
-
-
-def test_every_config_of_a_sequence_has_its_network() -> None:
-    configs = {config().name: config() for config in get_args(SequenceConfig)}
-    assert set(configs) == set(SEQUENCE_NETWORKS)
-    for name, network in SEQUENCE_NETWORKS.items():
-        assert hasattr(configs[name], "every_position") == network.looks_back
-        assert trains_everywhere(configs[name]) == network.looks_back
-    assert not trains_everywhere(SASRecConfig(every_position=False))
 
 
 def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) -> None:
@@ -466,20 +434,3 @@ def test_it_learns_what_popularity_cannot(
     own = scores[np.arange(60), np.searchsorted(index.ids, test["movie_id"])][:, None]
     # Nine of ten events stay in the user's group of ten items; popularity hits a quarter.
     assert ((scores > own).sum(axis=1) < 10).mean() > 0.65
-
-
-def test_two_interests_learn_what_one_vector_cannot(tmp_path: Path) -> None:
-    """Users like two of 16 groups of items, each pair of groups alike often."""
-    config = TinyConfig(users=256, items=64, groups=16, events_per_user=12, own_group=1.0,
-                        pairs=True, validation=False)  # fmt: skip
-    version = write_tiny_dataset(tmp_path / "pairs", config=config)
-    settings = {"name": "comirec", "embedding_dim": 3, "embedding_stddev": 0.3}
-    hits = {}
-    for interests in (1, 2):
-        run = tmp_path / str(interests)
-        run.mkdir()
-        found = train(version, run, {**settings, "interests": interests}, epochs=20, rate=0.02)
-        protocols = {one["name"]: one for one in evaluate_split(found, "test")["protocols"]}
-        # In three dimensions the mean of two groups is near others; a user's two are 8 items.
-        hits[interests] = protocols["full_all"]["systems"]["model"]["hit_rate@8"]
-    assert hits[2] > 0.8 > 0.65 > hits[1], hits

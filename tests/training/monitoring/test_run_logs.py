@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.errors import InternalError
 from conf.training.train import StepRange
 from training.distribution.strategy import StepsResult
 from training.monitoring import run_logs as module
@@ -83,17 +81,6 @@ def test_an_epoch_is_one_point_per_metric(tmp_path: Path) -> None:
         "train/input_wait_share": (7, 0.25),
         "validation/mrr": (7, 0.125),
     }
-
-
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    log = EpochLog(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # every write beyond fails
-    try:
-        with pytest.raises(InternalError, match="cannot write"):
-            log.write(RECORD, 7)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class Steps:

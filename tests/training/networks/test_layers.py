@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.networks.layers import (
-    PositionWeights,
     combine_positions,
     matmul_rows,
     normalize_rows,
@@ -46,14 +45,6 @@ def test_values_and_gradients_are_those_of_tensorflow(scale: float) -> None:
     np.testing.assert_allclose(found, derived, rtol=1e-4, atol=1e-5 / scale)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-7, 1e-4])
-def test_the_gradient_stays_small_near_zero(size: float) -> None:
-    vectors = tf.constant([[size, 0.0, 0.0]])
-    upstream = tf.constant([[1.0, 1.0, -1.0]])
-    norm = np.linalg.norm(gradient_of(normalize_rows, vectors, upstream))
-    assert 0 < norm < 200
-
-
 def average(embeddings: tf.Tensor, ids: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     share = tf.cast(ids != 0, tf.float32) * weights
     share = tf.math.divide_no_nan(share, tf.reduce_sum(share, axis=1, keepdims=True))
@@ -79,15 +70,6 @@ def test_pooling_and_its_gradients_are_those_of_a_mean(seed: int, rows: int, len
     assert not found[0][1].numpy()[ids.numpy() == 0].any()
     expected = average(embeddings, ids, tf.ones(length))
     np.testing.assert_allclose(pool_mean(embeddings, ids), expected, atol=1e-6)
-
-
-def test_positions_start_alike_and_learn() -> None:
-    positions = PositionWeights("h", 5)
-    with tf.GradientTape() as tape:
-        weights = positions(3)
-    assert weights.numpy().tolist() == [1, 1, 1]
-    gradient = tf.convert_to_tensor(tape.gradient(weights, positions.logits))
-    assert gradient.numpy().tolist() == [1, 1, 1, 0, 0]
 
 
 def combine_each(

@@ -63,15 +63,3 @@ def test_it_is_an_mlp_over_the_parts_side_by_side(lengths: tuple[int, ...]) -> N
         np.testing.assert_allclose(
             tf.convert_to_tensor(one), tf.convert_to_tensor(other), rtol=1e-5, atol=1e-5
         )
-
-
-@pytest.mark.parametrize("activation", ["dice", "prelu"])
-def test_an_mlp_has_its_weights_whatever_the_activation(activation: str) -> None:
-    history, target = keras.Input((None, DIM)), keras.Input((DIM,))
-    mask = keras.Input((None,), dtype="bool")
-    scores = score_tokens(history, mask, target, (UNITS, 2), activation)
-    model = keras.Model([history, mask, target], scores)
-    x = tf.ones([ROWS, LENGTH, DIM]), tf.sequence_mask([1, 0, 5, 2], LENGTH), tf.ones([ROWS, DIM])
-    assert model(x).shape == (ROWS, LENGTH)
-    if activation == "prelu":  # As over all positions: one slope for each unit.
-        assert [tuple(v.shape) for v in model.weights if "alpha" in v.name] == [(UNITS,), (2,)]

@@ -98,15 +98,6 @@ def test_large_scores_stay_finite() -> None:
         assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("size", [2 * BLOCK + 1, BLOCK - 1])
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_graphs_give_the_same(is_compiled: bool, size: int) -> None:
-    drawn = draw(4, 5, size)
-    run = tf.function(lambda *each: differentiate(compute_blocks, each), jit_compile=is_compiled)
-    for one, other in zip(run(*drawn), differentiate(compute_plain, drawn), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
-
-
 def test_no_tensor_is_as_large_as_the_matrix_of_scores() -> None:
     count, size = 50, 40 * BLOCK + 1
     drawn = draw(1, count, size, is_masked=False)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 from hypothesis import given, settings
@@ -10,9 +8,7 @@ from hypothesis import strategies as st
 from conf.training.train import DevicesConfig
 from training.distribution.strategy import build_strategy
 from training.objectives.item_losses import (
-    SoftmaxItems,
     compute_drawn_loss,
-    compute_sampled_softmax,
     gather_replicas,
     keep_hardest,
     replica_offset,
@@ -39,21 +35,6 @@ def test_replicas_see_all_rows_in_order_and_gradients_flow_back() -> None:
     found = [g.numpy().ravel().tolist() for g in strategy.experimental_local_results(gradients)]
     assert found == [[3, 6], [9, 12]]
     assert [int(o) for o in strategy.experimental_local_results(offsets)] == [0, 2]
-
-
-def in_batch(users: tf.Tensor, items: tf.Tensor, ids: list[int], **options: Any) -> tf.Tensor:
-    """The softmax of rows whose items are the first of the candidates."""
-    candidates, own = SoftmaxItems(items, tf.constant(ids)), tf.range(users.shape[0])
-    targets = SoftmaxItems(tf.gather(items, own), tf.gather(candidates.ids, own))
-    masked = targets.ids[:, None] == candidates.ids[None, :]
-    return compute_sampled_softmax(users, targets, candidates, masked, **options)
-
-
-def test_a_masked_copy_gets_no_gradient() -> None:
-    items = tf.Variable(np.ones((2, 2), np.float32))
-    with tf.GradientTape() as tape:
-        loss = in_batch(tf.ones([1, 2]), items + 0.0, [5, 5])
-    assert not tape.gradient(loss, items).numpy().any()
 
 
 @settings(deadline=None, max_examples=25)
@@ -85,13 +66,3 @@ def test_the_hardest_are_the_first_of_a_stable_sort(seed, rows, hardest) -> None
         expected[row, order[:hardest]] = True
     found = keep_hardest(tf.constant(logits), tf.constant(counted), hardest)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_an_easy_negative_gets_no_gradient() -> None:
-    items = tf.Variable([[1.0, 0.0], [0.5, 0.0], [0.2, 0.0]])
-    with tf.GradientTape() as tape:
-        loss = in_batch(tf.constant([[1.0, 1.0]]), items + 0.0, [5, 6, 7], hardest=1)
-    np.testing.assert_allclose(loss, np.logaddexp(1.0, 0.5) - 1.0, rtol=1e-6)
-    gradient = tape.gradient(loss, items).numpy()
-    assert gradient[1].any()
-    assert not gradient[2].any()

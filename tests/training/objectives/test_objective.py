@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
-import yaml
 
 from conf.errors import ConfigError
 from conf.manifest import Manifest
@@ -445,23 +443,6 @@ def test_lookup_gives_the_catalogue_rows(tiny_version: Path, tiny_manifest: Mani
     assert found["genres"].numpy().tolist() == expected
 
 
-def test_losses_of_queries_add_up_to_those_of_rows() -> None:
-    rng = np.random.default_rng(1)
-    weights = np.array([[0.5, 0.5, 0.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
-    losses = rng.random((3, 3), np.float32)
-    losses[weights == 0] = np.nan  # What stands at padding reaches nothing.
-    flat = [tf.constant(part.reshape(-1)) for part in (np.arange(9), weights)]
-    rows = tf.repeat(tf.range(3), 3)
-    queries = Queries(tf.eye(9), flat[0], flat[1], rows, tf.constant(3), per_row=3)
-    expected = np.nansum(losses * weights, axis=1)
-    np.testing.assert_allclose(queries.sum_losses(losses.reshape(-1)), expected, rtol=1e-6)
-    fewer = queries.without_padding()
-    np.testing.assert_array_equal(fewer.target_ids, [0, 1, 3])
-    np.testing.assert_array_equal(fewer.vectors, np.eye(9)[[0, 1, 3]])
-    kept = tf.gather(losses.reshape(-1), fewer.target_ids)
-    np.testing.assert_allclose(fewer.sum_losses(kept), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("objective", "changes", "error"),
     [
@@ -484,12 +465,3 @@ def test_datasets_that_an_objective_cannot_learn_are_refused(
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "retrieval.md"
-
-
-def test_the_negatives_of_the_guide_are_a_config() -> None:
-    text = GUIDE.read_text("utf-8").partition("**Hard negatives.**")[2]
-    [example, *_] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    found = MFConfig.model_validate(yaml.safe_load(example)["model"]).objective
-    negatives = {"source": "frequency", "count": 200, "distortion": 1.0, "hardest": 10}
-    expected = {"negatives": negatives, "logq_correction": 0.5, "mask": "user_items"}
-    assert found == SampledSoftmaxConfig.model_validate(expected)

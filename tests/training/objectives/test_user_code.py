@@ -29,9 +29,7 @@ from training.loop.plan import read_plan
 from training.models.registry import build_model
 from training.monitoring.progress import TrainingProgress
 from training.monitoring.run_logs import read_history
-from training.networks import user_code
 from training.networks.network import StepContext
-from training.networks.user_code import explain_error
 from training.objectives.objective import build_objective, list_state
 from training.objectives.trial import read_first_batch, try_user_code
 from training.objectives.user_items import TrainRows
@@ -364,13 +362,6 @@ def test_user_code_is_tried_in_the_way_that_it_trains(
     assert np.isfinite(read_history(run)[0].loss)
 
 
-def test_a_fault_that_a_later_step_shows_is_told_with_its_line(
-    tiny_version: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(OwnCodeError, match=rf"(?s){PLACE}: RuntimeError: not these.*--resume"):
-        fit_run(plan(tiny_version, tmp_path, ranking(own("later"))), TrainingProgress())
-
-
 def test_a_refit_goes_on_where_a_corrected_loss_had_failed(
     tiny_version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,17 +422,3 @@ Detected at node MatMul defined at (most recent call last):
 {last}
 OOM when allocating tensor
 """
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_an_error_of_a_step_is_not_blamed_on_the_command(
-    is_installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = user_code._SLUICE[0].removesuffix("conf/")
-    if is_installed:
-        monkeypatch.setattr(user_code, "_LIBRARIES", (*user_code._LIBRARIES, folder))
-    assert explain_error(RuntimeError(TEXT.format(sluice=folder, last=""))) is None
-    last = '  File "/home/me/losses.py", line 3, in focal\n'
-    found = explain_error(RuntimeError(TEXT.format(sluice=folder, last=last)))
-    assert isinstance(found, OwnCodeError)
-    assert "/home/me/losses.py:3" in str(found)

@@ -173,12 +173,6 @@ def test_lists_come_as_values_and_offsets_or_padded(
         assert batch["times"].shape == (8, 4)
 
 
-def test_byte_strings_are_objects() -> None:
-    lists = RaggedList(np.array([b"a", b"b", b"c"], object), np.array([0, 2, 2, 3]))
-    assert lists.pad(2, "-").tolist() == [[b"a", b"b"], [b"-", b"-"], [b"c", b"-"]]
-    assert lists.pad(1).tolist() == [[b"a"], [b""], [b"c"]]
-
-
 def test_ids_with_weights_are_two_lists(version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_plan, "find_sparse_pairs", lambda *_: {"history": "genres"})
     padded = next(iter(open_batches(version, 48)))
@@ -188,16 +182,6 @@ def test_ids_with_weights_are_two_lists(version: Path, monkeypatch: pytest.Monke
         assert isinstance(lists, RaggedList)
         assert isinstance(dense, np.ndarray)
         np.testing.assert_array_equal(lists.pad(dense.shape[1]), dense)
-
-
-def test_features_are_chosen_and_described(version: Path) -> None:
-    reader = open_batches(version, 48, features=["movie_id", "label"])
-    assert [(spec.name, spec.vocabulary_size) for spec in reader.features] == [
-        ("movie_id", read_manifest(version).schema["movie_id"].vocabulary_size),
-        ("label", None),
-    ]
-    assert set(next(iter(reader))) == {"movie_id", "label"}
-    assert set(next(iter(open_batches(version, 8, "catalog")))) == {"movie_id", "genres"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -343,14 +327,6 @@ def test_a_state_of_another_reader_is_refused(
     open_way(version, "shuffled", features=["label"], rank=(1, 2)).restore(state)
 
 
-@pytest.mark.parametrize("change", [{"batch": -1}, {"more": 1}, {"format": 2}])
-def test_what_is_no_state_is_refused(change: dict[str, Any], version: Path) -> None:
-    reader = open_batches(version, 48)
-    with pytest.raises(ConfigError):
-        reader.restore({**reader.state(), **change})
-    assert (reader.epoch, reader.batch) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -388,15 +364,6 @@ def test_a_batch_without_a_row_for_each_rank_is_not_counted(version: Path) -> No
         assert reader.batches_per_epoch is None
         with pytest.raises(TooFewRowsError):
             next(iter(reader))
-
-
-def test_numbers_of_numpy_give_a_state_that_json_takes(version: Path) -> None:
-    one = np.int64(1)
-    ours = open_batches(version, np.int32(8), seed=one, first_epoch=one, rank=(one - one, one))
-    plain = open_batches(version, 8, seed=1, first_epoch=1)
-    assert json.dumps(ours.state()) == json.dumps(plain.state())
-    ours.restore({**{name: np.int64(value) for name, value in ours.state().items()}, "batch": 2})
-    assert json.loads(json.dumps(ours.state()))["batch"] == 2
 
 
 def test_damage_is_named_or_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -10,11 +9,9 @@ from conf.errors import InputDataError
 from conf.manifest import Manifest
 from conf.schema import FeatureSpec
 from training.reader.feature_columns import (
-    check_binary,
     check_specs,
     fill_absent,
     plan_columns,
-    select_features,
 )
 
 
@@ -30,12 +27,6 @@ def test_a_feature_that_a_model_does_not_fit(change, both, tiny_manifest: Manife
     other = replace(tiny_manifest.schema["history"], **change)
     with pytest.raises(InputDataError, match=rf"'history'[\s\S]*{both[0]}[\s\S]*{both[1]}"):
         check_specs(tiny_manifest, [other])
-
-
-def test_a_feature_that_is_gone(tiny_manifest: Manifest) -> None:
-    with pytest.raises(InputDataError, match=r"no such feature[\s\S]*histories"):
-        check_specs(tiny_manifest, [replace(tiny_manifest.schema["history"], name="histories")])
-    assert [spec.name for spec in select_features(tiny_manifest, ["label", "label"])] == ["label"]
 
 
 INTS = pa.list_(pa.int64())
@@ -57,10 +48,3 @@ def test_what_does_not_fit_is_named(spec, given, kind, message, tiny_manifest: M
     [column] = plan_columns(tiny_manifest, [spec])
     with pytest.raises(InputDataError, match=rf"'f'[\s\S]*{message}"):
         fill_absent(column, pa.array(given, kind), "here")
-
-
-def test_labels_are_0_or_1() -> None:
-    check_binary("y", np.array([0.0, 1.0]), "here")
-    for bad in (2.0, -1.0, float("nan")):
-        with pytest.raises(InputDataError, match=r"'y'[\s\S]*in here[\s\S]*0 or 1"):
-            check_binary("y", np.array([0.0, bad]), "here")

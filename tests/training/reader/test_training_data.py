@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +9,9 @@ import pytest
 from conf.artefacts.dataset import read_manifest
 from conf.errors import ConfigError, InputDataError
 from conf.manifest import Manifest
-from conf.training.input import FilterConfig, InputConfig
-from tests.training.tiny_dataset import TinyConfig, write_tiny_dataset
+from conf.training.input import InputConfig
 from training.input.batches import build_eval_dataset, build_train_dataset
-from training.reader import training_data as counting_module
-from training.reader.filters import find_passing, hash_keys, hash_together
+from training.reader.filters import hash_keys, hash_together
 from training.reader.shards import InputCounts
 from training.reader.training_data import InputOptions, SplitSource, count_rows, count_steps
 
@@ -47,19 +44,6 @@ def test_an_epoch_has_as_many_batches_as_are_counted(
             tiny_version, tiny_manifest, source.config, epoch=epoch, seed=3
         )
         assert sum(1 for _ in dataset) == count_steps(source)
-
-
-def test_counts_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    version = write_tiny_dataset(tmp_path, config=TinyConfig(users=20))
-    manifest, file = read_manifest(version), tmp_path / "counts.json"
-    source = counting_source_of(version, manifest, **HELD_OUT)
-    rows = count_rows(source)
-    assert count_rows(source, file) == rows  # known to the process, and written all the same
-    assert list(json.loads(file.read_text()).values()) == [rows]
-    monkeypatch.setattr(counting_module, "_COUNTED", {})
-    monkeypatch.setattr(counting_module, "_read_through", None)
-    moved = counting_source_of(version.rename(tmp_path / "elsewhere"), manifest, **HELD_OUT)
-    assert count_rows(moved, file) == rows
 
 
 def test_two_places_of_one_version_are_counted_apart(tmp_path: Path, tiny_version: Path) -> None:
@@ -179,15 +163,3 @@ def test_hashes_are_fixed_even_and_know_their_order() -> None:
         assert abs((part / 2**64 < share).mean() - share) < 4 * np.sqrt(share * (1 - share) / rows)
     assert (hash_together([second, first]) != hashed)[first != second].all()
     np.testing.assert_array_equal(hash_together([first]), hash_keys(first))
-
-
-def test_absent_numbers_pass_unequal_and_not_in_alone() -> None:
-    values, is_absent = np.array([1, 2, 0]), np.array([False, False, True])
-    for op, value, passing in (
-        ("!=", 1, [False, True, True]),
-        ("not_in", (1,), [False, True, True]),
-        ("<", 2, [True, False, False]),
-        ("in", (0, 1), [True, False, False]),
-    ):
-        condition = FilterConfig(feature="f", op=op, value=value)
-        assert find_passing(condition, values, is_absent).tolist() == passing
