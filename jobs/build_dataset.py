@@ -185,7 +185,7 @@ def build(config: BuildConfig, request: RunRequest) -> Built:
 def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     from conf.publication.working_copy import describe_place
     from etl.build import build_dataset
-    from etl.versions.publish import find_dataset, hold_lock
+    from etl.versions.publish import find_dataset, hold_lock, read_current
     from jobs.support.spark_session import (
         build_session,
         check_executors,
@@ -198,8 +198,9 @@ def _build(config: BuildConfig, request: RunRequest, told: LineageRun) -> Built:
     # What is wrong with the config or the paths is said before a JVM is started.
     _, inputs = check_build(config, request)
     dataset = find_dataset(config.output.root, config.name)
-    with hold_lock(dataset):  # Another build is refused before a session is started.
-        pass
+    # Another build, or a place that cannot be reached, is said before a session is started.
+    with hold_lock(dataset):
+        read_current(dataset)
     input_bytes = sum(file.bytes for file in inputs)
     has_files_alone = all(source.path is not None for source in config.used_sources.values())
     is_short = has_files_alone and input_bytes <= _SHORT_BUILD_BYTES
