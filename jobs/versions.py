@@ -10,8 +10,6 @@ import typer
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
-from conf.manifest import MANIFEST_FILE
-from conf.paths import CURRENT_FILE
 from etl.versions.history import (
     VersionInfo,
     collect_garbage,
@@ -33,7 +31,7 @@ Directory = Annotated[
 @app.command("list")
 def list_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the published versions, oldest first."""
-    for version in list_versions(find_dataset(dataset)):
+    for version in list_versions(open_dataset(dataset)):
         show(log_format, asdict(version), render_version(version))
     show(log_format, None, "* current")
     return 0
@@ -42,7 +40,7 @@ def list_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEX
 @app.command("current")
 def current_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """Print the directory of the current version; exit code 4 where there is none."""
-    version = str(resolve_version(find_dataset(dataset).base))
+    version = str(resolve_version(open_dataset(dataset).base))
     show(log_format, {"version": version}, version)
     return 0
 
@@ -55,7 +53,7 @@ def diff_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Compare two versions: rows, schema, vocabularies, config, statistics."""
-    versions = find_dataset(dataset)
+    versions = open_dataset(dataset)
     pair = choose_pair(versions, old, new)
     found = diff_manifests(*(read_manifest(versions.version(version_id)) for version_id in pair))
     text = "\n".join([" -> ".join(pair), *(render_diff(found) or ["no differences"])])
@@ -73,9 +71,9 @@ def rollback_command(
 ) -> int:
     """Make an earlier version current again; refuses a damaged one."""
     setup_logging(log_format)
-    before, after = roll_back(find_dataset(dataset), to)
-    text = f"current: {after} (before: {before})"
-    show(log_format, {"before": before, "current": after}, text)
+    before, after = roll_back(open_dataset(dataset), to)
+    changed = {"before": before, "current": after}
+    show(log_format, changed, f"current: {after} (before: {before})")
     return 0
 
 
@@ -93,7 +91,7 @@ def gc_command(
 ) -> int:
     """Remove old versions, never the current one; with both limits both must allow it."""
     setup_logging(log_format)
-    removed = collect_garbage(find_dataset(dataset), keep, older_than, dry_run=dry_run)
+    removed = collect_garbage(open_dataset(dataset), keep, older_than, dry_run=dry_run)
     ids = [version.version_id for version in removed]
     done = "would remove" if dry_run else "removed"
     text = "\n".join(f"{done} {name}" for name in ids) or "nothing to remove"
@@ -109,47 +107,30 @@ def show(log_format: LogFormat, value: Any, text: str) -> None:
         print(json.dumps(value))
 
 
-def find_dataset(directory: str) -> Dataset:
-    """Returns a dataset by its directory, local or in a store; refuses that of one version."""
-    dataset = open_dataset(directory)
-    if (dataset.base / MANIFEST_FILE).is_file():
-        raise ConfigError(
-            "this is one version, not a dataset",
-            received=dataset.base,
-            allowed=f"the directory that holds {CURRENT_FILE}",
-            fix=f"give {str(dataset.base).rsplit('/', 2)[0]}",
-        )
-    return dataset
-
-
 def choose_pair(dataset: Dataset, old: str | None, new: str | None) -> tuple[str, str]:
     """Returns the ids of the versions to compare; by default the current one and its parent."""
     ids = [version.version_id for version in list_versions(dataset)]
     new = new or read_current(dataset) or ids[-1]
     pair = old or find_previous(dataset, ids, new) or f"none before {new}", new
-    for name in reversed(pair):
-        if name not in ids:
-            raise ConfigError(
-                "there is no such version to compare", received=name, allowed=", ".join(ids)
-            )
+    for name in set(pair) - set(ids):
+        raise ConfigError("there is no such version", received=name, allowed=", ".join(ids))
     return pair
 
 
 def render_version(version: VersionInfo) -> str:
     """Shows a version in a few lines: an id is there to be copied, so no column breaks it."""
-    facts = [f"{'*' if version.is_current else ' '} {version.version_id}"]
-    if version.dates is not None:
-        facts.append(" to ".join(dict.fromkeys(version.dates)))
-    if version.bytes is not None:
-        facts.append(f"{version.bytes / 1e6:,.1f} MB")
-    lines = ["  ".join(facts)]
-    if version.damage is not None:
-        lines.append(f"damaged: {version.damage}")
-    elif version.rows:
-        lines.append(", ".join(f"{split} {n:,}" for split, n in version.rows.items()))
-    if version.parent is not None:
-        lines.append(f"after {version.parent}")
-    return "\n    ".join(lines)
+    facts = [
+        f"{'*' if version.is_current else ' '} {version.version_id}",
+        " to ".join(dict.fromkeys(version.dates or ())),
+        "" if version.bytes is None else f"{version.bytes / 1e6:,.1f} MB",
+    ]
+    lines = [
+        "  ".join(filter(None, facts)),
+        f"damaged: {version.damage}" if version.damage else "",
+        ", ".join(f"{split} {n:,}" for split, n in (version.rows or {}).items()),
+        f"after {version.parent}" if version.parent else "",
+    ]
+    return "\n    ".join(filter(None, lines))
 
 
 def render_diff(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -159,13 +140,9 @@ def render_diff(found: dict[str, dict[str, Any]]) -> list[str]:
         lines.append(f"{part}:")
         for name, change in changes.items():
             pairs = change.items() if isinstance(change, dict) else [("", change)]
-            shown = ", ".join(f"{key} {_pair(pair)}".strip() for key, pair in pairs)
-            lines.append(f"  {name}: {shown}")
+            shown = (f"{key} {' -> '.join(map(_show, pair))}".strip() for key, pair in pairs)
+            lines.append(f"  {name}: {', '.join(shown)}")
     return lines
-
-
-def _pair(pair: list[Any]) -> str:
-    return " -> ".join(_show(value) for value in pair)
 
 
 def _show(value: Any) -> str:

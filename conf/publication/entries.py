@@ -40,16 +40,12 @@ _KEPT_HERE = 2
 
 @contextmanager
 def hold_entries(folder: Path, refusal: SluiceError) -> Iterator[bool]:
-    """Holds the lock of a folder, so that one process at a time stages and sweeps there.
-
-    Where the file system has no locks, or they do not reach other machines, the later one of two
-    is refused when it publishes (`place_entry`, `move_pointer`). Yields whether there are locks.
-    """
+    """Holds the lock of a folder, so that one process stages there; yields whether there are."""
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        is_locked = True
         try:
             stack.enter_context(hold_file_lock(folder / _LOCK, refusal))
+            is_locked = True
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -96,11 +92,7 @@ def _name_entry(staging: Path, target: Path) -> None:
 
 
 def set_aside(entry: Path) -> Path:
-    """Takes the name from an entry, or from a staging directory, and returns where it lies now.
-
-    A half-removed entry never looks like one, and a task that still writes to a dead process's
-    directory finds it gone, and cannot add to what is being removed.
-    """
+    """Takes the name from an entry or a staging directory, so that no late task adds to it."""
     if entry.name.startswith(_TRASH):
         return entry
     return entry.rename(entry.with_name(f"{_TRASH}{entry.name}"))
@@ -137,10 +129,9 @@ def _describe(entry: Path, is_alone: bool) -> Leftover | None:
 
 
 def _read_owner(owner: Path) -> object:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return json.loads(owner.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # It died before it wrote whose it is.
+    return None  # It died before it wrote whose it is.
 
 
 def _find_last_move(entry: Path) -> float:
@@ -161,10 +152,9 @@ def _remove_leftover(left: Path) -> None:
 
 def read_pointer(base: Path | StoredPath) -> str | None:
     """Reads which entry is current; None where there is no pointer, "" where it is empty."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return _parse((base / CURRENT_FILE).read_bytes())
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def set_pointer(base: Path | StoredPath, entry: str) -> None:
@@ -190,10 +180,7 @@ def move_pointer(base: Path | StoredPath, entry: str, before: str | None) -> Non
 
 
 def publish_entry(base: Path, staging: Path, target: Path, before: str | None) -> None:
-    """Gives a whole entry its name and makes it current; an entry that is refused gets neither.
-
-    Killed in between, it has its name, and readers take the one before.
-    """
+    """Gives a whole entry its name and makes it current; an entry that is refused gets neither."""
     sync_tree(staging)  # It takes its time: nobody waits for it.
     with _hold_pointer(base, before):
         try:
@@ -315,8 +302,7 @@ class HeldNumbers:
     def next_entry(self, keep: int | None = None) -> Iterator[tuple[Path, Path]]:
         """Yields an empty directory, and the path `…/<n>` that it gets when the block ends well.
 
-        Numbers grow by one, over withdrawn and unfinished ones too. The newest `keep` entries stay,
-        and of withdrawn ones as many; None: all.
+        The newest `keep` entries stay, and of withdrawn ones as many; None: all.
         """
         here = self.carrier.here
         for folder in (here, here / WITHDRAWN_DIR):
@@ -334,10 +320,9 @@ class HeldNumbers:
         return max((number for place in places for number in list_numbered(place)), default=0) + 1
 
     def withdraw(self, above: int) -> list[int]:
-        """Moves the entries whose number is above one aside, into `.withdrawn/`.
+        """Moves the entries above a number into `.withdrawn/`, the newest one last.
 
-        The newest one goes last: until then it is the newest, and after it `above` is. Returns the
-        numbers of those that were complete.
+        Returns the numbers of those that were complete.
         """
         complete = list_complete(self.place, self.marker)
         moved = [number for number in list_numbered(self.place) if number > above]

@@ -30,8 +30,7 @@ from conf.storage.store_clients import Version
 STALE_S = 600.0
 """Age from which the claim of a machine that cannot be asked is taken for a dead one's."""
 CUT_SHORT_STALE_S = 10.0
-"""Age from which a claim that does not say whose it is belongs to a process that died writing it:
-one that is at work finds out by `Claim.check` if it was taken for dead."""
+"""Age from which a claim that does not say whose it is belongs to one that died writing it."""
 _WAIT_S = 60.0
 _PAUSE_S = 0.05
 LEASE_KEY = ".lease"
@@ -60,11 +59,7 @@ class Claim:
 
 @contextlib.contextmanager
 def hold_claim(path: Path, wait_s: float = _WAIT_S) -> Iterator[Claim]:
-    """Holds a claim, waiting for another one to end.
-
-    A claim whose process has ended on this machine is broken at once, one of another machine
-    after `STALE_S`, one that was cut short as it was written after `CUT_SHORT_STALE_S`.
-    """
+    """Holds a claim, waiting for another one to end, whose process may have ended."""
     claim = Claim(path, json.dumps({"nonce": uuid.uuid4().hex, "owner": describe_self()}))
     end = time.monotonic() + wait_s
     while not _create(claim):
@@ -101,10 +96,9 @@ def _create(claim: Claim) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def _break_stale(path: Path) -> None:
@@ -121,14 +115,12 @@ def _break_stale(path: Path) -> None:
 
 
 def _is_stale(path: Path, text: str) -> bool:
-    try:
+    owner, after_s = None, CUT_SHORT_STALE_S
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         owner, after_s = json.loads(text)["owner"], STALE_S
-    except (ValueError, KeyError, TypeError):
-        owner, after_s = None, CUT_SHORT_STALE_S
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return is_abandoned(owner, path.stat().st_mtime, after_s)
-    except FileNotFoundError:
-        return False
+    return False
 
 
 @dataclass(frozen=True)
@@ -145,10 +137,9 @@ class _Note:
 
 
 def _parse(data: bytes | None) -> _Note | None:
-    try:
-        return None if data is None else _Note(**json.loads(data))
-    except (ValueError, TypeError):
-        return None
+    with contextlib.suppress(ValueError, TypeError):
+        return _Note(**json.loads(data or b""))
+    return None
 
 
 class Lease:
@@ -216,14 +207,18 @@ def _take(directory: Storage, holder: str) -> Lease:
     is_taken = False
     while not is_taken:  # Of two that find it free the slower one finds it held next.
         data, version = directory.read_version(LEASE_KEY)
-        before = _parse(data)
-        if before is not None and before.is_held and not _is_over(directory, before):
-            raise _refuse(directory)
-        note = _Note(holder, describe_self(), before.renewals + 1 if before else 0)
+        before = _parse(data) or _Note(holder, None, -1, is_held=False)
+        if before.is_held and not _is_over(directory, before):
+            break
+        note = _Note(holder, describe_self(), before.renewals + 1)
         is_taken = directory.replace(LEASE_KEY, note.dumps(), version)
     found, taken = directory.read_version(LEASE_KEY)
-    if found != note.dumps() or taken is None:
-        raise _refuse(directory)
+    if not is_taken or found != note.dumps() or taken is None:
+        raise UpstreamNotReadyError(
+            "another process is working on this directory of the store",
+            received=directory.uri,
+            fix=f"wait for it to end; if it is dead, its lease lapses after {LAPSE_S:.0f} s",
+        )
     return Lease(directory, note, taken)
 
 
@@ -231,14 +226,6 @@ def _is_over(directory: Storage, note: _Note) -> bool:
     """Whether the process that holds a lease has ended, as far as can be known."""
     item = directory.find(LEASE_KEY)
     return item is None or is_abandoned(note.owner, item.mtime_ns / 1e9, LAPSE_S)
-
-
-def _refuse(directory: Storage) -> UpstreamNotReadyError:
-    return UpstreamNotReadyError(
-        "another process is working on this directory of the store",
-        received=directory.uri,
-        fix=f"wait for it to end; if it is dead, its lease lapses after {LAPSE_S:.0f} s",
-    )
 
 
 def read_holder(directory: Storage) -> str | None:

@@ -36,10 +36,8 @@ WORK_DIR_VARIABLE = "SLUICE_WORK_DIR"
 COPY_FILE = ".copy.json"
 _LOCK_FILE = ".copy.lock"
 # A folder that holds one of them is complete; see `conf.artefacts`.
-MARKERS = frozenset(
-    {MANIFEST_FILE, "checkpoint.json", "index.json", "export.json", "delta.json", "run_card.json"}
-    | {"saved_model.pb"}
-)
+_CARDS = ("checkpoint.json", "index.json", "export.json", "delta.json", "run_card.json")
+MARKERS = frozenset({MANIFEST_FILE, "saved_model.pb", *_CARDS})
 _COPY_BYTES = 8 << 20
 # What the stores copy themselves: S3 refuses more.
 _STORE_COPY_BYTES = 5 << 30
@@ -50,13 +48,7 @@ State = list[int]
 
 @dataclass(frozen=True)
 class _Note:
-    """What a copy notes, as it stands in its file.
-
-    Attributes:
-        id: No other copy has it.
-        files: States of a file here and there that are the same content, by path.
-        sending: State here of each file that was being brought when the process was killed.
-    """
+    """What a copy notes: by path, states here and there of the same content, and what it brings."""
 
     uri: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -65,7 +57,6 @@ class _Note:
 
     @classmethod
     def read(cls, directory: Path, uri: str) -> _Note:
-        """Reads the note of a copy; a new one where there is no copy yet."""
         return cls(**{**_read_json(directory / COPY_FILE), "uri": uri})
 
     def write(self, directory: Path) -> None:
@@ -73,19 +64,15 @@ class _Note:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 @dataclass(frozen=True)
 class WorkingCopy:
-    """A directory of an object store and the local one that stands for it.
-
-    The methods raise a `ConfigError` where the store cannot be reached or refuses.
-    """
+    """A directory of an object store and the local one that stands for it."""
 
     remote: Storage
     local: Path
@@ -109,10 +96,7 @@ class WorkingCopy:
         return _Note.read(self.local, self.remote.uri).id
 
     def pull(self, wanted: Callable[[str], bool] = lambda key: True) -> None:
-        """Brings here what has changed there since the last time, and removes what went there.
-
-        What changed here alone stays as it is.
-        """
+        """Brings here what has changed there since the last time, and removes what went there."""
         with self._noting() as note:
             there = {key: state for key, state in self._list().items() if wanted(key)}
             for key, here in note.sending.items():
@@ -138,8 +122,8 @@ class WorkingCopy:
             note.write(self.local)
             self._send_all(changed)
             with reaching(self.remote):
-                self.remote.delete_all(filter(_is_marker, gone))
-                self.remote.delete_all(key for key in gone if not _is_marker(key))
+                for _, group in groupby(sorted(gone, key=_rank, reverse=True), _rank):
+                    self.remote.delete_all(group)
             there = self._list() if changed else {}
             for key in gone:
                 del note.files[key]
@@ -238,18 +222,14 @@ def _rank(key: str) -> int:
 
 
 def _state_here(file: Path) -> State:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         status = file.stat()
-    except FileNotFoundError:
-        return [-1, 0]
-    return [status.st_size, status.st_mtime_ns]
+        return [status.st_size, status.st_mtime_ns]
+    return [-1, 0]
 
 
 def find_working_path(path: str | os.PathLike[str]) -> Path:
-    """Returns the local path to work at: a path's own, or the copy's of one in an object store.
-
-    Copies are below `SLUICE_WORK_DIR`, else below `sluice/work` in the user's cache.
-    """
+    """Returns the local path to work at: a path's own, or the copy's of one in an object store."""
     text = os.fspath(path)
     if not is_remote(text):
         return local_path(text)
@@ -264,7 +244,7 @@ def find_working_path(path: str | os.PathLike[str]) -> Path:
 def find_working_copy(directory: Path) -> WorkingCopy | None:
     """Returns the working copy that a local directory is, None where it is none."""
     uri = _read_json(directory / COPY_FILE).get("uri")
-    return None if uri is None else WorkingCopy(parse_storage(uri), directory)
+    return WorkingCopy(parse_storage(uri), directory) if uri else None
 
 
 def describe_place(directory: Path) -> str:
@@ -292,13 +272,9 @@ def move_folder(folder: Storage, target: Storage) -> None:
             large = {key for key in keys if objects[key].bytes > _STORE_COPY_BYTES}
             folder.move_all({key: key for key in keys - large}, target)
             for key in large:
-                _copy(folder, target, key)
+                with folder.open_input(key) as source:
+                    _upload(source, target, key)
     remove_folder(folder)
-
-
-def _copy(folder: Storage, target: Storage, key: str) -> None:
-    with folder.open_input(key) as source:
-        _upload(source, target, key)
 
 
 def _upload(source: BinaryIO, target: Storage, key: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import shutil
 import uuid
@@ -22,12 +21,7 @@ PRIVATE = 0o640
 
 @contextmanager
 def staged_directory(target: Path) -> Iterator[Path]:
-    """Yields an empty directory that takes the target's place when the block ends well.
-
-    The target is never missing or incomplete: where the kernel can swap two names in one step, a
-    kill at any moment leaves either the old content or the new. What a killed process left
-    behind is swept by the next one.
-    """
+    """Yields an empty directory that takes the target's place when the block ends well."""
     target.parent.mkdir(parents=True, exist_ok=True)
     lock, staging, replaced = (
         target.with_name(f".{target.name}.{kind}") for kind in ("lock", "staging", "replaced")
@@ -79,18 +73,13 @@ def _remove(path: Path) -> None:
 def sync_tree(root: Path) -> None:
     """Makes all files below a directory survive a power cut; what links lead to is not its own."""
     for directory, _, files in os.walk(root):
-        for path in (Path(directory) / name for name in files):
-            if not path.is_symlink():
-                _sync(path)
-        sync_directory(Path(directory))
+        for path in (*(Path(directory, name) for name in files), Path(directory)):
+            if path == root or not path.is_symlink():
+                sync_directory(path)
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames inside a directory survive a power cut."""
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
+    """Makes renames inside a directory survive a power cut; of a file, what it holds."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -137,7 +126,7 @@ class AtomicFile:
     def publish(self, *, durable: bool = True) -> None:
         """Gives the file its name, in place of an earlier one."""
         if durable:
-            _sync(self.unfinished)
+            sync_directory(self.unfinished)
         self.unfinished.replace(self._path)
         if durable:
             sync_directory(self._path.parent)
@@ -153,14 +142,11 @@ def remove_unfinished(path: Path) -> None:
         unfinished.unlink()
 
 
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
-
-
 def link_file(source: Path, target: Path) -> None:
     """Gives a file a second name, or copies it where the file system has no links."""
     try:
         os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    except FileExistsError:
+        raise
+    except OSError:
         shutil.copyfile(source, target)

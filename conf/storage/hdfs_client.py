@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 from xml.etree import ElementTree
 
 from conf.errors import ConfigError
-from conf.storage.store_clients import StoredObject, Upload, Version, open_ranges
+from conf.storage.store_clients import StoreClient, StoredObject, Upload, Version, open_ranges
 
 T = TypeVar("T")
 
@@ -43,9 +43,9 @@ _WRITE_BYTES = 4 << 20
 _SMALL_BYTES = 1 << 20
 """What is replaced on a condition and looked at before it is read, a pointer, is not longer."""
 _UNFINISHED = re.compile(r"\.(.+)\.(upload|next|after)-[0-9a-f]{32}")
-_REMOTE_ERROR = re.compile(r'RPCError\("(?:[\w.$]*\.)?([\w$]+)", "(.*?)(?:\\n|"\))', re.DOTALL)
-
-_KERBEROS_ERROR = re.compile(r'GSSAPIError\(.*, "(.*?)"\)', re.DOTALL)
+_ERROR = re.compile(
+    r'RPCError\("(?:[\w.$]*\.)?([\w$]+)", "(.*?)(?:\\n|"\))|GSSAPIError\(.*, "(.*?)"\)', re.DOTALL
+)
 _DATA_NODE = re.compile(r'ip_addr: \\?"([^"\\]+)\\?",.*?xfer_port: (\d+)', re.DOTALL)
 
 
@@ -71,19 +71,15 @@ def _ask_once(call: Callable[..., T], arguments: tuple[Any, ...], limit_s: float
         except BaseException as error:  # a panic of Rust is no Exception
             answer.set_exception(error)
 
-    threading.Thread(target=work, name="hdfs", daemon=True).start()
-    try:
-        return answer.result(limit_s)
-    except TimeoutError as error:
-        if answer.done():  # the library's own
-            raise
-        raise OSError(f"no answer within {limit_s:.0f} s") from error
-    except OSError as error:
-        raise type(error)(_explain(str(error))) from error
-    except BaseException as error:
-        if not answer.done():  # this process was interrupted
-            raise
-        raise OSError(_explain(str(error))) from error
+    thread = threading.Thread(target=work, name="hdfs", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if not answer.done():
+        raise OSError(f"no answer within {limit_s:.0f} s")
+    if (error := answer.exception()) is None:
+        return answer.result()
+    kind = type(error) if isinstance(error, OSError) else OSError
+    raise kind(_explain(str(error))) from error
 
 
 def _explain(text: str) -> str:
@@ -92,41 +88,33 @@ def _explain(text: str) -> str:
         return f"no DataNode gives a block whole: it is damaged, or they are away ({nodes})"
     if "All nodes failed for write" in text:
         return "no DataNode takes a block: they do not answer, or have no room"
-    if (found := _KERBEROS_ERROR.search(text)) is not None:
-        return f"Kerberos: {found[1]}"
-    found = _REMOTE_ERROR.search(text)
-    return f"{found[1]}: {found[2]}" if found else text.partition("\n")[0]
+    if (found := _ERROR.search(text)) is None:
+        return text.partition("\n")[0]
+    return f"Kerberos: {found[3]}" if found[3] else f"{found[1]}: {found[2]}"
 
 
 def find_default_node() -> str:
     """Returns the NameNode or name service that Hadoop's configuration makes the default."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
-    reason = "neither HADOOP_CONF_DIR nor HADOOP_HOME is set"
-    if folder is not None:
-        file = Path(folder) / "core-site.xml"
-        try:
-            found = _read_default(file)
-            reason = f"fs.defaultFS in {file} is {found or 'not set'}"
-            if (node := re.fullmatch(r"hdfs://([^/@$]+)/?", found)) is not None:
-                return node[1]
-        except (OSError, ElementTree.ParseError) as error:
-            reason = f"{file}: {error}"
+    found = _read_default(Path(folder) / "core-site.xml") if folder else "no HADOOP_CONF_DIR"
+    if (node := re.fullmatch(r"hdfs://([^/@$]+)/?", found)) is not None:
+        return node[1]
     raise ConfigError(
         "hdfs:///<path> needs a default NameNode in Hadoop's configuration",
-        received=reason,
+        received=found,
         allowed="fs.defaultFS: hdfs://<host>:<port>, or the name of a name service",
         fix="set HADOOP_CONF_DIR to the folder of core-site.xml, or write hdfs://<host>:<port>/…",
     )
 
 
 def _read_default(file: Path) -> str:
-    root = ElementTree.parse(file).getroot()  # noqa: S314 - the own file of who runs this
-    names = {
-        item.findtext("name", "").strip(): item.findtext("value", "")
-        for item in root.iter("property")
-    }
-    return names.get("fs.defaultFS", names.get("fs.default.name", "")).strip()
+    try:
+        root = ElementTree.parse(file).getroot()  # noqa: S314 - the own file of who runs this
+    except (OSError, ElementTree.ParseError) as error:
+        return f"{file}: {error}"
+    found = {p.findtext("name", "").strip(): p.findtext("value", "") for p in root.iter("property")}
+    return found.get("fs.defaultFS", found.get("fs.default.name", f"none in {file}")).strip()
 
 
 def connect_hdfs(authority: str) -> HdfsClient:
@@ -145,7 +133,7 @@ def connect_hdfs(authority: str) -> HdfsClient:
     return HdfsClient(hdfs_native.Client(uri, {_ATTEMPTS: _RETRIES}))
 
 
-class HdfsClient:
+class HdfsClient(StoreClient):
     """A NameNode's files."""
 
     def __init__(self, client: Any) -> None:
@@ -176,10 +164,6 @@ class HdfsClient:
         for path, status in self._list(folder):
             if status.isdir and not _UNFINISHED.fullmatch(path.rpartition("/")[2]):
                 yield path
-
-    def has_bucket(self) -> bool:
-        """There is but one root."""
-        return True
 
     def get(self, path: str) -> tuple[bytes, Version]:
         """Reads a file as it is at one moment; ends a replacement that is under way, or was."""
@@ -232,11 +216,9 @@ class HdfsClient:
     def move_folder(self, source: str, target: str) -> bool:
         self._make_folder(target)
         with contextlib.suppress(FileNotFoundError):  # It was moved before.
-            try:
-                self.rename(source, target)
-            except FileExistsError:
-                self.remove_folder(target)
-                self.rename(source, target)
+            self.info(source)
+            self.remove_folder(target)
+            self.rename(source, target)
         return True
 
     def remove_folder(self, folder: str) -> bool:
@@ -248,10 +230,10 @@ class HdfsClient:
 
     def remove_uploads(self, folder: str, held: str) -> None:
         found = [path for path, _ in self._list(folder, is_recursive=True)]
-        theirs = {path.rpartition("/")[0] for path in found if path.endswith(f"/{held}")} - {folder}
+        theirs = {path.removesuffix(held) for path in found if path.endswith(f"/{held}")}
         for path in found:
             parts = _UNFINISHED.fullmatch(path.rpartition("/")[2])
-            is_theirs = any(path.startswith(f"{other}/") for other in theirs)
+            is_theirs = path.startswith(tuple(theirs - {f"{folder}/"}))
             if parts is not None and parts[2] == "upload" and not is_theirs:
                 self.delete(path, folder)
 
@@ -291,10 +273,8 @@ class HdfsClient:
         return status
 
     def _find(self, path: str) -> Any:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self.info(path)
-        except FileNotFoundError:
-            return None
 
     def _list(self, folder: str, *, is_recursive: bool = False) -> list[tuple[str, Any]]:
         for _ in range(_LOOKS):
@@ -307,10 +287,9 @@ class HdfsClient:
         raise OSError(f"/{folder} changes while it is listed")
 
     def _remove_empty(self, folder: str) -> bool:
-        try:
+        with contextlib.suppress(OSError):  # it is not empty, or not ours to remove
             return _ask(cast("Callable[..., bool]", self.native.delete), f"/{folder}", False)
-        except OSError:  # it is not empty, or not ours to remove
-            return False
+        return False
 
     def _replace(self, path: str, data: bytes, over: Version) -> None:
         """Replaces a file that is of a version."""
@@ -350,27 +329,22 @@ class HdfsClient:
         self._remove_empty(after)
 
     def _is_at(self, path: str, version: Version) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return _version(*self._get(path)) == version
-        except FileNotFoundError:
-            return False
+        return False
 
     def _sweep(self, path: str) -> None:
         """Removes what killed writers of a file have left of conditions."""
         folder, _, name = path.rpartition("/")
         found = [(left, status) for left, status in self._list(folder) if status.isdir]
         # Read after the listing: a file is never of a version again that it has had.
-        try:
-            current = self._status(path)
-        except FileNotFoundError:
-            return
-        for left, status in found:
+        current = self._find(path)
+        for left, status in found if current is not None else ():
             parts = _UNFINISHED.fullmatch(left.rpartition("/")[2])
-            if parts is None or parts[1] != name:
-                continue
+            kind = parts[2] if parts is not None and parts[1] == name else ""
             age_ms = current.modification_time - status.modification_time
-            is_after = parts[2] == "after" and left != _name_after(path, _state(current))
-            if is_after or (parts[2] == "next" and age_ms > _STALE_MS):
+            is_passed = kind == "after" and left != _name_after(path, _state(current))
+            if is_passed or (kind == "next" and age_ms > _STALE_MS):
                 self.remove_folder(left)
 
 
@@ -384,12 +358,11 @@ class _HdfsUpload:
         self._file = client.create(self._unfinished)
         self._is_open = True
 
-    def write(self, data: Any, /) -> object:
+    def write(self, data: Any, /) -> None:
         self._pending += memoryview(data).cast("B")
         if len(self._pending) >= _WRITE_BYTES:
             with self._failing():
                 self._send()
-        return None
 
     def close(self) -> None:
         if not self._is_open:

@@ -33,11 +33,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class ByteSource:
-    """Reads a stream in pieces of bounded size; a damaged compressed stream ends early.
-
-    Attributes:
-        failure: What is wrong with the compressed stream, once its damage has been reached.
-    """
+    """Reads a stream in pieces of bounded size; a damaged one ends early, with a `failure`."""
 
     def __init__(
         self,
@@ -113,37 +109,27 @@ def open_local(path: str | Path) -> BinaryIO:
     return Path(path).open("rb", buffering=0)
 
 
-def is_intact(
-    path: str | Path, compression: Compression | None, opener: Opener = open_local
-) -> bool:
+def is_intact(path: str | Path, compression: Compression | None, opener: Opener) -> bool:
     """Whether a file inflates without an error; one that is not compressed always does."""
-    if compression is None:
-        return True
     with opener(path) as file:
         source = ByteSource(file, compression)
-        while source.read(_PIECE_BYTES):
+        while compression and source.read(_PIECE_BYTES):
             pass
     return source.failure is None
 
 
 STORAGE_OPTION, STORAGE_PREFIX = "storage", "fs."
-
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az"}
 _SETTINGS = ("account", ANONYMOUS, "endpoint_override", "region", "scheme")
 STORAGE_OPTIONS = (STORAGE_OPTION, *(f"{STORAGE_PREFIX}{name}" for name in _SETTINGS))
 _SECRETS = re.compile("key|secret|token|password|credential", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_FROM_ENVIRONMENT = (
-    "credentials come from the environment of driver and executors (AWS_ACCESS_KEY_ID, profiles, "
-    "instance roles, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY): options are shown "
-    "in plans and logs"
-)
+_FROM_ENVIRONMENT = "credentials come from the environment: options are shown in plans and logs"
 
 
 def split_storage_options(options: Mapping[str, str]) -> tuple[dict[str, str], Settings]:
     """Takes the settings of object stores out of data source options."""
-    rest: dict[str, str] = {}
-    settings: dict[str, str] = {}
+    rest, settings = dict[str, str](), dict[str, str]()
     for name, value in options.items():
         if name.lower() == STORAGE_OPTION:
             settings.update(_parse_storage(value))
@@ -159,10 +145,7 @@ def _parse_storage(text: str) -> dict[str, str]:
         data = json.loads(text)
         if isinstance(data, dict) and all(isinstance(value, str) for value in data.values()):
             return data
-    raise ConfigError(
-        "TFRecord option 'storage' is no JSON object of strings",
-        allowed='such as {"endpoint_override": "https://minio:9000", "region": "eu-west-1"}',
-    )
+    raise ConfigError("TFRecord option 'storage' is no JSON object of strings")
 
 
 def check_settings(settings: Mapping[str, str]) -> Settings:
@@ -193,29 +176,26 @@ def find_scheme(path: str) -> str | None:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path lies in an object store that can be reached."""
+    """Whether a path lies in a store."""
     return find_scheme(path) in CONNECTORS
 
 
 def parse_storage(path: str, settings: Settings = ()) -> Storage:
-    """Reads the URI of a directory or an object, such as `s3a://bucket/data/train`.
+    """Reads the URI of a directory or an object, such as `s3a://bucket/data/train`, as it stands.
 
-    Nothing is unescaped; `hdfs:///data` lies where Hadoop's configuration says.
+    `hdfs:///data` lies where Hadoop's configuration says.
     """
     scheme, _, rest = path.partition(":")
     name, is_whole, rest = find_scheme(path) or "", rest[:2] == "//", rest.removeprefix("//")
-    is_hdfs = name == "hdfs"
-    allowed = f"{scheme}://{'<host>:<port>' if is_hdfs else '<bucket>'}/<path>, without . and .."
+    allowed = f"{scheme}://<bucket, or host:port of HDFS>/<path>, without . and .."
     if "@" in rest.partition("/")[0] or "?" in rest:
         raise ConfigError(
-            f"a {scheme}:// path holds more than a place: what stands before @ or behind ? is "
-            "refused",
+            f"a {scheme}:// path with what stands before @ or behind ? is refused",
             allowed=allowed,
-            fix="the user is HADOOP_USER_NAME, else that of the process"
-            if is_hdfs
-            else f"settings are options (fs.endpoint_override, fs.region), {_FROM_ENVIRONMENT}",
+            fix=f"settings are options (fs.endpoint_override, fs.region), {_FROM_ENVIRONMENT}; "
+            "the user of HDFS is HADOOP_USER_NAME, else that of the process",
         )
-    if is_hdfs and is_whole and rest.startswith("/"):
+    if name == "hdfs" and is_whole and rest.startswith("/"):
         rest = find_default_node() + rest
     parts = [part for part in rest.split("/") if part]
     if not (is_whole and parts) or rest.startswith("/") or {".", ".."} & set(parts):
@@ -233,9 +213,7 @@ def resolve_local_path(path: str) -> str:
         raise ConfigError(
             "not a local path",
             received=re.sub(r"//[^/]*@", "//***@", path) or "no path",
-            allowed="a path such as /data/train, or file:///data/train; where shards are read and "
-            "written also s3://, s3a://, gs://, az:// and hdfs://",
-            fix="use one of these, or a file system that driver and executors share as a mount",
+            allowed="/data/train or file:///data/train; of shards also s3://, gs://, az://, hdfs://",
         )
     return str(Path(local).absolute())
 
@@ -319,10 +297,9 @@ class StoredPath:
 
     def has_bucket(self) -> bool:
         """Whether the bucket is there, or the store does not tell."""
-        try:
+        with contextlib.suppress(OSError):
             return self.storage.has_bucket()
-        except OSError:
-            return True
+        return True
 
 
 def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:

@@ -1,8 +1,4 @@
-"""A directory of an object store, or of HDFS, by keys relative to it.
-
-Everything works without locks and directories: an object appears whole when its upload ends, or
-not at all, and a put may ask that nobody else was faster.
-"""
+"""A directory of an object store, or of HDFS, by keys relative to it; without locks."""
 
 from __future__ import annotations
 
@@ -28,14 +24,10 @@ from conf.storage.store_clients import (
     first_line,
 )
 
-_FIX = (
-    "check name, region, endpoint and credentials, and renew what has expired; credentials come "
-    "from the environment of driver and executors, in the way of the store's own tools"
-)
+_FIX = "check name, region and endpoint, and the credentials in the environment; renew expired ones"
 _FIX_HDFS = (
-    "name the NameNode's host and port, or a name service that core-site.xml and hdfs-site.xml in "
-    "HADOOP_CONF_DIR know; the user is HADOOP_USER_NAME, else that of the process or, with "
-    "Kerberos (set in core-site.xml too), of its ticket (kinit, or KRB5_CLIENT_KTNAME)"
+    "name the NameNode's host and port, or a name service of HADOOP_CONF_DIR; the user is "
+    "HADOOP_USER_NAME, else that of the process or of a Kerberos ticket (KRB5_CLIENT_KTNAME)"
 )
 
 # Requests under way at a time when many objects are moved or deleted.
@@ -88,15 +80,10 @@ class Storage:
     """A directory of an object store; picklable, and without credentials.
 
     Its methods raise an `OSError` where the store does not answer, or refuses.
-
-    Attributes:
-        scheme: `s3`, `gs`, `az` or `hdfs`.
-        root: Bucket (or container, or host) and path, without slashes at the ends.
-        settings: How to reach the store, such as `endpoint_override` and `region`.
     """
 
-    scheme: str
-    root: str
+    scheme: str  # s3, gs, az or hdfs
+    root: str  # bucket (or container, or host) and path, without slashes at the ends
     settings: Settings = ()
 
     @property

@@ -1,8 +1,4 @@
-"""Which process something belongs to, whether it is dead, and the sweep of what the dead left.
-
-What a dead process left must not be taken for a live one's, nor the other way round. Where the
-kernel can tell, a lock on a file does: it is free when its process ends, however it ends.
-"""
+"""Which process something belongs to, whether it is dead, and the sweep of what the dead left."""
 
 from __future__ import annotations
 
@@ -36,30 +32,26 @@ class Owner:
 
 def find_this_process() -> Owner | None:
     """Describes this process; None where the host does not tell."""
-    try:
+    with suppress(OSError):
         return describe_process(os.getpid())
-    except OSError:
-        return None
+    return None
 
 
 def describe_self() -> dict[str, Any] | None:
-    """Describes this process as JSON values; None where the host does not tell."""
+    """Describes this process as JSON values."""
     owner = find_this_process()
     return None if owner is None else asdict(owner)
 
 
 def find_jvm() -> Owner | None:
-    """Finds the driver's JVM among this process's ancestors; None: only age can show a dead job.
-
-    A Python process is not taken for it, as the driver's come and go.
-    """
-    try:
-        pid = os.getpid()
-        while pid > 1 and _executable(pid) != "java":
+    """Finds the driver's JVM among this process's ancestors; None: only age can show a dead job."""
+    pid = os.getpid()
+    with suppress(OSError):
+        while pid > 1:
+            if _executable(pid) == "java":
+                return describe_process(pid)
             pid = int(_stat_fields(pid)[1])
-        return describe_process(pid) if pid > 1 else None
-    except OSError:
-        return None
+    return None
 
 
 def describe_process(pid: int) -> Owner:
@@ -100,13 +92,10 @@ def is_abandoned(owner: object, moved_s: float, after_s: float = STALE_S) -> boo
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a process has aside, or left when it died: the process, and when it moved.
-
-    The owner is an `Owner`, or what `describe_self` returned there; None: not known.
-    """
+    """What a process has aside, or left when it died: the process, and when it moved."""
 
     name: str
-    owner: object
+    owner: object  # an `Owner`, or what `describe_self` returned there; None: not known
     moved_s: float
 
 

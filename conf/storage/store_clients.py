@@ -56,34 +56,34 @@ class StoreClient(Protocol):
     def head(self, path: str) -> StoredObject | None: ...
     def list_below(self, folder: str) -> Iterator[tuple[str, StoredObject]]: ...
     def list_folders(self, folder: str) -> Iterator[str]: ...
-    def has_bucket(self) -> bool: ...
     def get(self, path: str) -> tuple[bytes, Version]: ...
     def open_input(self, path: str) -> BinaryIO: ...
     def open_output(self, path: str) -> Upload: ...
 
     def put(self, path: str, data: bytes, over: Version | Literal["any"] | None) -> None:
         """Replaces an object of a version, None: creates it; else raises `FileExistsError`."""
-        ...
 
     def move(self, source: str, target: str) -> None:
         """Renames an object, over another one; where the store can only copy, the source stays."""
-        ...
 
     def delete(self, path: str, within: str) -> None:
         """Deletes an object, if it is there; on HDFS folders too, below one, that become empty."""
-        ...
+
+    # As in stores, where a folder is but a part of names and a rule of the bucket ends uploads.
+    def has_bucket(self) -> bool:
+        return True
 
     def move_folder(self, source: str, target: str) -> bool:
         """Moves a folder in one step; returns False, and does nothing, where the store cannot."""
-        ...
+        return False
 
     def remove_folder(self, folder: str) -> bool:
         """Removes a folder and uploads in one step; else as `move_folder`."""
-        ...
+        return False
 
     def remove_uploads(self, folder: str, held: str) -> None:
         """Removes shown uploads that never ended, but in folders that hold an object `held`."""
-        ...
+        return None
 
 
 class _RangeReader(io.RawIOBase):
@@ -152,7 +152,7 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [repr(error)])[0].removesuffix(": ")
 
 
-class ObstoreClient:
+class ObstoreClient(StoreClient):
     """A bucket of S3 or Google, or a container of Azure."""
 
     def __init__(self, store: Any) -> None:
@@ -182,8 +182,7 @@ class ObstoreClient:
             yield from self._api.list_with_delimiter(self.store, folder or None)["common_prefixes"]
 
     def has_bucket(self) -> bool:
-        """Whether the bucket is there: a listing of one that is not looks empty."""
-        try:
+        try:  # A listing of one that is not there looks empty.
             self.get(_NO_KEY)
         except FileNotFoundError as error:
             return not _NO_BUCKET.search(str(error))
@@ -192,9 +191,8 @@ class ObstoreClient:
     def get(self, path: str) -> tuple[bytes, Version]:
         with _translating():
             answer = self._api.get(self.store, path)
-            named = {"e_tag": answer.meta["e_tag"], "version": answer.meta["version"]}
-            data = bytes(answer.bytes())
-        return data, {name: value for name, value in named.items() if value is not None}
+            named = {name: answer.meta[name] for name in ("e_tag", "version")}
+            return bytes(answer.bytes()), {n: value for n, value in named.items() if value}
 
     def open_input(self, path: str) -> BinaryIO:
         def fetch(start: int, length: int) -> Any:
@@ -222,16 +220,6 @@ class ObstoreClient:
     def delete(self, path: str, within: str) -> None:
         with _translating(), contextlib.suppress(FileNotFoundError):
             self._api.delete(self.store, path)
-
-    # There are no renames, a folder is but a part of names, and a rule of the bucket ends uploads.
-    def move_folder(self, source: str, target: str) -> bool:
-        return False
-
-    def remove_folder(self, folder: str) -> bool:
-        return False
-
-    def remove_uploads(self, folder: str, held: str) -> None:
-        return None
 
 
 def _describe(item: Mapping[str, Any]) -> StoredObject:
@@ -272,19 +260,17 @@ def connect_bucket(scheme: str, bucket: str, settings: Settings) -> StoreClient:
     if config.pop(ANONYMOUS, "").lower() == "true":  # Reads only go unsigned,
         config["skip_signature"] = True
         config |= {"bearer_token": ANONYMOUS} if scheme == "gs" else {}  # as in emulators.
-    if scheme == "gs":
-        return ObstoreClient(store.GCSStore(bucket, config=config, **_limits()))
-    if scheme == "az":
-        return ObstoreClient(store.AzureStore(bucket, config=config, **_limits()))
+    if scheme != "s3":
+        make = store.GCSStore if scheme == "gs" else store.AzureStore
+        return ObstoreClient(make(bucket, config=config, **_limits()))
     environment = map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION"))
     if not (config.keys() & {"endpoint", "region"} or any(environment)):
         from pyarrow import fs
 
         config["region"] = fs.resolve_s3_region(bucket)
     provider = None if "skip_signature" in config else _find_profile()
-    return ObstoreClient(
-        store.S3Store(bucket, config=config, credential_provider=provider, **_limits())
-    )
+    found = store.S3Store(bucket, config=config, credential_provider=provider, **_limits())
+    return ObstoreClient(found)
 
 
 def _limits() -> dict[str, Any]:

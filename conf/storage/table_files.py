@@ -19,10 +19,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def open_parquet(file: Path | pa.BufferReader) -> pq.ParquetFile:
-    """Opens a Parquet file; INT96 times are microseconds, as in Spark.
-
-    In nanoseconds, Arrow's default, a year before 1678 or after 2262 becomes another one.
-    """
+    """Opens a Parquet file; INT96 times are microseconds: in nanoseconds years become others."""
     return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
@@ -70,23 +67,18 @@ _END = "\ufdd0"  # no character of any text
 class CsvForm:
     """How a CSV file with a header is read.
 
-    Attributes:
-        types: By column; of others Arrow infers them from the first block, but for numbers that
-            would become others, such as 64-bit hashes, `007`, `0xff` or `1e400`, and times of a
-            day: these are text.
-        columns: Those to read; None: all.
-        nulls: Fields that are null beside the empty one; `quoted_nulls`: in quotes too.
-        empty_lines: Whether a line without anything is a row of an only column.
-        is_line_wise: Whether a row is a line, as builds read it: no field spans lines, and where
-            tabs separate there are no quotes. What another reader would take otherwise is refused.
+    Types that are not given Arrow infers from the first block, but for numbers that would become
+    others, such as 64-bit hashes, `007`, `0xff` or `1e400`, and times of a day: these are text.
+    Line-wise a row is a line, as builds read it: no field spans lines, and where tabs separate
+    there are no quotes. What another reader would take otherwise is refused.
     """
 
     separator: str = ","
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     columns: Sequence[str] | None = None
-    nulls: Sequence[str] = ()
+    nulls: Sequence[str] = ()  # beside the empty field
     quoted_nulls: bool = False
-    empty_lines: bool = False
+    empty_lines: bool = False  # are rows of an only column
     is_line_wise: bool = False
     block_bytes: int = 1 << 20
 
@@ -115,7 +107,7 @@ class CsvForm:
 
 
 class CsvRows(NamedTuple):
-    """The schema of a CSV file, and its rows to come."""
+    """The schema of a file, and its rows to come."""
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
@@ -139,12 +131,7 @@ def read_csv_names(path: Path, separator: str = ",", *, is_line_wise: bool = Fal
 
 
 def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
-    """Opens a CSV file, of which all names are given.
-
-    Raises:
-        pa.ArrowInvalid: A row has other columns, a value another type, a quote has no end, or a
-            line is none of a line-wise file; the batches raise it too.
-    """
+    """Opens a CSV file, of which all names are given; what is wrong in it is `pa.ArrowInvalid`."""
     wanted = list(form.columns or names)
     # A quote without an end takes the rest of the file into the last column.
     form = replace(form, columns=list(dict.fromkeys([*wanted, names[-1]])))
@@ -171,11 +158,9 @@ def open_csv(path: Path, names: Sequence[str], form: CsvForm) -> CsvRows:
 
 def _read_column(name: str, batch: pa.RecordBatch, kind: pa.DataType | None) -> pa.Array:
     column = batch.column(name)
-    if kind is None:
-        return column
-    if _holds_other_number(column, kind):
+    if kind is not None and _holds_other_number(column, kind):
         raise OtherNumberError(name)
-    return pc.ascii_trim_whitespace(column).cast(kind)
+    return column if kind is None else pc.ascii_trim_whitespace(column).cast(kind)
 
 
 def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
@@ -184,10 +169,9 @@ def _holds_other_number(texts: pa.Array, kind: pa.DataType) -> bool:
     def matches(pattern: str) -> pa.Array:
         return pc.match_substring_regex(texts, pattern)
 
-    if pc.any(matches(r"^\s*[+-]?0[xX0-9]")).as_py():
-        return True
-    if pa.types.is_integer(kind):
-        return False
+    is_other = pc.any(matches(r"^\s*[+-]?0[xX0-9]")).as_py()
+    if is_other or pa.types.is_integer(kind):
+        return bool(is_other)
     # From 2^53 on a float64 may be another whole number.
     whole = texts.filter(matches(r"^\s*[+-]?[0-9]{16,}\s*$"))
     long = pc.abs(pc.ascii_trim_whitespace(whole).cast(pa.float64()))
@@ -217,9 +201,8 @@ class _Ended:
         self._next = self._file.read(most) if before else b""
         if self._lines is not None:
             self._lines.check(before, is_last=not self._next)
-        if self._next or not before:
-            return before
-        return before + (b"" if before[-1:] in b"\r\n" else b"\n") + self._row
+        end = (b"" if before[-1:] in b"\r\n" else b"\n") + self._row
+        return before if self._next or not before else before + end
 
     def close(self) -> None:
         self._file.close()
@@ -255,9 +238,7 @@ class _Lines:
 def _without_end(reader: csv.CSVStreamingReader, last: str) -> Iterator[pa.RecordBatch]:
     """Yields batches without the row that `_Ended` adds."""
     held = None
-    for batch in reader:
-        if not batch.num_rows:
-            continue
+    for batch in filter(len, reader):
         if held is not None:
             yield held
         held = batch

@@ -42,7 +42,6 @@ def list_versions(dataset: Dataset) -> list[VersionInfo]:
             "there is no published dataset version here",
             received=dataset.base,
             allowed="the directory of a dataset: <output.root>/<name>",
-            fix="build one by `sluice build`, or correct the path",
         )
     versions = [_describe(dataset, version_id, version_id == current) for version_id in ids]
     if current is not None and current not in ids:
@@ -68,11 +67,7 @@ def _describe(dataset: Dataset, version_id: str, is_current: bool) -> VersionInf
 
 
 def roll_back(dataset: Dataset, version_id: str | None = None) -> tuple[str | None, str]:
-    """Makes another published version current, by default the one before; refuses a damaged one.
-
-    Returns:
-        The version that was current, None where `CURRENT` named none, and the one that is now.
-    """
+    """Makes another undamaged version current, by default the one before; returns both ids."""
     ids = published_versions(dataset.base)
     try:
         current = read_current(dataset)
@@ -108,13 +103,12 @@ def collect_garbage(
     """Removes versions that may go (see `select_garbage`), and what dead builds left."""
     # Refuses a wrong path before a lock file is made there.
     chosen = select_garbage(list_versions(dataset), keep, older_than_days)
-    if dry_run:
-        return chosen
-    with hold_lock(dataset):
-        chosen = select_garbage(list_versions(dataset), keep, older_than_days)
-        for version in chosen:
-            remove_version(dataset, version.version_id)
-        sweep_leftovers(dataset)
+    if not dry_run:
+        with hold_lock(dataset):
+            chosen = select_garbage(list_versions(dataset), keep, older_than_days)
+            for version in chosen:
+                remove_version(dataset, version.version_id)
+            sweep_leftovers(dataset)
     return chosen
 
 
@@ -124,22 +118,13 @@ def select_garbage(
     older_than_days: float | None,
     now: datetime | None = None,
 ) -> list[VersionInfo]:
-    """Chooses the versions that may go, oldest first, never the current one.
-
-    The newest `keep` stay, and those younger than `older_than_days`: with both limits a version
-    must pass both to go.
-    """
-    if keep is None and older_than_days is None:
+    """Chooses the versions that may go, oldest first: not the current one, nor the newest."""
+    given = [limit for limit in (keep, older_than_days) if limit is not None]
+    if not given or keep == 0 or min(given) < 0:
         raise ConfigError(
             "gc needs to be told what may go",
-            received="neither --keep nor --older-than",
-            allowed="--keep N, --older-than DAYS, or both: then a version must pass both to go",
-        )
-    if (keep is not None and keep < 1) or (older_than_days is not None and older_than_days < 0):
-        raise ConfigError(
-            "a limit of gc is out of range",
             received=f"--keep {keep}, --older-than {older_than_days}",
-            allowed="--keep 1 or more, --older-than 0 or more",
+            allowed="--keep 1 or more, --older-than 0 or more, or both: a version must pass both",
         )
     limit = (now or datetime.now(UTC)) - timedelta(days=older_than_days or 0)
     return [
@@ -160,24 +145,15 @@ def _is_older(version: VersionInfo, limit: datetime) -> bool:
 
 
 def diff_manifests(old: Manifest, new: Manifest) -> dict[str, dict[str, Any]]:
-    """Compares two versions of a dataset.
-
-    Returns:
-        By part (`rows`, `bytes`, `read`, `dropped`, `schema`, `vocabularies`, `config`,
-        `label_rate`, `statistics`): `[old, new]` by name, only what differs; None stands for what
-        is not there.
-    """
+    """Returns what differs between two versions, by part and name: `[old, new]`, or None."""
     before, after = _parts(old), _parts(new)
     parts = {name: _differences(before[name], after[name]) for name in before}
     before, after = _highlights(old), _highlights(new)
-    statistics = {
-        name: _differences(before.get(name, {}), after.get(name, {})) for name in before | after
-    }
-    notable = {
-        name: {key: pair for key, pair in changes.items() if _is_notable(*pair)}
-        for name, changes in statistics.items()
-    }
-    parts["statistics"] = {name: changes for name, changes in notable.items() if changes}
+    statistics = {}
+    for name in before | after:
+        changes = _differences(before.get(name, {}), after.get(name, {}))
+        statistics[name] = {key: pair for key, pair in changes.items() if _is_notable(*pair)}
+    parts["statistics"] = {name: changes for name, changes in statistics.items() if changes}
     return {name: part for name, part in parts.items() if part}
 
 

@@ -1,10 +1,8 @@
 """Publishing dataset versions: staged aside, moved into place whole, pointed at last.
 
-Killed at any moment, a build leaves the last version as it was; its leftovers are swept by the
-next one (`conf.publication`). A dataset in an object store is built in a copy, which has the locks,
-renames and hard links of a file system. Before a build the copy takes the store's current version
-over; afterwards it brings the new one there, and moves `CURRENT` by a put with a condition. What
-was published here and did not get there goes there with the next build.
+A dataset in an object store is built in a copy, which has the locks, renames and hard links of a
+file system. Before a build the copy takes the store's current version over; afterwards it brings
+the new one there, and moves `CURRENT`, or the next build does.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -96,10 +94,7 @@ def find_dataset(root: str, name: str) -> Dataset:
 
 
 def read_current(dataset: Dataset) -> str | None:
-    """Id that `CURRENT` holds, or None where there is none.
-
-    An empty one is refused: taken for none, it would let the next build begin anew.
-    """
+    """Id that `CURRENT` holds; an empty one is refused, or the next build would begin anew."""
     current = read_pointer(dataset.base)
     if current is None:
         require_bucket(dataset.base)
@@ -120,11 +115,8 @@ def hold_lock(dataset: Dataset) -> Iterator[None]:
     try:
         paths.base.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(
-            "the folder of the dataset cannot be made: a file stands in its place",
-            received=paths.base,
-            fix="name another folder by output.root, or move the file away",
-        ) from error
+        what = "a file stands in place of the folder of the dataset; name another output.root"
+        raise ConfigError(what, received=paths.base) from error
     refusal = UpstreamNotReadyError(
         f"another build of dataset {paths.name!r} is running",
         received=paths.base,
@@ -136,11 +128,7 @@ def hold_lock(dataset: Dataset) -> Iterator[None]:
 
 @contextmanager
 def hold_dataset(dataset: Dataset, *, takes_shards: bool = False) -> Iterator[DatasetPaths]:
-    """Holds a dataset's lock while a build publishes a version of it, and gives where to publish.
-
-    Shards of the current version are downloaded from a store for a build that takes them. What is
-    current in the copy when the block ends well is brought to the store.
-    """
+    """Holds a dataset's lock while a build publishes there, and brings that to the store."""
     with hold_lock(dataset):
         if not isinstance(dataset, StoredDataset):
             yield dataset
@@ -155,17 +143,13 @@ def hold_dataset(dataset: Dataset, *, takes_shards: bool = False) -> Iterator[Da
 
 
 def new_version_id(digest: str, now: datetime | None = None) -> str:
-    """Returns `<UTC time>-<digest>`: sorts by time, shows what made it."""
+    """Returns `<UTC time>-<digest>`."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%S%fZ")
     return f"{moment}-{digest[:8]}"
 
 
 def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> Path:
-    """Publishes a complete staged version and makes it the current one.
-
-    The order is the promise: files, manifest, directory name, pointer. Killed between any two
-    of them, readers keep the last version.
-    """
+    """Publishes a complete staged version: files, manifest, directory name, pointer."""
     # What killed and late tasks left is in no manifest.
     for temporary in staging.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(temporary)
@@ -203,10 +187,7 @@ def _refuse_current(dataset: Dataset, version_id: str) -> None:
 
 
 def sweep_leftovers(dataset: Dataset) -> list[str]:
-    """Removes what dead builds left, under the lock; returns the names of their versions.
-
-    In a store that is what has been brought in part, and has not moved for a day.
-    """
+    """Removes what dead builds left, under the lock; in a store what has been brought in part."""
     if isinstance(dataset, StoredDataset):
         versions = dataset.copy.remote.child(VERSIONS_DIR)
         with reaching(dataset.copy.remote):
@@ -214,8 +195,7 @@ def sweep_leftovers(dataset: Dataset) -> list[str]:
             found = (Leftover(name, None, _find_last_move(versions.child(name))) for name in names)
             return sweep_dead(found, lambda name: versions.child(name).delete_tree())
     patterns = (f".*{UNFINISHED_SUFFIX}", f"{CLAIM_FILE}.*")
-    unfinished = [file for pattern in patterns for file in dataset.base.glob(pattern)]
-    if unfinished:
+    if unfinished := [file for pattern in patterns for file in dataset.base.glob(pattern)]:
         with hold_claim(dataset.base / CLAIM_FILE):  # A roll-back may be writing the pointer.
             for file in unfinished:
                 file.unlink(missing_ok=True)
@@ -250,20 +230,17 @@ def _is_unfinished(here: DatasetPaths, before: str | None) -> bool:
     """Whether a version was made current here that the store has not got to know."""
     current, file = read_current(here), here.base / SEEN_FILE
     seen = (file.read_text(encoding="utf-8").strip() or None) if file.is_file() else None
-    if current is None or current == seen or before != seen:
-        return False
-    try:
-        return bool(read_manifest(here.version(current)))
-    except InputDataError:
-        return False
+    with suppress(InputDataError):
+        if current is not None and current != seen and before == seen:
+            return bool(read_manifest(here.version(current)))
+    return False
 
 
 def _remove_gone(dataset: StoredDataset, before: str | None) -> None:
     """Removes copies of versions that are no longer in the store."""
-    there = (dataset.base / VERSIONS_DIR).list_folders()
-    for version_id in published_versions(dataset.here.base):
-        if version_id not in there and version_id != before:
-            remove_entry(dataset.here.version(version_id))
+    there = {before, *(dataset.base / VERSIONS_DIR).list_folders()}
+    for version_id in set(published_versions(dataset.here.base)) - there:
+        remove_entry(dataset.here.version(version_id))
 
 
 def _fetch(dataset: StoredDataset, version_id: str, takes_shards: bool) -> None:

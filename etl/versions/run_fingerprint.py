@@ -31,13 +31,7 @@ _ALL_DAYS = "build all days anew: --set output.partition_overwrite=static with t
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a run is asked for beside its config.
-
-    Attributes:
-        dates: Days to build, or None where the inputs are not split by day.
-        force: Whether to build although nothing has changed.
-        refit: Whether numbers are fitted anew; a run with days keeps those of the version before.
-    """
+    """What a run is asked for beside its config: days, building without changes, fitting anew."""
 
     dates: DateRange | None = None
     force: bool = False
@@ -59,11 +53,7 @@ class Parent:
 
 
 def fingerprint_run(config: BuildConfig, inputs: RunInputs, request: RunRequest) -> str:
-    """Returns the fingerprint of all that decides a version's content.
-
-    A file counts by path, size and state, a table by its state, and today where a column has
-    `not_after: now`; where the output lies, and the session that writes it, do not count.
-    """
+    """Returns the fingerprint of all that decides a version's content, and of nothing else."""
     dates = request.dates
     # Columns whose last day is the clock's: the same rows are others tomorrow.
     moving_days = [
@@ -126,24 +116,22 @@ def find_same_version(
 ) -> tuple[Path, Manifest] | None:
     """Finds a published, undamaged version that holds what a run would build.
 
-    A run that replaces its days alone has nothing to do where the current version holds just these.
     One that `grows` looks at the current version alone: an earlier vocabulary would give its next
-    ids to other tokens than the versions after it did, and numbers fitted since be forgotten.
+    ids to other tokens than the versions after it did.
     """
     if replaces_days:
         return _find_same_days(paths, parent, run)
     current = [] if parent is None else [parent.version_id]
     for version_id in current if grows else reversed(published_versions(paths.base)):
-        if not version_id.endswith(f"-{run.fingerprint[:8]}"):
-            continue
-        try:
-            manifest = read_published(paths, version_id)
-        except InputDataError as error:
-            logger.warning("version %s is damaged: %s", version_id, error.what)
-            continue
-        made = manifest.run
-        if made and made.fingerprint == run.fingerprint and not any(made.reused_rows.values()):
-            return paths.version(version_id), manifest
+        if version_id.endswith(f"-{run.fingerprint[:8]}"):
+            try:
+                manifest = read_published(paths, version_id)
+            except InputDataError as error:
+                logger.warning("version %s is damaged: %s", version_id, error.what)
+                continue
+            made = manifest.run
+            if made and made.fingerprint == run.fingerprint and not any(made.reused_rows.values()):
+                return paths.version(version_id), manifest
     return None
 
 
@@ -189,18 +177,19 @@ def _check_reusable(config: BuildConfig, parent: Manifest) -> None:
     try:
         before = _shard_config(BuildConfig.model_validate(dict(parent.source.config)))
     except ValidationError as error:
-        what = "the config of the version whose partitions would be kept is refused by now"
-        raise _refuse_config(what, error.errors()[0]["msg"], parent) from error
+        raise _refuse_config(error.errors()[0]["msg"], parent) from error
     now = _shard_config(config)
-    changed = sorted(key for key in now if now[key] != before.get(key))
-    if changed:
-        what = "the config has changed since the version whose partitions would be kept"
-        raise _refuse_config(what, ", ".join(changed), parent)
+    if changed := sorted(key for key in now if now[key] != before.get(key)):
+        raise _refuse_config(", ".join(changed), parent)
 
 
-def _refuse_config(what: str, received: str, parent: Manifest) -> ConfigError:
-    allowed = f"the config of version {parent.dataset_version}"
-    return ConfigError(what, received=received, allowed=allowed, fix=_ALL_DAYS)
+def _refuse_config(received: str, parent: Manifest) -> ConfigError:
+    return ConfigError(
+        "the config has changed since the version whose partitions would be kept",
+        received=received,
+        allowed=f"the config of version {parent.dataset_version}",
+        fix=_ALL_DAYS,
+    )
 
 
 def _shard_config(config: BuildConfig) -> dict[str, Any]:

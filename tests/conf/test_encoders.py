@@ -14,31 +14,16 @@ from conf.encoders.hashing import Cross
 from conf.errors import ConfigError, InputDataError
 from conf.schema import FeatureSchema, FeatureSpec
 
+CITY = {
+    "name": "city", "dtype": "int64", "role": "user", "shape": [], "max_len": None,
+    "encoding": "city", "vocabulary_size": 4, "shared_embedding": "city", "pad_value": 0,
+}  # fmt: skip
+TOKENS = {"name": "city", "token_dtype": "string", "file": "city.parquet", "size": 4}
 FIRST_FORMAT = {
     "format_version": 1,
-    "features": [
-        {
-            "name": "city",
-            "dtype": "int64",
-            "role": "user",
-            "shape": [],
-            "max_len": None,
-            "encoding": "city",
-            "vocabulary_size": 4,
-            "shared_embedding": "city",
-            "pad_value": 0,
-        }
-    ],
+    "features": [CITY],
     "columns": [{"feature": "city", "column": "town", "raw_dtype": "string", "encoder": "city"}],
-    "vocabularies": [
-        {
-            "name": "city",
-            "token_dtype": "string",
-            "file": "city.parquet",
-            "size": 4,
-            "file_crc32c": "0badcafe",
-        }
-    ],
+    "vocabularies": [{**TOKENS, "file_crc32c": "0badcafe"}],
 }
 
 
@@ -50,18 +35,10 @@ def test_the_first_format_reads_and_keeps_its_fingerprint():
 
 
 def test_what_is_new_is_written_in_the_second_format():
+    raw = RawColumn("a", "int64"), RawColumn("b", "string", is_served=False)
     plan = EncoderPlan(
         FeatureSchema((FeatureSpec("x", "int64", "user", vocabulary_size=12),)),
-        (
-            ColumnEncoding(
-                "x",
-                "a",
-                "int64",
-                "cross:x",
-                Cross(10),
-                (RawColumn("a", "int64"), RawColumn("b", "string", is_served=False)),
-            ),
-        ),
+        (ColumnEncoding("x", "a", "int64", "cross:x", Cross(10), raw),),
         (VocabularySpec("v", "int64", "v.parquet", 9, "0", oov_buckets=3, incremental=True),),
     )
     data = plan.to_json()

@@ -31,7 +31,6 @@ def data(tmp_path) -> dict[str, Any]:
     ("path", "value", "message"),
     [
         ("events.time", "tss", "'tss' is not declared in 'ratings'; did you mean 'ts'"),
-        ("events.user", "usr", "'usr' is not declared in 'ratings'; did you mean 'user'"),
         ("events.source", "nope", "not declared under `sources`"),
         ("split.test_source", "", "goes with `strategy: given`"),
         ("label", {"column": "rating", "one_of": [5, True]}, "must be a number, not a truth value"),
@@ -39,29 +38,19 @@ def data(tmp_path) -> dict[str, Any]:
         ("sources.ratings.columns.3.type", "timestamp", "events.time_unit: ms"),
         ("sources.ratings.columns.3.nullable", True, "must not be nullable"),
         ("sources.ratings.columns.3.type", "string", "must be int64"),
-        ("joins.0.column", "usr", "not declared"),
         ("joins.0.source", "ratings", "need a `key`"),
         ("sources.users.columns.0.type", "string", "the key 'user' is string"),
         ("sources.users.columns.1.name", "Rating", "already has: rating"),
-        ("sources.users.columns.1.name", "seen", "are there already: seen"),
         ("history.name", "rating", "are there already: rating"),
-        ("label.column", "ratng", "not declared"),
-        ("label.column", "user", None),
         ("history.min_len", 99, "drops every sample"),
         ("sources.users.columns.1.minimum", 3, "cannot have bounds"),
         ("sources.users.columns.1.name", "../up", "pattern"),
-        ("features.0.name", "my feature", "pattern"),
         ("split", {"strategy": "hash", "test_fraction": 0.95}, "nothing to train on"),
-        ("sources.ratings.separator", "", "at least 1"),
     ],
 )
 def test_each_contradiction_is_named(data, path, value, message):
-    changed = change(data, path, value)
-    if message is None:
-        BuildConfig.model_validate(changed)
-        return
     with pytest.raises(ValidationError) as refused:
-        BuildConfig.model_validate(changed)
+        BuildConfig.model_validate(change(data, path, value))
     assert message in str(refused.value)
 
 
@@ -73,14 +62,9 @@ def test_source_names_are_plain(data, name):
 
 
 def test_candidates_must_be_lists_of_items(data):
-    data["sources"]["test"] = {
-        "path": "t",
-        "columns": [
-            {"name": "user", "type": "int64"},
-            {"name": "item", "type": "int64"},
-            {"name": "others", "type": "list<string>", "separator": ","},
-        ],
-    }
+    others = {"name": "others", "type": "list<string>", "separator": ","}
+    keys = columns(user="int64", item="int64")
+    data["sources"]["test"] = {"path": "t", "columns": [*keys, others]}
     data["split"] = {"strategy": "given", "test_source": "test", "candidates": "others"}
     with pytest.raises(ValidationError, match="it must be list<int64>"):
         BuildConfig.model_validate(data)
@@ -114,13 +98,12 @@ SOURCES: dict[str, Any] = {
     "state": {
         "path": "state",
         "key": "product",
-        "columns": columns(
-            product="int64", since="int64", until="int64?", state="string", weight="float32?"
-        ),
+        "columns": columns(product="int64", since="int64", until="int64?", weight="float32?"),
     },
 }
 WHERE = {"column": "action", "one_of": ["click"]}
 AS_OF = {"source": "state", "column": "item", "as_of": {"valid_from": "since"}}
+BETWEEN = {**AS_OF, "as_of": {"valid_from": "since", "valid_to": "until"}}
 RATE = {"name": "r", "keys": ["item"]}
 
 
@@ -128,40 +111,28 @@ RATE = {"name": "r", "keys": ["item"]}
     ("changes", "message"),
     [
         ({"histories": [{"name": "h", "columns": ["pricee"]}]}, "did you mean 'price'"),
-        ({"histories": [{"name": "price"}]}, "are there already: price"),
         ({"histories": [{"name": "h"}, {"name": "h"}]}, "are there already: h; rename"),
         ({"histories": [{"name": "h", "gaps": {"name": "h"}}]}, "two columns of one name"),
         ({"histories": [{"name": "h", "max_len": 9, "lookback": 8}]}, "below `max_len`"),
         ({"histories": [{"name": "h", "where": {"column": "action"}}]}, "either `one_of`"),
-        (
-            {"histories": [{"name": "h", "where": {"column": "action", "one_of": [1]}}]},
-            "1 is no value of 'action', which is string",
-        ),
-        (
-            {"histories": [{"name": "h", "where": {"column": "action", "at_least": 1}}]},
-            "'action' is string",
-        ),
+        ({"histories": [{"name": "h", "where": {"column": "action", "one_of": [1]}}]},
+         "1 is no value of 'action', which is string"),
+        ({"histories": [{"name": "h", "where": {"column": "action", "at_least": 1}}]},
+         "'action' is string"),
         ({"histories": [{"name": "h", "within_session": True}]}, "declares no `sessions`"),
         ({"histories": [{"name": "h", "columns": ["weight"]}], "joins": [AS_OF]}, "may be null"),
-        (
-            {
-                "histories": [{"name": "h", "columns": ["until"]}],
-                "joins": [{**AS_OF, "as_of": {"valid_from": "since", "valid_to": "until"}}],
-            },
-            "'until' is not declared in the log and its dictionaries",
-        ),
+        ({"histories": [{"name": "h", "columns": ["until"]}], "joins": [BETWEEN]},
+         "'until' is not declared in the log and its dictionaries"),
         ({"rolling": [{**RATE, "keys": ["price"]}]}, "keys are int64 or string"),
         ({"rolling": [{**RATE, "rate": {"a": 1, "b": 1}}]}, "needs `where`"),
         ({"rolling": [{**RATE, "rate": {"a": 0, "b": 1}, "where": WHERE}]}, "greater than 0"),
         ({"rolling": [{**RATE, "window_days": 1, "delay_s": 86400}]}, "leaves nothing"),
-        (
-            {"joins": [{**AS_OF, "as_of": {"valid_from": "sinc"}}]},
-            "'sinc' is not declared in 'state'; did you mean 'since'",
-        ),
+        ({"joins": [{**AS_OF, "as_of": {"valid_from": "sinc"}}]},
+         "'sinc' is not declared in 'state'; did you mean 'since'"),
         ({"joins": [{**AS_OF, "as_of": {"valid_from": "until"}}]}, "must not be nullable"),
         ({"joins": [{**AS_OF, "strategy": "sort_merge"}]}, "takes no"),
     ],
-)
+)  # fmt: skip
 def test_behaviour_references_each_contradiction_is_named(changes, message):
     with pytest.raises(ValidationError) as refused:
         behaviour_config(sources=SOURCES, **changes)
@@ -176,7 +147,7 @@ def test_behaviour_references_each_contradiction_is_named(changes, message):
         ({"histories": [{"name": "h", "window_days": 1}]}, "histories.h"),
         ({"joins": [AS_OF]}, "joins.state.as_of"),
     ],
-)
+)  # fmt: skip
 def test_what_is_measured_in_time_needs_times(changes, part):
     events = {"source": "log", "user": "user", "item": "item"}
     with pytest.raises(ValidationError, match=f"{part} needs event times"):
@@ -185,6 +156,11 @@ def test_what_is_measured_in_time_needs_times(changes, part):
 
 
 ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
+DWELL = {"label": {"column": "dwell", "at_least": 1}}
+EXPOSED = {"negatives": {"strategy": "exposure", "per_positive": 1}}
+GIVEN = {"strategy": "given", "test_source": "log", "validation_source": "log"}
+UNIFORM = {"strategy": "uniform", "per_positive": 1}
+ITEMS = {"source": "log", "item": "item"}
 
 
 @pytest.mark.parametrize(
@@ -193,81 +169,41 @@ ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_h
         ({"label": {"column": "dwell"}}, "received none"),
         ({"label": {"column": "dwell", "at_least": 1, "equals": 2}}, "at_least, equals"),
         ({"label": {"at_least": 1}}, "`column` goes with"),
-        ({"label": {"column": "action", "at_least": 1}}, "'action' is string"),
         ({"label": {"column": "action", "one_of": [1]}}, "received 1"),
         ({"label": {"column": "dwell", "equals": "long"}}, "received 'long'"),
         ({"label": {"conversion": {**ORDERS, "keys": {"user": "by"}}}}, "'by' is not declared"),
-        (
-            {"label": {"conversion": {**ORDERS, "keys": {"action": "buyer"}}}},
-            "'buyer' is int64 in 'orders'; it must be string",
-        ),
+        ({"label": {"conversion": {**ORDERS, "keys": {"action": "buyer"}}}},
+         "'buyer' is int64 in 'orders'; it must be string"),
         ({"split": {"strategy": "hash", "key": "usr"}}, "split.key: 'usr' is not declared"),
         ({"split": {"key": "user"}}, "`key` goes with"),
         ({"split": {"strategy": "sliding", "train_days": 3}}, "both"),
         ({"split": {"train_days": 3}}, "`train_days` goes with `strategy: sliding`"),
         ({"split": {"candidates": "others"}}, "`candidates` goes with `strategy: given`"),
         ({"split": {"strategy": "given"}}, "`strategy: given` needs `test_source`"),
-        (
-            {
-                "split": {
-                    "strategy": "given",
-                    "test_source": "log",
-                    "validation_source": "log",
-                    "min_events": 9,
-                }
-            },
-            "`min_events` chooses validation from the log",
-        ),
-        ({"negatives": {"strategy": "uniform", "per_positive": 0}}, "greater than or equal to 1"),
-        (
-            {"negatives": {"strategy": "uniform", "per_positive": 1, "alpha": 1}},
-            "`alpha` goes with",
-        ),
-        (
-            {"negatives": {"strategy": "uniform", "per_positive": 1, "category": "action"}},
-            "'action' is not declared in the dictionaries joined on 'item'",
-        ),
-        ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "needs a label of 0 and 1"),
+        ({"split": {**GIVEN, "min_events": 9}}, "`min_events` chooses validation from the log"),
+        ({"negatives": {**UNIFORM, "per_positive": 0}}, "greater than or equal to 1"),
+        ({"negatives": {**UNIFORM, "alpha": 1}}, "`alpha` goes with"),
+        ({"negatives": {**UNIFORM, "category": "action"}}, "in the dictionaries joined on 'item'"),
+        (EXPOSED, "needs a label of 0 and 1"),
         ({"down_sampling": {"rate": 0.5}}, "needs a label of 0 and 1"),
         ({"train_samples": "first"}, "'all' or 'last'"),
-        (
-            {"train_samples": "last", "label": {"column": "dwell", "at_least": 1}}
-            | {"down_sampling": {"rate": 0.5}},
-            "both choose the rows of train",
-        ),
-        (
-            {"train_samples": 50, "label": {"column": "dwell", "at_least": 1}}
-            | {"negatives": {"strategy": "exposure", "per_positive": 1}},
-            "both choose the rows of train",
-        ),
-        (
-            {"train_samples": 9}
-            | {"events": {"source": "log", "user": "user", "item": "item", "where": "item > 1"}},
-            "both choose the rows of train",
-        ),
-        (
-            {"train_samples": "last", "events": {"source": "log", "item": "item"}}
-            | {"split": {"strategy": "hash"}},
-            "needs events.user",
-        ),
+        ({"train_samples": "last", **DWELL, "down_sampling": {"rate": 0.5}}, "both choose"),
+        ({"train_samples": 50, **DWELL, **EXPOSED}, "both choose the rows of train"),
+        ({"train_samples": 9, "events": {**ITEMS, "user": "user", "where": "item > 1"}},
+         "both choose the rows of train"),
+        ({"train_samples": "last", "events": ITEMS, "split": {"strategy": "hash"}},
+         "needs events.user"),
         ({"weights": {"positive": 2}}, "need a label"),
-        ({"weights": {"column": "action"}}, "'action' is string"),
         ({"weights": {}}, "weights need"),
         ({"label": {"column": "dwell", "graded": True, "name": "genre"}}, "are there already"),
         ({"events": {"source": "log", "item": "item", "history": "user"}}, "must be list<int64>"),
-        ({"events": {"source": "log", "item": "genre_"}}, "events.item: 'genre_' is not declared"),
-        (
-            {"most_frequent": [{"name": "actions", "column": "acton"}]},
-            "most_frequent.actions.column: 'acton' is not declared",
-        ),
+        ({"most_frequent": [{"name": "actions", "column": "acton"}]},
+         "most_frequent.actions.column: 'acton' is not declared"),
         ({"most_frequent": [{"name": "own", "column": "item"}]}, "column is the item itself"),
-        ({"most_frequent": [{"name": "action", "column": "user"}]}, "are there already: action"),
-        (
-            {"events": {"source": "log"}, "most_frequent": [{"name": "a", "column": "action"}]},
-            "most_frequent.a is a list for each item: it needs events.item",
-        ),
+        ({"events": {"source": "log"}, "most_frequent": [{"name": "a", "column": "action"}]},
+         "most_frequent.a is a list for each item: it needs events.item"),
     ],
-)
+)  # fmt: skip
 def test_sample_references_each_contradiction_is_named(changes, message):
     with pytest.raises(ValidationError) as refused:
         log_config(**changes)
@@ -281,15 +217,13 @@ def test_sample_references_each_contradiction_is_named(changes, message):
         ({"seen": True}, "`seen` needs events.user and events.item"),
         ({"split": {}}, "leave_one_out needs events.user; without users use hash"),
         ({"split": {"strategy": "temporal"}}, "split.strategy temporal needs event times"),
-        (
-            {"split": {"strategy": "hash", "key": "site"}},
-            "split.key: 'site' of 'log' must not be nullable",
-        ),
+        ({"split": {"strategy": "hash", "key": "site"}},
+         "split.key: 'site' of 'log' must not be nullable"),
         ({"negatives": {"strategy": "uniform", "per_positive": 1}}, "needs events.item"),
         ({"negatives": {"strategy": "exposure", "per_positive": 1}}, "what was shown together"),
         ({"weights": {"half_life_days": 1}}, "weights.half_life_days needs event times"),
     ],
-)
+)  # fmt: skip
 def test_rows_without_users_refuse_what_needs_them(tmp_path, changes, message):
     with pytest.raises(ValidationError) as refused:
         ctr_config(tmp_path, **changes)

@@ -158,17 +158,16 @@ class ModelPlace:
     keeps: int | None = KEPT
 
     def publish(self, name: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+        place, files = find_path(f"{self.root}/m"), {"saved_model.pb": {"bytes": len(name)}}
         with (
-            hold_numbers(find_path(f"{self.root}/m"), EXPORT_FILE) as held,
+            hold_numbers(place, EXPORT_FILE) as held,
             held.next_entry(KEPT) as (staging, target),
         ):
             (staging / "saved_model.pb").write_text(name)
-            card = {"run_path": name, "dataset_version": target.name}
+            card = {"run_path": name, "dataset_version": target.name, "files": files}
             meanwhile()
-            write_json(
-                staging / EXPORT_FILE, {**card, "files": {"saved_model.pb": {"bytes": len(name)}}}
-            )
-        place = find_path(f"{self.root}/m")  # Nothing is left of those whose process died.
+            write_json(staging / EXPORT_FILE, card)
+        # Nothing is left of those whose process died.
         assert list_numbered(place) == list_complete(place, EXPORT_FILE)
 
     def read(self) -> State:
@@ -335,6 +334,7 @@ STEPS = st.lists(
 # change of a publication, and who goes on; a second death while what the first one left is brought
 # to the store; what is current elsewhere, and gone from there.
 RACES = [("race", "first", "second"), ("race", "second", "second"), ("race", "second", "first")]
+TWICE = [("publish", "first", None)] * 2
 DEATHS = [
     ("publish", disk, changes)
     for dead in range(30)
@@ -367,13 +367,7 @@ MOVES = [
 @example(steps=DEATHS)
 @example(steps=TWO_DEATHS)
 @example(steps=MOVES)
-@example(
-    steps=[
-        *[("publish", "first", None)] * 2,
-        ("roll_back", "first", 9),
-        *[("publish", "first", None)] * 2,
-    ]
-)
+@example(steps=[*TWICE, ("roll_back", "first", 9), *TWICE])
 def test_readers_find_whole_entries_whatever_has_happened(
     kind: type[DatasetPlace | ModelPlace], root: str, steps: list[tuple[str, Any, Any]]
 ) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from conf.errors import ConfigError
-from conf.publication.entries import read_pointer
-from conf.publication.holds import hold_lease
 from conf.publication.working_copy import (
     WORK_DIR_VARIABLE,
     WorkingCopy,
@@ -20,7 +17,6 @@ from conf.publication.working_copy import (
     move_folder,
     remove_folder,
 )
-from conf.storage.locations import StoredPath
 from conf.storage.object_store import Storage
 from tests.fake_store import FakeStore
 
@@ -83,6 +79,9 @@ def test_only_what_has_changed_travels(store: FakeStore, tmp_path: Path) -> None
     write(copy, b="22")
     copy.push()
     assert [line for line in store.log if line.startswith("put")] == ["put bucket/data/b"]
+    (copy.local / ".copy.json").write_text("[")  # A damaged note costs a comparison alone.
+    copy.pull()
+    assert held(copy) == {"a": "1", "b": "22"}
 
 
 def test_a_marker_comes_last_and_goes_first(store: FakeStore, tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ class Killed(BaseException):
     """In place of a signal."""
 
 
-@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("after", range(3))
 def test_a_push_that_was_killed_is_ended_by_the_next_one(
     store: FakeStore, tmp_path: Path, after: int
 ) -> None:
@@ -142,10 +141,7 @@ def test_a_push_that_was_killed_is_ended_by_the_next_one(
             raise Killed
 
     store.hook = kill
-    if after < 3:
-        with pytest.raises(Killed):
-            copy.push()
-    else:
+    with pytest.raises(Killed):
         copy.push()
     store.hook = lambda name: None
     copy.pull()  # What this copy has brought is not taken for somebody else's.
@@ -172,15 +168,6 @@ def test_files_that_never_change_are_known_by_their_sizes(
     here.remote.delete("b/c")
     assert here.send_missing() == ["b/c"]
     assert there.send_missing() == ["own"]
-
-
-def test_a_damaged_note_costs_a_comparison_alone(store: FakeStore, tmp_path: Path) -> None:
-    copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
-    write(copy, a="1")
-    copy.push()
-    (copy.local / ".copy.json").write_text("[")
-    copy.pull()
-    assert held(copy) == {"a": "1"}
 
 
 def test_paths_here_stand_for_places_there(
@@ -210,8 +197,6 @@ def test_what_cannot_be_reached_or_made_is_named(store: FakeStore, tmp_path: Pat
     store.hook = refuse
     copy = WorkingCopy(Storage("s3", "bucket/data"), tmp_path / "here")
     write(copy, a="1")
-    for call in (copy.pull, copy.push, partial(read_pointer, StoredPath(copy.remote))):
+    for call in (copy.pull, copy.push):
         with pytest.raises(ConfigError, match=r"s3://bucket/data.* cannot be reached"):
             call()
-    with pytest.raises(ConfigError, match="cannot be reached"), hold_lease(copy.remote, "me"):
-        pass

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import datetime
 import gzip
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,16 +38,11 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_nothing_else_opens_parquet() -> None:
-    others = []
-    for folder in ("conf", "etl", "jobs", "training"):
-        for path in (ROOT / folder).rglob("*.py"):
-            names = {
-                node.attr for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "pq"
-            }  # fmt: skip
-            if names & {"ParquetFile", "read_table", "read_schema", "read_metadata"}:
-                others.append(str(path.relative_to(ROOT)))
-    assert others == ["conf/storage/table_files.py"]
+    opens = re.compile(r"\bpq\.(ParquetFile|read_table|read_schema|read_metadata)\(")
+    files = [
+        p for folder in ("conf", "etl", "jobs", "training") for p in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    assert [p.name for p in files if opens.search(p.read_text())] == ["table_files.py"]
 
 
 def test_int96_times_of_any_year_are_as_written(tmp_path) -> None:
@@ -84,6 +80,11 @@ def test_whole_numbers_that_no_float_holds_are_text(tmp_path, end) -> None:
     }  # fmt: skip
     given = read(write(tmp_path, f"a\n{HASHES[0]}\n"), types={"a": pa.float64()})
     assert given["a"].to_pylist() == [float(HASHES[0])]
+    late = write(tmp_path, "a,b\n" + ",1\n" * 500 + f"{HASHES[0]},2\n")
+    assert read(late, block_bytes=1000)["a"].to_pylist()[-1] == HASHES[0]
+    with pytest.raises(OtherNumberError) as error:
+        read(write(tmp_path, "a\n" + "0.5\n" * 500 + HASHES[0] + "\n"), block_bytes=1000)
+    assert error.value.column == "a"
 
 
 @pytest.mark.parametrize(
@@ -108,18 +109,7 @@ def test_numbers_stay_numbers(tmp_path) -> None:
         read(write(tmp_path, "id\n1\nx\n"), types={"id": pa.int64()})
 
 
-def test_a_long_number_after_the_first_block_is_refused(tmp_path) -> None:
-    path = write(tmp_path, "a\n" + "0.5\n" * 500 + HASHES[0] + "\n")
-    with pytest.raises(OtherNumberError, match="'a'") as error:
-        read(path, block_bytes=1000)
-    assert error.value.column == "a"
-    path = write(tmp_path, "a,b\n" + ",1\n" * 500 + f"{HASHES[0]},2\n")
-    assert read(path, block_bytes=1000)["a"].to_pylist()[-1] == HASHES[0]
-
-
-@pytest.mark.parametrize(
-    "text", ['1,x\n2,"abc', '1,x\n2,"abc\n', '1,x\n2,"', '"1,x', '1,x\n"2,x\n\n']
-)
+@pytest.mark.parametrize("text", ['1,x\n2,"abc\n', '1,x\n2,"', '"1,x', '1,x\n"2,x\n\n'])
 @pytest.mark.parametrize("columns", [None, ("id",), ("name",)])
 def test_a_quote_without_an_end_is_refused(tmp_path, text, columns) -> None:
     with pytest.raises(pa.ArrowInvalid):
@@ -160,12 +150,11 @@ def test_an_only_column(tmp_path, empty_lines, rows) -> None:
     ("separator", "lines", "wrong"),
     [
         (",", ['1,5" pipe', '2,"a ""b"", c"', '"3",""', "4,"], None),
-        (",", ["1,x", '2,"x', '3,y"', "4,z"], "line 3"),
-        (",", ["1,x", '2,"x"y'], "line 3"),
+        (",", ["1,x", '2,"x', '3,y"', "4,z"], "line 43"),
+        (",", ["1,x", '2,"x"y'], "line 43"),
         ("\t", ['1\t5" pipe', "2\t", "3\tx,y"], None),
         ("\t", ['1\tsay "x', '2\ty"'], None),
-        ("\t", ["1\tx", '2\t"x', '3\ty"'], "line 3"),
-        ("\t", ["1\tx", '2\t"x"'], "line 3"),
+        ("\t", ["1\tx", '2\t"x"'], "line 43"),
     ],
 )
 def test_a_row_of_a_line_wise_file_is_a_line(
@@ -176,13 +165,7 @@ def test_a_row_of_a_line_wise_file_is_a_line(
     types = dict.fromkeys(names, pa.string())
     form = CsvForm(separator, types, ["id"], is_line_wise=True, block_bytes=block_bytes)
 
-    def read_ids() -> list[str]:
-        return [
-            one for batch in open_csv(path, names, form).batches for one in batch[0].to_pylist()
-        ]
-
-    if wrong is None:
-        assert read_ids()[40:] == [line.split(separator)[0].strip('"') for line in lines]
-        return
-    with pytest.raises(pa.ArrowInvalid, match=wrong.replace("3", "43")):
-        read_ids()
+    refused = pytest.raises(pa.ArrowInvalid, match=wrong) if wrong else contextlib.nullcontext()
+    with refused:
+        ids = [one for rows in open_csv(path, names, form).batches for one in rows[0].to_pylist()]
+        assert ids[40:] == [line.split(separator)[0].strip('"') for line in lines]

@@ -12,11 +12,7 @@ from conf.load import load_config
 from conf.training.input import InputConfig
 from conf.training.models import DSSMConfig
 from conf.training.objectives import SampledSoftmaxConfig
-from conf.training.optimizer import (
-    CosineSchedule,
-    SparseAdamConfig,
-    SparseFTRLConfig,
-)
+from conf.training.optimizer import CosineSchedule, SparseAdamConfig, SparseFTRLConfig
 from conf.training.tables import DynamicTableConfig, StaticTableConfig, UniformConfig
 from conf.training.train import StepRange, TrainConfig, parse_step_range
 from conf.training.trials import ChoicesConfig, RangeConfig, SweepConfig
@@ -38,55 +34,14 @@ def test_keys_without_a_tag_are_those_of_the_default() -> None:
 
 
 def test_keys_that_are_gone_are_read_where_they_were_off_and_refused_elsewhere() -> None:
-    earlier = {"histograms": None, "gradient_norms": False, "graph": False}
-    config = {"dataset": "d", "name": "n"}
-    assert TrainConfig(**config, fit=earlier) == TrainConfig(**config)
-    with pytest.raises(ValueError, match="graph"):
-        TrainConfig(**config, fit={"graph": True})
-
-
-def test_a_decoder_that_is_gone_is_read_where_it_was_off_and_refused_elsewhere() -> None:
     """Runs keep their config, and have every key in it."""
     settings = load("input.batch_size=9").resolved()
     settings["input"]["decoder"] = "block"
+    settings["fit"] |= {"histograms": None, "gradient_norms": False, "graph": False}
     assert TrainConfig.model_validate(settings) == load("input.batch_size=9")
-    with pytest.raises(ConfigError, match=r"input\.decoder: unknown key"):
-        load("input.decoder=tensorflow")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["negatives={source: uniform}"], "needs a `count`"),
-        (["negatives={count: 5}"], "takes no `count`"),
-        (["negatives={source: uniform, count: 5, distortion: 1}"], "takes no `distortion`"),
-        (["negatives={source: uniform, count: 5, hardest: 5}"], "leaves nothing out"),
-        (["kind=bpr", "negatives={source: batch}"], "adaptive"),
-        (["kind=softmax", "mask=target"], "user_items"),
-        (["logq_correction=-1"], "greater than or equal to 0"),
-    ],
-)
-def test_negatives_that_do_not_fit_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(*(f"model.objective.{override}" for override in overrides))
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "seed=-1",
-        "seed=2147483648",
-        "optimizer.learning_rate=.inf",
-        "model.temperature=.inf",
-        "model=dssm",
-        "model.embeding_dim=4",
-        "optimizer.schedule=cosin",
-        "optimizer.warmup_steps=0",
-    ],
-)
-def test_what_no_run_could_use_is_refused(override: str) -> None:
-    with pytest.raises(ConfigError):
-        load(override)
+    for override in ("input.decoder=tensorflow", "fit.graph=true"):
+        with pytest.raises(ConfigError, match="unknown key"):
+            load(override)
 
 
 def test_a_schedule_is_given_by_its_name_or_with_its_arguments() -> None:
@@ -95,17 +50,11 @@ def test_a_schedule_is_given_by_its_name_or_with_its_arguments() -> None:
     assert short.optimizer.schedule == CosineSchedule(final_share=0.5, steps=9)
 
 
-def test_sparse_optimizers_have_their_own_keys() -> None:
-    assert load("optimizer.sparse.learning_rate=0.5").optimizer.sparse == SparseAdamConfig(
-        learning_rate=0.5
-    )
+def test_optimizers_have_keys_of_their_own_and_the_dense_one_arguments_for_keras() -> None:
+    adam = load("optimizer.sparse.learning_rate=0.5").optimizer.sparse
+    assert adam == SparseAdamConfig(learning_rate=0.5)
     ftrl = load("optimizer.sparse={kind: ftrl, l1: 0.5}").optimizer.sparse
     assert ftrl == SparseFTRLConfig(l1=0.5)
-    with pytest.raises(ConfigError, match="unknown key"):
-        load("optimizer.sparse={kind: sgd, l1: 0.5}")
-
-
-def test_keys_of_the_dense_optimizer_are_arguments_for_keras() -> None:
     config = load("optimizer.dense={kind: AdamW, weight_decay: 0.1, learning_rate: 0.5}")
     assert config.optimizer.dense.arguments == {"weight_decay": 0.1}
     assert config == TrainConfig.model_validate(config.resolved())
@@ -115,105 +64,86 @@ def test_a_path_alone_is_a_warm_start() -> None:
     warm = load("fit.warm_start=work/runs/old").fit.warm_start
     assert warm is not None
     assert (warm.path, warm.moments, warm.mismatched) == ("work/runs/old", "reset", "refuse")
-    given = load("fit.warm_start.path=x", "fit.warm_start.moments=transfer").fit.warm_start
-    assert given is not None
-    assert (given.path, given.moments) == ("x", "transfer")
     assert load("fit.warm_start=null").fit.warm_start is None
     files = load("fit.warm_start.tables.items=rows.txt").fit.warm_start
     assert files is not None
     assert (files.path, files.tables) == (None, {"items": "rows.txt"})
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "fit.checkpoint.every_steps=0",
-        "fit.checkpoint.every_minutes=0",
-        "fit.checkpoint.keep_last=0",
-        "fit.checkpoint.keep_best=0",
-        "fit.warm_start=3",
-        "fit.warm_start.moments=some",
-        "fit.warm_start.moments=reset",  # from nothing
-        'fit.warm_start={"tables": {"a": "b.txt"}, "moments": "transfer"}',
-    ],
-)
-def test_checkpoints_that_cannot_be_kept_are_refused(override: str) -> None:
-    with pytest.raises(ConfigError):
-        load(override)
-
-
-@pytest.mark.parametrize("model", ["dssm", "mf"])
-def test_tables_are_static_unless_said_otherwise(model: str) -> None:
-    assert load(f"model.name={model}").model.embeddings == {}
-    assert load("model.embeddings.a=static").model.embeddings == {"a": StaticTableConfig()}
-
-
-def test_a_kind_may_stand_alone_and_keys_without_one_are_those_of_a_dynamic_table() -> None:
-    found = load("model.embeddings.a=dynamic", "model.embeddings.b.max_rows=7").model.embeddings
-    assert found == {"a": DynamicTableConfig(), "b": DynamicTableConfig(max_rows=7)}
-    again = TrainConfig.model_validate(load("model.embeddings.a=dynamic").resolved())
-    assert again.model.embeddings == {"a": DynamicTableConfig()}
-
-
-def test_an_entry_that_only_sets_what_static_tables_have_is_static() -> None:
-    found = load(
+def test_a_kind_may_stand_alone_and_follows_else_from_the_keys() -> None:
+    assert load("model.name=mf").model.embeddings == {}
+    config = load(
+        "model.embeddings.g=static",
+        "model.embeddings.h=dynamic",
         "model.embeddings.a.dim=auto",
         "model.embeddings.b={dim: 8, trainable: false, initializer: uniform}",
         "model.embeddings.c={l2: 0.5, dense: true}",
         "model.embeddings.d={l2: 0.5, max_rows: 7}",
         "model.embeddings.e={}",
         "model.embeddings.f={kind: dynamic, dim: 3}",
-    ).model.embeddings
-    assert found == {
+    )
+    assert TrainConfig.model_validate(config.resolved()) == config
+    assert config.model.embeddings == {
         "a": StaticTableConfig(dim="auto"),
         "b": StaticTableConfig(dim=8, trainable=False, initializer=UniformConfig()),
         "c": StaticTableConfig(l2=0.5, dense=True),
         "d": DynamicTableConfig(l2=0.5, max_rows=7),
         "e": DynamicTableConfig(),
         "f": DynamicTableConfig(dim=3),
+        "g": StaticTableConfig(),
+        "h": DynamicTableConfig(),
     }
 
 
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    [
-        ("model.embeddings.a.dim=0", "1 or more, or auto"),
-        ("model.embeddings.a={kind: dynamic, dim: auto}", "auto needs the size of a vocabulary"),
-        ("model.embeddings.a={l2: 1, trainable: false}", "`l2` changes rows"),
-        ("model.embeddings.a={dense: true, trainable: false}", "`dense` updates all rows"),
-        ("model.embeddings.a.initializer={kind: uniform, low: 1, high: 1}", "above `low`"),
-        ("model.embedings.a=dynamic", "embeddings"),
-        ("model.embeddings.a.max_row=7", "max_rows"),
-        ("model.embeddings.a.max_rows=0", "max_rows"),
-        ("model.embeddings.a.max_rows=18446744073709551616", "less than or equal"),
-        ("model.embeddings.a.capacity=9223372036854775807", "less than or equal"),
-        ("model.embeddings.a=dinamic", "dynamic"),
-        ("model.embeddings.a={kind: static, shard: workers}", "`shard` is a key of dynamic tables"),
-        ("model.embeddings.a.features=[]", "features"),
-    ],
-)
-def test_what_is_misspelt_is_refused_with_what_is_near(override: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=hint):
-        load(override)
-
-
 SEVERAL, SHARDED = "devices.strategy=multi_worker", "model.embeddings.a={shard: workers}"
+OBJECTIVE, TABLE = "model.objective.", "model.embeddings.a"
+REFUSED = [
+    ([OBJECTIVE + "negatives={source: uniform}"], "needs a `count`"),
+    ([OBJECTIVE + "negatives={count: 5}"], "takes no `count`"),
+    ([OBJECTIVE + "negatives={source: uniform, count: 5, distortion: 1}"], "no `distortion`"),
+    ([OBJECTIVE + "negatives={source: uniform, count: 5, hardest: 5}"], "leaves nothing out"),
+    ([OBJECTIVE + "kind=bpr", OBJECTIVE + "negatives={source: batch}"], "adaptive"),
+    ([OBJECTIVE + "kind=softmax", OBJECTIVE + "mask=target"], "user_items"),
+    ([OBJECTIVE + "logq_correction=-1"], "greater than or equal to 0"),
+    (["seed=2147483648"], "seed"),
+    (["optimizer.learning_rate=.inf"], "learning_rate"),
+    (["optimizer.schedule=cosin"], "schedule"),
+    (["optimizer.warmup_steps=0"], "warmup_steps"),
+    (["optimizer.sparse={kind: sgd, l1: 0.5}"], "unknown key"),
+    (["model.temperature=.inf"], "temperature"),
+    (["model=dssm"], "model"),
+    (["model.embedings.a=dynamic"], "embeddings"),
+    (["fit.checkpoint.every_minutes=0"], "every_minutes"),
+    (["fit.checkpoint.keep_last=0"], "keep_last"),
+    (["fit.warm_start=3"], "warm_start"),
+    (["fit.warm_start.moments=some"], "moments"),
+    (["fit.warm_start.moments=reset"], "warm_start"),  # from nothing
+    (['fit.warm_start={tables: {a: "b.txt"}, moments: transfer}'], "warm_start"),
+    ([TABLE + ".dim=0"], "1 or more, or auto"),
+    ([TABLE + "={kind: dynamic, dim: auto}"], "auto needs the size of a vocabulary"),
+    ([TABLE + "={l2: 1, trainable: false}"], "`l2` changes rows"),
+    ([TABLE + "={dense: true, trainable: false}"], "`dense` updates all rows"),
+    ([TABLE + ".initializer={kind: uniform, low: 1, high: 1}"], "above `low`"),
+    ([TABLE + ".max_row=7"], "max_rows"),
+    ([TABLE + ".max_rows=0"], "max_rows"),
+    ([TABLE + ".max_rows=18446744073709551616"], "less than or equal"),
+    ([TABLE + ".capacity=9223372036854775807"], "less than or equal"),
+    ([TABLE + "=dinamic"], "dynamic"),
+    ([TABLE + "={kind: static, shard: workers}"], "`shard` is a key of dynamic tables"),
+    ([TABLE + ".features=[]"], "features"),
+    (["fit={epochs: null}"], "nothing ends training"),
+    (["fit.early_stopping.by=steps"], "needs validations between steps"),
+    ([SEVERAL, "devices.cpu_replicas=2"], "one CPU device per process"),
+    (["devices={strategy: none, cpu_replicas: 2}"], "one CPU device per process"),
+    ([SEVERAL, "input.bucket_boundaries=[10, 20]"], "leave bucket_boundaries out"),
+    ([SHARDED], "devices.strategy=multi_worker"),
+    ([SHARDED, SEVERAL, "root=s3://b/runs"], "is a store"),
+    ([SHARDED, SEVERAL, "fit.warm_start={tables: {a: i.txt}}"], "no rows from files"),
+]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "hint"),
-    [
-        (["fit={epochs: null}"], "nothing ends training"),
-        (["fit.early_stopping.by=steps"], "needs validations between steps"),
-        ([SEVERAL, "devices.cpu_replicas=2"], "one CPU device per process"),
-        (["devices={strategy: none, cpu_replicas: 2}"], "one CPU device per process"),
-        ([SEVERAL, "input.bucket_boundaries=[10, 20]"], "leave bucket_boundaries out"),
-        ([SHARDED], "devices.strategy=multi_worker"),
-        ([SHARDED, SEVERAL, "root=s3://b/runs"], "is a store"),
-        ([SHARDED, SEVERAL, "fit.warm_start={tables: {a: i.txt}}"], "no rows from files"),
-    ],
-)
-def test_settings_that_exclude_each_other_are_refused(overrides: list[str], hint: str) -> None:
+@pytest.mark.parametrize(("overrides", "hint"), REFUSED)
+def test_what_no_run_could_use_is_refused(overrides: list[str], hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         load(*overrides)
 
@@ -222,12 +152,10 @@ def test_settings_that_exclude_each_other_are_refused(overrides: list[str], hint
     ("policy", "found_bytes", "split", "expected"),
     [
         ("fail", None, "train", False),
-        ("fail", 9, "train", False),
         ("skip_record", None, "train", False),  # no record of it is there
         ("skip_record", 9, "train", True),
         ("skip_record", 11, "train", False),  # another file
         ("skip_shard", None, "train", True),
-        ("skip_shard", 9, "train", True),
         ("skip_shard", 11, "train", True),
         ("skip_shard", None, "test", False),  # what a model is measured on has to be whole
         ("skip_record", 9, "catalog", False),
@@ -238,27 +166,14 @@ def test_which_shards_training_does_without(policy, found_bytes, split, expected
     assert config.tolerates(split, found_bytes, 10) is expected
 
 
-def test_two_numbers_are_a_range() -> None:
+@pytest.mark.parametrize("text", ["", "5", "a:b", "1:2:3", "-1:2", "1.5:2", " 1:2", "5:5", "7:3"])
+def test_two_numbers_are_a_range(text: str) -> None:
     assert parse_step_range("100:120") == StepRange(100, 120)
     parse_step_range("0:1").require_within(1)
-
-
-@pytest.mark.parametrize("text", ["", "5", "a:b", "1:2:3", "-1:2", "1.5:2", " 1:2"])
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="two steps"):
+    with pytest.raises(ConfigError, match=r"two steps|empty"):
         parse_step_range(text)
-
-
-@pytest.mark.parametrize("text", ["5:5", "7:3"])
-def test_an_empty_range_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="empty"):
-        parse_step_range(text)
-
-
-def test_a_range_beyond_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not have") as caught:
+    with pytest.raises(ConfigError, match="does not have"):
         StepRange(5, 25).require_within(24)
-    assert caught.value.allowed == "0 to 24"
 
 
 def read(tmp_path: Path, text: str) -> SweepConfig:
@@ -268,20 +183,11 @@ def read(tmp_path: Path, text: str) -> SweepConfig:
 
 
 def test_a_file_of_lists_and_ranges(tmp_path: Path) -> None:
-    found = read(
-        tmp_path,
-        """
-        trials: 20
-        space:
-          model.embedding_dim: [16, 32]
-          model.user_hidden_units: [[64], [64, 32], []]
-          optimizer.learning_rate: {low: 1e-4, high: 1e-1, log: true}
-        """,
-    )
+    space = "{model.user_hidden_units: [[64], []], seed: {low: 1e-4, high: 1e-1, log: true}}"
+    found = read(tmp_path, f"trials: 20\nspace: {space}")
     assert found.trial_count == 20
-    dims = found.space
-    assert isinstance(dims["model.embedding_dim"], ChoicesConfig)
-    rate = dims["optimizer.learning_rate"]
+    assert isinstance(found.space["model.user_hidden_units"], ChoicesConfig)
+    rate = found.space["seed"]
     assert isinstance(rate, RangeConfig)
     assert (rate.low, rate.high) == (1e-4, 1e-1)
 

@@ -58,11 +58,12 @@ def test_failed_build_removes_its_staging_and_moves_nothing(tmp_path):
 def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     code = (
-        "import sys, time; from pathlib import Path\n"
+        "import os, sys, time; from pathlib import Path\n"
         "from conf.artefacts.dataset import DatasetPaths\n"
         "from etl.versions.publish import hold_lock\n"
         f"with hold_lock(DatasetPaths(Path({str(tmp_path)!r}), 'd')):\n"
-        "    print('held', flush=True); time.sleep(600)"
+        "    if os.fork(): time.sleep(600)\n"
+        "    print('held', flush=True); time.sleep(60); os._exit(0)"  # The child lives on.
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

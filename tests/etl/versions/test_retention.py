@@ -128,7 +128,7 @@ def test_limits_hold_and_the_current_version_stays(count, data, keep, older_than
 def test_without_a_limit_nothing_is_chosen():
     with pytest.raises(ConfigError, match="--keep"):
         select_garbage([version(1)], None, None)
-    with pytest.raises(ConfigError, match="out of range"):
+    with pytest.raises(ConfigError, match="1 or more"):
         select_garbage([version(1)], 0, None)
 
 

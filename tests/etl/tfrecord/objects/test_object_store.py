@@ -17,7 +17,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import FileOpener, StoredPath
 from conf.storage.object_store import Storage
 from etl.tfrecord.codec.framing import read_record_blocks
-from etl.tfrecord.commit.commit_plan import JOB_FILE, JobPlan, TaskResult
+from etl.tfrecord.commit.commit_plan import JOB_FILE, TaskResult
 from etl.tfrecord.commit.object_commit import ObjectCommitter
 from etl.tfrecord.commit.output_manifest import COMMIT_FILE
 from etl.tfrecord.spark.input_files import InputListing, list_input_files, plan_splits
@@ -42,17 +42,13 @@ def test_bytes_are_stored_as_they_are(any_root: Storage, name: str) -> None:
         assert file.read(10) == data[50_000:50_010]
 
 
-def test_what_is_not_there(any_root: Storage) -> None:
+def test_an_object_is_there_when_its_upload_is_closed(any_root: Storage) -> None:
     assert any_root.list_objects() == {}
-    assert any_root.read("x") is None
     assert any_root.find("x") is None
     any_root.delete("x")
     any_root.delete_tree()
     with pytest.raises(FileNotFoundError):
         any_root.open_input("x")
-
-
-def test_an_object_is_there_when_its_upload_is_closed(any_root: Storage) -> None:
     any_root.put("x", b"old")
     upload, buffer = any_root.open_output("x"), np.zeros(3 << 20, np.uint8)
     for value in range(5):
@@ -81,9 +77,7 @@ def test_objects_and_places(any_root: Storage) -> None:
     assert sorted(any_root.list_objects()) == ["e/y"]
     copy = pickle.loads(pickle.dumps(any_root.child("d=1")))
     assert copy == Storage(any_root.scheme, f"{any_root.root}/d=1")
-    assert copy.uri == f"{any_root.scheme}://{any_root.root}/d=1"
-    assert copy.parent == any_root
-    assert Storage("s3", "bucket").parent is None
+    assert (copy.parent, Storage("s3", "bucket").parent) == (any_root, None)
 
 
 def test_an_object_is_replaced_only_as_it_was_seen(any_root: Storage) -> None:
@@ -101,21 +95,16 @@ def test_an_object_is_replaced_only_as_it_was_seen(any_root: Storage) -> None:
 
 
 def test_it_answers_as_a_path_does(tmp_path: Path, any_root: Storage) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.txt").write_text("text: ä", encoding="utf-8")
+    any_root.put("folder/a.txt", "text: ä".encode())
     for place in (tmp_path, StoredPath(any_root)):
         file = place / "folder/a.txt"
-        if isinstance(place, Path):
-            file.parent.mkdir()
-            file.write_text("text: ä", encoding="utf-8")
-        else:
-            any_root.put("folder/a.txt", "text: ä".encode())
         assert file.is_file()
-        assert not place.is_file()
         assert not (place / "folder").is_file()
         assert file.read_text(encoding="utf-8") == "text: ä"
         assert file.read_text("ascii", "replace").startswith("text: ")
-        assert file.read_bytes() == "text: ä".encode()
-        assert file.name == "a.txt"
-        assert str(file) == f"{place}/folder/a.txt"
+        assert (str(file), file.name) == (f"{place}/folder/a.txt", "a.txt")
         assert file.absolute() == file
         assert (place / "folder/../b").resolve() == (place / "b").resolve()
         assert file.is_relative_to(place)
@@ -124,26 +113,9 @@ def test_it_answers_as_a_path_does(tmp_path: Path, any_root: Storage) -> None:
         assert not (place / "ab").is_relative_to(place / "a")
         with pytest.raises(FileNotFoundError):
             (place / "none").read_text()
-        with pytest.raises(UnicodeDecodeError):
-            file.read_text("ascii")
 
 
-def test_one_listing_tells_all_sizes(store: FakeStore, root: Storage) -> None:
-    for name, size in (("a", 1), ("b/c", 2), ("b/d/e", 3)):
-        root.put(name, bytes(size))
-    store.log.clear()
-    assert StoredPath(root).list_bytes() == {"a": 1, "b/c": 2, "b/d/e": 3}
-    assert store.log == ["list bucket/data"]
-
-
-def test_a_file_that_was_replaced_is_read_anew(store: FakeStore, root: Storage) -> None:
-    file = StoredPath(root) / "x"
-    for text in (b"v1", b"v2"):  # As long as the one before, and of the same second.
-        root.put("x", text)
-        assert file.read_bytes() == text
-
-
-@pytest.mark.parametrize("call", ["is_file", "read_bytes", "read_text", "list_bytes"])
+@pytest.mark.parametrize("call", ["is_file", "read_text", "list_bytes"])
 def test_a_store_that_refuses_ends_in_a_message(store: FakeStore, root: Storage, call: str) -> None:
     def refuse(name: str) -> None:
         raise OSError("ACCESS_DENIED")
@@ -155,15 +127,13 @@ def test_a_store_that_refuses_ends_in_a_message(store: FakeStore, root: Storage,
     assert StoredPath(root).has_bucket()  # the store does not tell
 
 
-BATCH = pa.record_batch(
-    {"payload": pa.array([b"a" * 100, b"b", b"c" * 50]), "d": pa.array(["x", "y", "x"])}
-)
+BATCH = pa.record_batch({"payload": [b"a" * 100, b"b", b"c" * 50], "d": ["x", "y", "x"]})
 
 
-def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> JobPlan:
+def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> None:
     """What a driver and one task do."""
     given = {"path": root.uri, "recordType": "ByteArray", **options}
-    parsed = parse_write_options(given, overwrite=options.get("saveMode") == "overwrite")
+    parsed = parse_write_options(given, overwrite=False)
     plan = plan_write(from_arrow_schema(batch.schema), parsed)
     committer = ObjectCommitter(root)
     committer.begin(plan.job, None)
@@ -171,7 +141,6 @@ def write(root: Storage, batch: pa.RecordBatch = BATCH, **options: str) -> JobPl
         sink = WriteTask(place, f"part-00000-{plan.job.job_id}", plan.options, plan.source)
         shards = sink.write_all(iter([batch]))
     committer.publish(plan.job, [TaskResult(0, "attempt-0", shards)])
-    return plan.job
 
 
 def listing(path: str, **options: str) -> InputListing:
@@ -179,22 +148,8 @@ def listing(path: str, **options: str) -> InputListing:
 
 
 def payloads(found: InputListing) -> list[bytes]:
-    opener = FileOpener()
-    blocks = [b for f in found.files for b in read_record_blocks(f.path, opener=opener)]
-    return sorted(
-        b.data[start : start + length].tobytes() for b in blocks for start, length in b.index
-    )
-
-
-def test_what_was_written_is_read(any_root: Storage) -> None:
-    one = BATCH.drop_columns(["d"])
-    for _ in range(2):
-        write(any_root, one, compression="gzip")
-    found = listing(any_root.uri)
-    assert len(found.files) == 2
-    assert found.committed is not None
-    assert payloads(found) == sorted([*one.column(0).to_pylist()] * 2)
-    assert payloads(listing(found.files[0].path)) == sorted(one.column(0).to_pylist())
+    blocks = (b for f in found.files for b in read_record_blocks(f.path, opener=FileOpener()))
+    return sorted(b.data[start : start + n].tobytes() for b in blocks for start, n in b.index)
 
 
 def test_partitions_side_files_and_single_partitions(any_root: Storage) -> None:
@@ -202,12 +157,10 @@ def test_partitions_side_files_and_single_partitions(any_root: Storage) -> None:
     found = listing(any_root.uri)
     assert found.partition_columns == (("d", "string"),)
     assert sorted(file.partition for file in found.files) == [("x",), ("x",), ("y",)]
-    index = [key for key in any_root.list_objects() if key.startswith("_index/d=")]
-    assert len(index) == 3
+    assert sum(key.startswith("_index/d=") for key in any_root.list_objects()) == 3
     below = listing(f"{any_root.uri}/d=x")
-    assert len(below.files) == 2
+    assert (len(below.files), below.partition_columns) == (2, ())
     assert below.committed is not None
-    assert below.partition_columns == ()
     based = listing(f"{any_root.uri}/d=x", basePath=any_root.uri)
     assert {file.partition for file in based.files} == {("x",)}
     with pytest.raises(ConfigError, match="basePath"):
@@ -215,14 +168,16 @@ def test_partitions_side_files_and_single_partitions(any_root: Storage) -> None:
 
 
 def test_the_manifest_decides(any_root: Storage, caplog: pytest.LogCaptureFixture) -> None:
-    write(any_root, BATCH.drop_columns(["d"]))
+    one = BATCH.drop_columns(["d"])
+    for _ in range(2):
+        write(any_root, one, compression="gzip")
     any_root.put("part-r-00000.tfrecord", b"no TFRecord at all")
     with caplog.at_level(logging.WARNING):
         found = listing(any_root.uri)
-    assert len(found.files) == 1
+    assert payloads(found) == sorted([*one.column(0).to_pylist()] * 2)
+    assert payloads(listing(found.files[0].path)) == sorted(one.column(0).to_pylist())
     assert "part-r-00000" in caplog.text
-    [file] = found.files
-    key = file.path[len(any_root.uri) + 1 :]
+    key = found.files[0].path[len(any_root.uri) + 1 :]
     any_root.put(key, b"cut")
     with pytest.raises(InputDataError, match="another size"):
         listing(any_root.uri)
@@ -238,10 +193,7 @@ def test_without_a_manifest_all_that_is_shown_counts(any_root: Storage) -> None:
     data = any_root.read(name) or b""
     for key in ("any.name", "_hidden/x", "sub/x"):
         any_root.put(key, data)
-    assert [f.path.rpartition("/")[2] for f in listing(any_root.uri).files] == [
-        "any.name",
-        name,
-    ]
+    assert len(listing(any_root.uri).files) == 2
     assert len(listing(any_root.uri, recursiveFileLookup="true").files) == 3
     ObjectCommitter(any_root).find_temporary(name.split("-")[2]).put(JOB_FILE, b"{}")
     assert len(listing(any_root.uri).files) == 1  # the other one is not decided yet
@@ -259,15 +211,7 @@ def test_objects_are_split_at_known_places_only(any_root: Storage) -> None:
         planned = plan_splits(list_input_files(options).files, options)
         return [(s.start, s.stop) for part in planned for s in part]
 
-    by_manifest = split()
-    assert len(by_manifest) == 2  # The manifest knows a place every 16 MiB.
-    [file], opener = listing(any_root.uri).files, FileOpener()
-    read = [
-        bytes(b.data[s : s + 1])
-        for start, stop in by_manifest
-        for b in read_record_blocks(file.path, start=start, stop=stop, opener=opener)
-        for s, _ in b.index
-    ]
-    assert read == [bytes([65 + k]) for k in range(20)]
+    (start, middle), (again, end) = split()  # The manifest knows a place every 16 MiB.
+    assert (start, middle, end) == (0, again, None)
     any_root.delete(COMMIT_FILE)
     assert split() == [(0, None)]
