@@ -16,14 +16,14 @@ def find_source(class_name: str, format_name: str) -> type[DataSource]:
     Spark drops an error of this import without a word, and then knows no such format.
 
     Args:
-        class_name: Name of the class in `etl.records.spark_source`.
+        class_name: Name of the class in `etl.tfrecord.spark.datasource`.
         format_name: The name that Spark knows it by.
     """
     try:
         refuse_hidden_packages()
     except HiddenPackageError as error:
         return _build_refusal(format_name, str(error))
-    module: Any = importlib.import_module("etl.records.spark_source")
+    module: Any = importlib.import_module("etl.tfrecord.spark.datasource")
     source: type[DataSource] = getattr(module, class_name)
     return source
 
@@ -40,4 +40,4 @@ def _build_refusal(format_name: str, message: str) -> type[DataSource]:
     return HiddenSource
 
 
-DefaultSource = find_source("RecordDataSource", "tfrecord")
+DefaultSource = find_source("TFRecordDataSource", "tfrecord")

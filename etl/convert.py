@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,6 @@ from pyarrow import csv
 
 from conf.artefacts.dataset import find_manifest, find_version
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from conf.schema import PackedSlot
 from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import (
     CsvForm,
@@ -33,17 +32,16 @@ from conf.storage.table_files import (
     plain_schema,
     read_csv_names,
 )
-from etl.tfrecord.commit.directory_view import list_complete
-from etl.tfrecord.files.data_files import refuse_missing
-from etl.tfrecord.files.partitions import (
+from etl.tfrecord.commit.output_directory import list_complete
+from etl.tfrecord.files.data_files import (
     infer_partition_types,
     parse_partition_path,
     parse_partition_value,
+    refuse_missing,
 )
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
-from etl.tfrecord.types.arrays import is_list
-from etl.tfrecord.types.features import TypeOptions
+from etl.tfrecord.types.features import TypeOptions, is_list
 from etl.tfrecord.types.refusals import refuse_unknown
 
 Format = Literal["tfrecord", "parquet", "csv"]
@@ -56,15 +54,6 @@ _NAMES: Mapping[Format, str] = {
 }
 _VALUE_TYPES = ("int64", "float32", "float64", "string", "binary")
 _FOLDER_TYPES = {"int": "int64", "bigint": "int64", "date": "date32", "timestamp": "timestamp[us]"}
-_EMPTY_NOTES: Mapping[Format, str] = {
-    "tfrecord": "no record has such a feature",
-    "csv": "whoever reads the file cannot tell its type",
-    "parquet": "its type is {}",
-}
-_WHOLE_NOTES: Mapping[Format, str] = {
-    "tfrecord": "a float32 feature, not int64",
-    "csv": "written without a point, and read as int64",
-}
 _BATCH_ROWS = 10_000
 _CSV_BLOCK_BYTES = 4 << 20
 
@@ -107,13 +96,6 @@ class ConvertOptions:
     text: TextOptions = TextOptions()
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     folder: Path | None = None
-
-
-class Converted(NamedTuple):
-    """What a conversion wrote: rows, and what became of columns that are not read back alike."""
-
-    rows: int
-    notes: tuple[str, ...]
 
 
 def detect_format(path: Path) -> Format:
@@ -176,8 +158,10 @@ def convert_files(
     target: Format,
     options: ConvertOptions,
     on_rows: Callable[[int], None] = lambda _: None,
-) -> Converted:
+) -> int:
     """Converts files of one format to one file, which appears whole or not at all.
+
+    Returns the number of rows.
 
     Raises:
         ConfigError: The columns do not fit the target, or the output is one of the inputs.
@@ -186,39 +170,13 @@ def convert_files(
     if any(output.exists() and file.samefile(output) for file in files):
         raise ConfigError("the output is one of the inputs", received=output)
     schema, batches = _open_input(files, source, options)
-    rows, seen = 0, _SeenValues(schema)
+    rows = 0
     with _open_output(output, target, schema, options) as write:
         for batch in batches:
             write(batch)
-            seen.update(batch)
             rows += batch.num_rows
             on_rows(batch.num_rows)
-    return Converted(rows, seen.describe(target) if rows else ())
-
-
-class _SeenValues:
-    """Which columns had no value yet, and of which real numbers all have been whole."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._empty = {column.name: column.type for column in schema}
-        self._whole = [column.name for column in schema if pa.types.is_floating(column.type)]
-
-    def update(self, batch: pa.RecordBatch) -> None:
-        filled = [n for n in self._empty if batch[n].null_count < batch.num_rows]
-        self._empty = {n: kind for n, kind in self._empty.items() if n not in filled}
-        self._whole = [n for n in self._whole if _are_whole(batch[n])]
-
-    def describe(self, target: Format) -> tuple[str, ...]:
-        """Notes on what is not read back alike."""
-        note, whole = f"no value in any row; {_EMPTY_NOTES[target]}", _WHOLE_NOTES.get(target)
-        notes = [f"{name}: {note.format(kind)}" for name, kind in self._empty.items()]
-        named = [n for n in self._whole if whole and n not in self._empty]
-        return (*notes, *(f"{name}: real numbers, all whole; {whole}" for name in named))
-
-
-def _are_whole(values: pa.Array) -> bool:
-    numbers = values.cast(pa.float64())
-    return pc.all(pc.equal(pc.floor(numbers), numbers)).as_py() is not False
+    return rows
 
 
 def _open_input(files: Sequence[Path], source: Format, options: ConvertOptions) -> CsvRows:
@@ -296,22 +254,12 @@ def _plan_tfrecords(
     files: Sequence[Path], options: ConvertOptions, folders: Sequence[str]
 ) -> Callable[..., CsvRows]:
     """Plans to open files of all the columns that any of them has."""
-    record_type, slots, types = options.shard.record_type, _find_slots(files), options.types
-    schema = infer_table_schema(files, record_type, slots)
+    record_type, types = options.shard.record_type, options.types
+    schema = infer_table_schema(files, record_type)
     _require_columns(types, [*schema.names, *folders], files[0])
     schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in schema])
-    read = partial(read_table_batches, schema=schema, record_type=record_type, slots=slots)
+    read = partial(read_table_batches, schema=schema, record_type=record_type)
     return lambda path, *_: CsvRows(*read([path]))
-
-
-def _find_slots(files: Sequence[Path]) -> tuple[PackedSlot, ...]:
-    """Slots of the dataset version that the files are shards of; none for any other file."""
-    manifests = {file.parent: find_manifest(file) for file in files}
-    slots = {() if manifest is None else manifest.slots for manifest in manifests.values()}
-    if len(slots) > 1:
-        received = ", ".join(map(str, manifests))
-        raise ConfigError("files with other packed scalars: convert them alone", received=received)
-    return slots.pop()
 
 
 def _require_columns(types: Iterable[str], names: Sequence[str], path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 
 from conf.errors import ConfigError
 from conf.local_paths import local_path
@@ -22,7 +22,6 @@ from etl.convert import (
     list_inputs,
     parse_type,
 )
-from etl.row_count_estimate import estimate_rows
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.spark.options import TYPE_OPTIONS, parse_type_options
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType
@@ -87,11 +86,9 @@ def main(
     )
     target = target_format or detect_format(output)
     read_as = source_format or detect_format(files[0])
-    columns = (BarColumn(), TextColumn("{task.completed:,} rows"), TimeRemainingColumn())
-    with show_progress(estimate_rows(files, read_as), *columns) as on_rows:
-        done = convert_files(files, read_as, output, target, options, on_rows)
-    written = f"wrote {output}: {done.rows:,} rows, {output.stat().st_size:,} bytes"
-    print(written, *done.notes, sep="\n")
+    with show_progress(None, TextColumn("{task.completed:,} rows")) as on_rows:
+        rows = convert_files(files, read_as, output, target, options, on_rows)
+    print(f"wrote {output}: {rows:,} rows, {output.stat().st_size:,} bytes")
 
 
 def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:

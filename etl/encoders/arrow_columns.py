@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from etl.tfrecord.codec.kernels import inlined, is_valid, load_i32, load_i64
-from etl.tfrecord.types.arrays import buffer_address
+from etl.tfrecord.types.features import buffer_address
 
 WIDE_TYPES = (pa.large_string(), pa.large_binary())
 BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)

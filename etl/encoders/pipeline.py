@@ -30,7 +30,7 @@ from etl.encoders.base import (
 from etl.encoders.target import load_statistic_table
 from etl.encoders.token_lookup import ListTokenEncoder, TokenEncoder
 from etl.encoders.vocabulary import load_vocabulary
-from etl.tfrecord.types.arrays import is_list
+from etl.tfrecord.types.features import is_list
 
 
 def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> RowEncoder:

@@ -10,7 +10,7 @@ from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
 from conf.local_paths import is_hidden, local_path
 from conf.manifest import InputFile
-from etl.tfrecord.commit.directory_view import list_complete
+from etl.tfrecord.commit.output_directory import list_complete
 
 Files = Mapping[str, tuple[InputFile, ...]]
 """The files of each split, in the order of their names."""

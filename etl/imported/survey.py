@@ -26,12 +26,12 @@ from etl.imported.records import RecordReader, count_padded_in_front
 from etl.quality.statistics import (
     StatisticsAccumulator,
 )
+from etl.records.record_hooks import nest_lists, nest_schema
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_record_blocks
 from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
-from etl.tfrecord.types.parts import nest_lists, nest_schema
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from etl.quality.value_statistics import readable
-from etl.tfrecord.types.arrays import is_list
+from etl.tfrecord.types.features import is_list
 
 COMPARED_ROWS = 1 << 16
 MAX_GROUPS = 1 << 10

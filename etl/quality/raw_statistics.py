@@ -22,7 +22,7 @@ from etl.encoders.arrow_columns import cast_values, flatten_lists
 from etl.encoders.base import RAW_TYPES
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.statistics import FeatureAccumulator, build_feature
-from etl.tfrecord.types.arrays import is_list
+from etl.tfrecord.types.features import is_list
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from etl.quality.value_statistics import (
     length_histogram,
     merge_histograms,
 )
-from etl.tfrecord.types.arrays import is_list
+from etl.tfrecord.types.features import is_list
 
 _PENDING_BYTES = 16 << 20
 _PENDING_BATCHES = 16

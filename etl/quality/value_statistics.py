@@ -25,7 +25,7 @@ from etl.quality.sketches import (
     summarize_counted,
 )
 from etl.tfrecord.codec.kernels import kernel, load_i64
-from etl.tfrecord.types.arrays import buffer_address
+from etl.tfrecord.types.features import buffer_address
 
 
 @dataclass(frozen=True)

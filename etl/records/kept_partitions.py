@@ -21,7 +21,7 @@ from conf.splits import EVENT_SPLITS
 from conf.storage.atomic_output import link_file, sync_directory
 from etl.records.write import VersionShard
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.tfrecord.files.partitions import parse_partition_path
+from etl.tfrecord.files.data_files import parse_partition_path
 
 SHARD_STATISTICS_FILE = "shard_statistics.json.gz"
 

@@ -25,8 +25,7 @@ from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN, identity_colum
 from etl.events.splits import SPLIT_COLUMN
 from etl.features.plan import FeaturePlan
 from etl.records.samples import raw_columns
-from etl.tfrecord.files.data_files import ShardRange
-from etl.tfrecord.files.partitions import partition_path
+from etl.tfrecord.files.data_files import ShardRange, partition_path
 from etl.tfrecord.spark.frames import assign_buckets
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ pydantic.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,7 @@ from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import read_parquet
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 from etl.tfrecord.codec.decode import read_batches
-from etl.tfrecord.types.arrays import is_list
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.features import WireFeature, is_list
 
 _PENDING_IDS = 1 << 20
 _DENSE_IDS = 1 << 16
@@ -271,16 +269,6 @@ class CountsRequest:
     ) -> CountsRequest:
         """Builds it of a dataset's keys and features, and the resolved config that made it."""
         return cls(directory, find_counted(keys, schema, config))
-
-    def dumps(self) -> str:
-        """Returns it as text, an option of the write."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def loads(cls, text: str) -> CountsRequest:
-        """Parses what `dumps` returned."""
-        data = json.loads(text)
-        return cls(data["directory"], CountedKeys(**data["keys"]))
 
     def open(self, shard: str) -> ShardCounts | None:
         """Returns what counts a shard, or None where nothing of it is counted.

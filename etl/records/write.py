@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ from conf.storage.locations import Compression
 from etl.events.splits import SPLIT_COLUMN
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite
+from etl.records.record_hooks import RecordHooks
 from etl.records.sharding import HASH_COLUMN, ShardPlan
-from etl.records.spark_source import RECORD_HOOKS
 from etl.records.train_counts import CountsRequest
 from etl.tfrecord.files.data_files import ShardRange
 from etl.tfrecord.spark.options import WriteOptions
@@ -124,40 +124,20 @@ def write_natively(
         One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
         `partition`, `statistics`.
     """
-    options = _build_options(records_format, target, ranges, counts)
-    plan = plan_write(records.schema, options, RECORD_HOOKS)
-    written = run_write(records, plan)
-    return [] if written is None else [vars(shard) for shard in written.shards]
-
-
-def _build_options(
-    records_format: RecordFormat,
-    target: Path,
-    ranges: Sequence[ShardRange],
-    counts: CountsRequest | None,
-) -> WriteOptions:
-    output, focus = records_format.config.output, _find_focus(records_format.config)
+    output, encoders = records_format.config.output, str(records_format.encoders.absolute())
+    focus = _find_focus(records_format.config)
     options = WriteOptions(
         directory=str(target.absolute()),
         mode="overwrite",
         record_type=output.record_type,
         compression=_COMPRESSIONS[output.compression],
         deterministic_names=True,
-        encoders=str(records_format.encoders.absolute()),
-        feature_lists=records_format.feature_lists,
-        statistics=True,
-        statistics_counts=None if counts is None else counts.dumps(),
         shard_ranges=tuple(ranges),
     )
-    if focus is None:
-        return options
-    return replace(
-        options,
-        statistics_label=focus.label,
-        statistics_slices=focus.slices,
-        statistics_weight=focus.weight,
-        statistics_weighted=focus.weighted if focus.weight is not None else (),
-    )
+    hooks = RecordHooks(encoders, records_format.feature_lists, focus, counts)
+    plan = plan_write(records.schema, options, hooks)
+    written = run_write(records, plan)
+    return [] if written is None else [vars(shard) for shard in written.shards]
 
 
 def _find_focus(config: BuildConfig) -> LabelFocus | None:

@@ -23,7 +23,7 @@ from etl.sources.days import (
     refuse_missing_days,
     run_days,
 )
-from etl.tfrecord.files.partitions import parse_partition_path
+from etl.tfrecord.files.data_files import parse_partition_path
 
 logger = logging.getLogger("sluice.build")
 

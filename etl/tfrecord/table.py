@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
-from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from conf.schema import PackedSlot
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import read_record_blocks
@@ -33,14 +31,8 @@ class TableWriter:
     The file appears whole on a clean exit, and not at all otherwise. Equal batches give equal
     bytes.
 
-    Args:
-        path: Target file; its directory must exist.
-        schema: Schema of the batches.
-        options: Record type and compression; the defaults if None.
-        type_options: Policies of types and values; the defaults if None.
-
-    Raises:
-        ConfigError: Columns that do not fit, all of them named.
+    `schema` is that of the batches; `options` are record type and compression. Raises ConfigError
+    for columns that do not fit, all of them named.
 
     Example:
         >>> with TableWriter("train.tfrecord", batch.schema) as writer:
@@ -66,11 +58,7 @@ class TableWriter:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Appends a batch.
-
-        Raises:
-            InputDataError: A value that does not fit; names the column and the row.
-        """
+        """Appends a batch; InputDataError for a value that does not fit names column and row."""
         with locate_rows(batch, self._file.rows, "the table"):
             rows = self._to_example.apply(batch)
             for framed in self._encoder.encode_chunks(rows, self._options.chunk_rows):
@@ -99,9 +87,6 @@ def write_table(
 ) -> ShardInfo:
     """Writes a table as one TFRecord file; arguments and errors as for `TableWriter`.
 
-    Returns:
-        Name, rows, bytes and checksum of the file.
-
     Example:
         >>> write_table(pa.table({"user": [1, 2], "tags": [["a"], []]}), "train.tfrecord")
     """
@@ -123,35 +108,17 @@ def write_frame(
 
     A NaN in a float column is a null, as everywhere in pandas, and so a feature left out.
 
-    Raises:
-        ConfigError: Columns that do not fit, all of them named; a column of mixed types; two of one
-            name.
-        InputDataError: A value that does not fit.
+    A column that Arrow has no type for, or of several, raises Arrow's error.
     """
-    try:
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:  # Arrow's too
-        raise ConfigError(
-            "a column of the frame has no one type, none that Arrow has, or no name of its own",
-            received=str(error),
-            fix="convert it with `astype`, rename it, or drop it",
-        ) from error
+    table = pa.Table.from_pandas(frame, preserve_index=False)
     return write_table(table, path, options=options, type_options=type_options)
 
 
-def infer_table_schema(
-    paths: Iterable[PathLike],
-    record_type: RecordType = "Example",
-    slots: Sequence[PackedSlot] = (),
-) -> pa.Schema:
+def infer_table_schema(paths: Iterable[PathLike], record_type: RecordType = "Example") -> pa.Schema:
     """Reads files for their columns: int64, float32, string, lists of these; errors as in reads."""
     if record_type == "ByteArray":
         return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
     features = infer_features(paths, record_type=record_type)
-    if slots:
-        kinds, lists = {f.name: f.kind for f in features}, {slot.packed for slot in slots}
-        scalars = [WireFeature(slot.feature, kinds[slot.packed]) for slot in slots]
-        features = [*scalars, *(f for f in features if f.name not in lists)]
     return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
 
 
@@ -167,18 +134,15 @@ def read_table_batches(
     schema: pa.Schema | None = None,
     record_type: RecordType = "Example",
     type_options: TypeOptions | None = None,
-    slots: Sequence[PackedSlot] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Reads files batch by batch, each of some megabytes of records.
 
     Args:
         paths: TFRecord files, plain or compressed.
-        schema: Columns to read, which are all that is decoded; None to infer them, which reads
-            the files once more.
+        schema: Columns to decode; None to infer them, which reads the files once more.
         record_type: What the records are.
         type_options: The policies that the files were written with, where a date or the like is to
             come back.
-        slots: Places of scalars that share a list, as a dataset's manifest tells them.
 
     Returns:
         The schema, and the batches in the order of the files.
@@ -188,9 +152,9 @@ def read_table_batches(
         CorruptRecordError: A file is damaged.
         InputDataError: A feature does not fit its column.
     """
-    target = infer_table_schema(paths, record_type, slots) if schema is None else schema
+    target = infer_table_schema(paths, record_type) if schema is None else schema
     features, restore = _plan_read(target, record_type, type_options)
-    decoder = build_decoder(features, record_type, slots)
+    decoder = build_decoder(features, record_type)
 
     def read() -> Iterator[pa.RecordBatch]:
         for path in paths:

@@ -39,7 +39,7 @@ from conf.storage.atomic_output import UNFINISHED_SUFFIX, write_text_atomic
 from conf.storage.locations import StoredPath, is_remote, parse_storage
 from conf.storage.object_store import Storage, reaching
 from conf.storage.processes import Leftover, sweep_dead
-from etl.tfrecord.commit.directory_view import TEMPORARY_PREFIX
+from etl.tfrecord.commit.output_directory import TEMPORARY_PREFIX
 
 SEEN_FILE = ".stored"
 """Holds the id that the store's `CURRENT` had when it was last looked at from here."""

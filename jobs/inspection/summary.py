@@ -26,7 +26,7 @@ from conf.manifest import MANIFEST_FILE, Manifest, ShardInfo
 from conf.paths import CURRENT_FILE
 from etl.quality.figures import Share, list_figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.tfrecord.commit.output_manifest import read_output_manifest
+from etl.tfrecord.commit.output_directory import read_output_manifest
 from etl.tfrecord.types.features import WireFeature
 from jobs.inspection.records import Content, describe_lengths, read_first
 from jobs.inspection.verify import OnBytes, Problem, Verification, verify_files

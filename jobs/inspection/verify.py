@@ -11,7 +11,7 @@ from conf.local_paths import absolute_path
 from conf.manifest import FileInfo, Manifest, ShardInfo
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.framing import RecordBlock, read_record_blocks
-from etl.tfrecord.commit.output_manifest import OutputShard
+from etl.tfrecord.commit.output_directory import OutputShard
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes just read."""

@@ -333,36 +333,6 @@ def test_the_public_functions_of_etl_are_imported_on_first_use():
         _ = etl.write_records  # type: ignore[attr-defined]
 
 
-PLAIN_WRITE = """
-import sys
-from pathlib import Path
-import pyarrow as pa
-import pyspark_tfrecord
-from pyspark.sql.types import StructType
-from etl.tfrecord.spark.options import parse_write_options
-from etl.tfrecord.spark.write_job import plan_write
-from etl.tfrecord.spark.write_task import WriteTask
-
-hooks, out = pyspark_tfrecord.DefaultSource.hooks, sys.argv[1]
-batch = pa.record_batch({"a": [1, 2]})
-schema = StructType().add("a", "long")
-plan = plan_write(schema, parse_write_options({"path": out}, True), hooks)
-task = WriteTask(Path(out), "part-0", plan.options, plan.source, plan.hooks)
-(shard,) = task.write_all(iter([batch]))
-assert shard.info.rows == 2
-unwanted = ("etl.encoders", "etl.quality", "datasketches", "pydantic")
-print([name for name in sys.modules if name.startswith(unwanted)])
-"""
-
-
-def test_a_plain_write_needs_neither_encoders_nor_statistics(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", PLAIN_WRITE, str(tmp_path)],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert result.stdout.strip() == "[]"
-
-
 def test_every_public_name_of_the_wire_is_there():
     import etl.tfrecord as wire
 

@@ -14,8 +14,7 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec import encode_kernels as k
 from etl.tfrecord.codec.decode_kernels import build_head, check_record_type
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
-from etl.tfrecord.types.arrays import buffer_address, is_list
-from etl.tfrecord.types.features import find_wire_kind
+from etl.tfrecord.types.features import buffer_address, find_wire_kind, is_list
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048

@@ -15,15 +15,22 @@ from typing import Literal
 
 from conf.errors import ConfigError, InternalError, UpstreamNotReadyError
 from conf.storage.processes import Owner
-from etl.tfrecord.commit.directory_view import SUCCESS_FILE, DirectoryView
-from etl.tfrecord.commit.output_manifest import (
+from etl.tfrecord.commit.output_directory import (
     COMMIT_FILE,
+    SUCCESS_FILE,
+    DirectoryView,
     OutputManifest,
     OutputShard,
     merge_description,
 )
-from etl.tfrecord.files.data_files import WrittenShard, index_path, list_folders, refuse_missing
-from etl.tfrecord.files.partitions import Partition, read_partition
+from etl.tfrecord.files.data_files import (
+    Partition,
+    WrittenShard,
+    index_path,
+    list_folders,
+    read_partition,
+    refuse_missing,
+)
 
 SaveMode = Literal["append", "overwrite", "errorifexists", "ignore"]
 JOB_FILE = ".job.json"

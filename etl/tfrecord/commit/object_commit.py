@@ -27,15 +27,16 @@ from etl.tfrecord.commit.commit_plan import (
     list_side_files,
     plan_commit,
 )
-from etl.tfrecord.commit.directory_view import (
+from etl.tfrecord.commit.output_directory import (
+    COMMIT_FILE,
     SUCCESS_FILE,
     TEMPORARY_PREFIX,
     ObjectView,
+    OutputManifest,
     find_writer,
     shard_of,
     view_objects,
 )
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
 
 _LOGGER = logging.getLogger(__name__)
 

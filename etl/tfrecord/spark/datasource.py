@@ -9,8 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -27,13 +26,12 @@ from conf.storage.processes import find_jvm
 from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_splits
 from etl.tfrecord.spark.options import ReadOptions, parse_read_options, parse_write_options
-from etl.tfrecord.spark.read_plan import (
+from etl.tfrecord.spark.schema import (
     infer_schema,
     plan_read,
     select_files,
 )
 from etl.tfrecord.spark.write_job import (
-    WriteHooks,
     WritePlan,
     build_committer,
     freeze_loaded_code,
@@ -113,12 +111,7 @@ class TFRecordReader(DataSourceReader):
 
 
 class TFRecordDataSource(DataSource):
-    """TFRecord files as `format("tfrecord")`; its options: `etl.tfrecord.spark.options`.
-
-    `hooks` are what others add to a write; options `encoders` and `statistics*` need them.
-    """
-
-    hooks: ClassVar[WriteHooks | None] = None
+    """TFRecord files as `format("tfrecord")`; its options: `etl.tfrecord.spark.options`."""
 
     def __init__(self, options: dict[str, str]) -> None:
         """Takes the options as Spark gives them; runs where the format is looked up or planned."""
@@ -140,9 +133,25 @@ class TFRecordDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> TFRecordWriter:
         """Checks options and schema before any task starts, and builds the writer."""
         options = parse_write_options(self.options, overwrite)
-        plan = plan_write(schema, options, self.hooks)
+        plan = plan_write(schema, options)
         build_committer(options).begin(plan.job, find_jvm())
         return TFRecordWriter(plan)
+
+
+class TFRecordsDataSource(TFRecordDataSource):
+    """The same under the name of spark-tensorflow-connector."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tfrecords"
+
+
+class SluiceDataSource(TFRecordDataSource):
+    """The same under a name that no JVM connector claims."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sluice"
 
 
 def _refuse_table(given: Set[str], name: str) -> None:
@@ -153,12 +162,6 @@ def _refuse_table(given: Set[str], name: str) -> None:
             fix=f"spark.read.format({name!r}).load(path), df.write.format({name!r}).save(path); in "
             f"SQL: CREATE TEMPORARY VIEW v USING {name} OPTIONS (path '...')",
         )
-
-
-def find_source(name: str) -> type[TFRecordDataSource]:
-    """Returns the class of format `tfrecord`, `tfrecords` or `sluice`, found as Spark does."""
-    source: type[TFRecordDataSource] = import_module(f"pyspark_{name}").DefaultSource
-    return source
 
 
 def _find_jvm_providers(spark: SparkSession) -> dict[str, str]:
@@ -196,7 +199,8 @@ def register_tfrecord(spark: SparkSession) -> None:
     use_own_python()
     providers = _find_jvm_providers(spark)
     manager: Any = spark._jsparkSession.sessionState().dataSourceManager()
-    for name in ("sluice", "tfrecord", "tfrecords"):
+    for source in (SluiceDataSource, TFRecordDataSource, TFRecordsDataSource):
+        name = source.name()
         if name in providers:
             warnings.warn(
                 f"{providers[name]} on the class path claims format('{name}'); use "
@@ -204,4 +208,4 @@ def register_tfrecord(spark: SparkSession) -> None:
                 stacklevel=2,
             )
         elif not manager.dataSourceExists(name):  # Spark would log a warning
-            spark.dataSource.register(find_source(name))
+            spark.dataSource.register(source)

@@ -80,6 +80,14 @@ _KNOWN: tuple[tuple[str, Callable[[str], SluiceError]], ...] = (
         ),
     ),
     (
+        r"FileNotFoundError: \[Errno 2\] ([^\n]*)",
+        lambda said: InputDataError(
+            "a file is gone since it was listed",
+            received=said,
+            fix="read anew: a view, and a frame, keep the files of their first read",
+        ),
+    ),
+    (
         "No space left on device|Disk quota exceeded",
         lambda _: InternalError(
             "the disk is full",

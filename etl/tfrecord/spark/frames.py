@@ -12,21 +12,15 @@ import numpy as np
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from conf.errors import ConfigError
 from etl.tfrecord.commit.commit_plan import refuse_output
-from etl.tfrecord.commit.directory_view import look
-from etl.tfrecord.commit.output_manifest import OutputManifest
-from etl.tfrecord.spark.datasource import find_source
+from etl.tfrecord.commit.output_directory import OutputManifest, look
 from etl.tfrecord.spark.failures import known_failures
 from etl.tfrecord.spark.options import (
-    SAVE_MODES,
-    WriteOptions,
     option_text,
     parse_read_options,
     parse_write_options,
 )
-from etl.tfrecord.spark.read_plan import infer_schema
-from etl.tfrecord.spark.schema import quote_name
+from etl.tfrecord.spark.schema import infer_schema, quote_name
 from etl.tfrecord.spark.write_job import plan_write, run_write
 from etl.tfrecord.types.features import TypeOptions
 from etl.tfrecord.types.from_example import find_name
@@ -73,7 +67,7 @@ def write_tfrecords(
     """
     given = {
         "path": str(path),
-        "savemode": _check_mode(mode),
+        "savemode": mode,
         "jobid": uuid.uuid4().hex,
         **_as_texts(options),
         **(types or TypeOptions()).chosen(),
@@ -81,9 +75,8 @@ def write_tfrecords(
     dynamic = str(frame.sparkSession.conf.get(_OVERWRITE_MODE, "static")).lower() == "dynamic"
     if dynamic and "partitionby" in given:
         given.setdefault("partitionoverwritemode", "dynamic")
-    resolved = parse_write_options(given, given["savemode"] == "overwrite")
-    _check_shards(shards, resolved)
-    plan = plan_write(frame.schema, resolved, find_source(_FORMAT).hooks)
+    resolved = parse_write_options(given, mode.lower() == "overwrite")
+    plan = plan_write(frame.schema, resolved)
     place, written = resolved.storage or Path(resolved.directory), None
     view = look(place, is_lenient=True)
     refuse_output(resolved.directory, view, resolved.mode)
@@ -101,21 +94,6 @@ def _as_texts(options: Mapping[str, object]) -> dict[str, str]:
         for name, value in options.items()
         if value is not None
     }
-
-
-def _check_mode(mode: str) -> str:
-    refuse_unknown("unknown save mode", {mode.lower()} - SAVE_MODES.keys(), SAVE_MODES)
-    return SAVE_MODES[mode.lower()]
-
-
-def _check_shards(shards: int | None, options: WriteOptions) -> None:
-    if shards is not None and (shards < 1 or options.partition_by or not options.limits.is_none):
-        raise ConfigError(
-            "bad number of shards",
-            received=f"shards={shards}",
-            allowed="1 or more, without partitions and limits of rows or bytes",
-            fix="give either the number of files or their size",
-        )
 
 
 _KEY, _SALT = "__sluice_key", "__sluice_salt"

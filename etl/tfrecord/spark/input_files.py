@@ -20,20 +20,22 @@ from conf.local_paths import is_data_path, list_data_files
 from conf.storage.locations import is_remote, parse_storage
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import StoredObject
-from etl.tfrecord.commit.directory_view import (
+from etl.tfrecord.commit.output_directory import (
+    COMMIT_FILE,
     ObjectView,
+    OutputManifest,
+    OutputShard,
     find_writer,
+    read_output_manifest,
     refuse_publishing,
     view_objects,
 )
-from etl.tfrecord.commit.output_manifest import (
-    COMMIT_FILE,
-    OutputManifest,
-    OutputShard,
-    read_output_manifest,
+from etl.tfrecord.files.data_files import (
+    DataFile,
+    infer_partition_types,
+    parse_partition_path,
+    refuse_missing,
 )
-from etl.tfrecord.files.data_files import DataFile, refuse_missing
-from etl.tfrecord.files.partitions import infer_partition_types, parse_partition_path
 from etl.tfrecord.spark.options import ReadOptions
 
 _LOGGER = logging.getLogger(__name__)
@@ -56,8 +58,8 @@ class InputListing:
 def list_input_files(options: ReadOptions) -> InputListing:
     """Lists the files of a read; a directory in the middle of a write is refused.
 
-    Of a directory that is its files and those below `<column>=<value>` directories, or below any
-    directory where the read is recursive. Names that begin with `.` or `_` are hidden.
+    Of a directory that is its files and those below `<column>=<value>` directories. Names that
+    begin with `.` or `_` are hidden.
     """
     found = [place for path in options.paths for place in _find(path, options)]
     files = {
@@ -88,9 +90,8 @@ class _Found:
         shards = {shard.path: shard for shard in self.committed.shards} if self.committed else {}
         is_lenient = options.on_corrupt != "fail" and not is_remote(self.directory)
         for key, size in self.sizes.items():
-            path, values = f"{self.directory}/{key}", {}
-            if not options.is_recursive:
-                values = _partition_of(path.rpartition("/")[0], options.base_path or self.place)
+            path = f"{self.directory}/{key}"
+            values = _partition_of(path.rpartition("/")[0], options.base_path or self.place)
             offsets = _find_known(path, size, shards.get(key), is_lenient)
             yield DataFile(path, size, tuple(values.values()), offsets), values
 
@@ -98,7 +99,7 @@ class _Found:
 def _find(path: str, options: ReadOptions) -> list[_Found]:
     if is_remote(path):
         return [_find_stored(path, options)]
-    return [_find_local(root, options) for root in _expand(path)]
+    return [_find_local(root) for root in _expand(path)]
 
 
 def _common_manifest(
@@ -162,12 +163,12 @@ def _expand(path: str) -> list[Path]:
     return paths
 
 
-def _find_local(root: Path, options: ReadOptions) -> _Found:
+def _find_local(root: Path) -> _Found:
     place = root if root.is_dir() else root.parent
     directory, committed = _locate_manifest(place)
     names = [root.name]
     if root.is_dir():
-        names = list_data_files(root, is_recursive=options.is_recursive)
+        names = list_data_files(root)
     below = place.relative_to(directory)
     keys = [str(below / name) for name in names]
     if committed is not None and root.is_dir():
@@ -197,7 +198,7 @@ def _find_stored(path: str, options: ReadOptions) -> _Found:
     directory = _find_directory(place)
     view = view_objects(directory)
     prefix = start.root[len(directory.root) + 1 :]
-    found = _find_objects(directory, view, prefix, options.is_recursive)
+    found = _find_objects(directory, view, prefix)
     if not found and view.manifest is None:
         raise ConfigError(
             "no such TFRecord path",
@@ -218,17 +219,13 @@ def _find_directory(start: Storage) -> Storage:
     return start
 
 
-def _find_objects(
-    directory: Storage, view: ObjectView, prefix: str, is_recursive: bool
-) -> dict[str, StoredObject]:
+def _find_objects(directory: Storage, view: ObjectView, prefix: str) -> dict[str, StoredObject]:
     """The objects to read below a key, or of that key."""
     if view.content.committed is None:
         return {
             key: item
             for key, item in view.objects.items()
-            if is_data_path(key, is_recursive=is_recursive)
-            and not view.is_unfinished(key)
-            and _is_within(key, prefix)
+            if is_data_path(key) and not view.is_unfinished(key) and _is_within(key, prefix)
         }
     keys = [key for key in view.content.visible if _is_within(key, prefix)]
     refuse_missing(directory.uri, keys, view.objects)

@@ -24,8 +24,7 @@ from conf.storage.locations import (
 from conf.storage.object_store import Storage
 from conf.storage.store_clients import Settings
 from etl.tfrecord.commit.commit_plan import SaveMode
-from etl.tfrecord.files.data_files import ShardLimits, ShardRange, check_indexable
-from etl.tfrecord.files.partitions import parse_names
+from etl.tfrecord.files.data_files import ShardLimits, ShardRange, parse_names
 from etl.tfrecord.types.features import RECORD_TYPES, RecordType, TypeOptions
 from etl.tfrecord.types.refusals import refuse_unknown
 
@@ -158,8 +157,8 @@ def _count(name: str, about: str) -> Option:
     return Option(name, "a whole number, 1 or more", about, _parse_count)
 
 
-def _flag(name: str, about: str, field: str | None = None) -> Option:
-    return Option(name, {"false": False, "true": True}, about, field=field)
+def _flag(name: str, about: str) -> Option:
+    return Option(name, {"false": False, "true": True}, about)
 
 
 def _names(name: str, about: str) -> Option:
@@ -188,9 +187,8 @@ TYPE_OPTIONS = (
     Option("maps", _names_of("error", "entries"), "two lists, `<name>.keys` and `<name>.values`"),
     Option(
         "vectors",
-        _names_of("dense", "sparse", "bytes"),
-        "ML vectors: a float list; `<name>.indices`, `<name>.values` and `<name>.size`; or all "
-        "values as float64 in one bytes value, as numpy's `tobytes` writes them",
+        _names_of("dense", "sparse"),
+        "ML vectors: a float list; or `<name>.indices`, `<name>.values` and `<name>.size`",
     ),
 )
 
@@ -223,13 +221,6 @@ WRITE_OPTIONS = (
                    "DALI); uncompressed files only"),
     _flag("deterministicNames", "`part-00000.tfrecord` without the job's id; overwrite only, not "
                                 "in object stores"),
-    _flag("statistics", "statistics of each shard in the manifest"),
-    Option("statisticsLabel", "a name", "label that they compare every scalar feature with"),
-    Option("statisticsWeight", "a name", "beside a label: column of weights"),
-    _names("statisticsWeighted", "columns whose mean by these weights they keep"),
-    _names("statisticsSlices", "features whose mean label they keep by value"),
-    Option("encoders", "a local directory", "fitted encoders of a build, which are applied first",
-           resolve_local_path),
     Option("saveMode", SAVE_MODES, "a mode that Spark does not let through, with `append`",
            field="mode"),
     Option("writeLocality", {"distributed": True}, "as spark-tensorflow-connector has it"),
@@ -262,8 +253,6 @@ READ_OPTIONS = (
     Option("where", 'JSON such as {"date": ["2026-01-01", "2026-01-02"]}',
            "values by partition column; other partitions are not opened", _parse_where),
     Option("basePath", "a directory", "below which `<column>=<value>` folders are partitions"),
-    _flag("recursiveFileLookup", "all subfolders are read, none of them as a partition",
-          "is_recursive"),
     Option("paths", "a JSON list of paths", "what Spark makes of `load([…])`", _parse_paths),
 )  # fmt: skip
 
@@ -290,10 +279,8 @@ def read_type_options(described: Mapping[str, Any]) -> TypeOptions:
 class WriteOptions:
     """Resolved options of a write: `BOTH_OPTIONS`, `WRITE_OPTIONS`, and what a build adds.
 
-    `directory` is absolute, or the URI of `storage`. Of a build: values of the encoded lists in
-    `feature_lists` become steps; `statistics_counts` is what the statistics count beside, in the
-    words of their hook; `shard_ranges` are paths of the shards where the owner of the directory
-    publishes it, not the write.
+    `directory` is absolute, or the URI of `storage`; `shard_ranges` are paths of the shards where
+    the owner of the directory, a build, publishes it, not the write.
     """
 
     directory: str
@@ -303,14 +290,6 @@ class WriteOptions:
     compression: Compression | None = None
     compression_level: int = _DEFAULT_LEVEL
     deterministic_names: bool = False
-    encoders: str | None = None
-    feature_lists: tuple[str, ...] = ()
-    statistics: bool = False
-    statistics_label: str | None = None
-    statistics_weight: str | None = None
-    statistics_weighted: tuple[str, ...] = ()
-    statistics_slices: tuple[str, ...] = ()
-    statistics_counts: str | None = None
     limits: ShardLimits = field(default_factory=ShardLimits)
     index: bool = False
     partition_by: tuple[str, ...] = ()
@@ -372,8 +351,9 @@ def _check_combinations(options: WriteOptions) -> None:
             "option deterministicNames would replace objects under the eyes of their readers",
             fix="leave it out: in an object store names hold the job's id, and none is used twice",
         )
-    if options.index:
-        check_indexable(options.compression)
+    if options.index and options.compression is not None:
+        received = f"index=true with compression={options.compression.lower()}"
+        raise ConfigError("an index needs uncompressed shards", received=received)
     if options.replaces_partitions and options.mode == "overwrite" and not options.partition_by:
         raise ConfigError(
             "partitionOverwriteMode=dynamic replaces written partitions, but there are none",
@@ -392,7 +372,6 @@ class ReadOptions:
     record_type: RecordType | None = None
     compression: Compression | Literal["auto"] | None = "auto"
     base_path: str | None = None
-    is_recursive: bool = False
     on_corrupt: OnCorrupt = "fail"
     quarantine: str | None = None
     split_bytes: int = READ_SPLIT_BYTES

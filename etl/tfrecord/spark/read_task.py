@@ -9,16 +9,18 @@ import contextlib
 import hashlib
 import json
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from conf.storage.atomic_output import AtomicFile, write_text_atomic
+from conf.storage.atomic_output import atomic_file, write_text_atomic
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import (
     FOOTER_BYTES,
@@ -37,10 +39,11 @@ from etl.tfrecord.types.from_example import find_name
 from etl.tfrecord.types.refusals import locate_rows, restate
 
 if TYPE_CHECKING:
-    from etl.tfrecord.spark.read_plan import ReadPlan
+    from etl.tfrecord.spark.schema import ReadPlan
 
 _LOGGER = logging.getLogger(__name__)
 _LINES, _BYTES = ".jsonl", ".bin"
+_SPOOLED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,10 @@ class DamageLog:
     """
 
     def __init__(self, file: str, start: int, directory: str | None) -> None:
-        self._file, self._directory = file, directory
         key = hashlib.sha256(f"{file}\0{start}".encode()).hexdigest()[:16]
-        self._stem = f"{Path(file).name}.{key}"
-        self._output: AtomicFile | None = None
-        self._saved: BinaryIO | None = None
+        self._file, self._stem = file, f"{Path(file).name}.{key}"
+        self._directory = None if directory is None else Path(directory)
+        self._saved = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115
         self.ranges: list[QuarantinedRange] = []
 
     def __enter__(self) -> Self:
@@ -79,16 +81,16 @@ class DamageLog:
 
     def add(self, bad: BadRange) -> None:
         """Takes a bad range, or a further piece of the last one."""
-        saved_at = self._save(bad.data.tobytes())
+        place: tuple[str, int] | tuple[None, None] = (None, None)
+        if self._directory is not None:
+            place = self._stem + _BYTES, self._saved.tell()
+            self._saved.write(bad.data.tobytes())
         if bad.continues:
             last = self.ranges[-1]
             self.ranges[-1] = replace(last, length=last.length + bad.data.size)
             return
-        saved_in = None if saved_at is None else self._stem + _BYTES
-        self.ranges.append(
-            QuarantinedRange(self._file, bad.offset, bad.data.size, bad.record, bad.reason,
-                             saved_in, saved_at)
-        )  # fmt: skip
+        found = bad.offset, bad.data.size, bad.record, bad.reason
+        self.ranges.append(QuarantinedRange(self._file, *found, *place))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Publishes and warns, unless an attempt failed; names do not depend on the attempt.
@@ -96,14 +98,11 @@ class DamageLog:
         A reader that its consumer leaves early does not replace what was found before.
         """
         is_left_early = kind is not None and issubclass(kind, GeneratorExit)
-        try:
+        with self._saved:
             if kind is None or is_left_early:
                 self._warn()
-                self._publish(is_left_early)
-        finally:
-            if self._saved is not None and self._output is not None:
-                self._saved.close()
-                self._output.discard()
+                if self._directory is not None:
+                    self._publish(self._directory, is_left_early)
 
     def _warn(self) -> None:
         if self.ranges:
@@ -114,30 +113,19 @@ class DamageLog:
                 self.ranges[0].offset, self.ranges[0].reason,
             )  # fmt: skip
 
-    def _save(self, data: bytes) -> int | None:
-        if self._directory is None:
-            return None
-        if self._saved is None:
-            Path(self._directory).mkdir(parents=True, exist_ok=True)
-            self._output = AtomicFile(Path(self._directory) / (self._stem + _BYTES))
-            self._saved = self._output.unfinished.open("xb")
-        position = self._saved.tell()
-        self._saved.write(data)
-        return position
-
-    def _publish(self, is_partial: bool) -> None:
+    def _publish(self, directory: Path, is_partial: bool) -> None:
         """Replaces what an earlier read of the same part left, also by nothing."""
-        if self._directory is None:
+        lines, saved = (directory / (self._stem + end) for end in (_LINES, _BYTES))
+        if is_partial and (lines.exists() or not self.ranges):
             return
-        lines = Path(self._directory) / (self._stem + _LINES)
-        if is_partial and (lines.exists() or self._saved is None):
-            return
-        if self._saved is None or self._output is None:
+        if not self.ranges:
             lines.unlink(missing_ok=True)
-            lines.with_name(self._stem + _BYTES).unlink(missing_ok=True)
+            saved.unlink(missing_ok=True)
             return
-        self._saved.flush()
-        self._output.publish()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._saved.seek(0)
+        with atomic_file(saved) as unfinished, unfinished.open("xb") as output:
+            shutil.copyfileobj(self._saved, output)
         write_text_atomic(lines, "".join(json.dumps(asdict(bad)) + "\n" for bad in self.ranges))
 
 

@@ -11,24 +11,21 @@ import json
 import pickle
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyspark import SparkContext, TaskContext
 
-from conf.errors import ConfigError
 from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import LocalCommitter, StagedCommitter
 from etl.tfrecord.commit.object_commit import ObjectCommitter
-from etl.tfrecord.commit.output_manifest import OutputManifest, describe_features
-from etl.tfrecord.files.data_files import find_stem
-from etl.tfrecord.files.partitions import check_partition_columns
+from etl.tfrecord.commit.output_directory import OutputManifest, describe_features
+from etl.tfrecord.files.data_files import check_partition_columns, find_stem
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.spark.schema import describe_columns, to_arrow_schema
-from etl.tfrecord.types.parts import nest_schema
+from etl.tfrecord.spark.schema import to_arrow_schema
 from etl.tfrecord.types.to_example import plan_to_example
 
 if TYPE_CHECKING:
@@ -40,25 +37,18 @@ if TYPE_CHECKING:
 _RESULT = "result"
 
 
-class BatchEncoder(Protocol):
-    """Turns the rows of a write into those of its records, which have `output_schema`."""
+class WriteHooks(Protocol):
+    """What a build adds to a write: records made of its rows, statistics of each shard; picklable.
+
+    Statistics are built from the records' schema and the shard's path below the output directory.
+    """
 
     @property
     def output_schema(self) -> pa.Schema: ...
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
 
-
-@dataclass(frozen=True)
-class WriteHooks:
-    """What others add to a write, for options `encoders` and `statistics`; pickled by name.
-
-    Statistics of a shard are built from the options, the records' schema and the shard's path below
-    the output directory.
-    """
-
-    open_encoders: Callable[[str], BatchEncoder]
-    build_statistics: Callable[[WriteOptions, pa.Schema, str], ShardStatistics]
+    def build_statistics(self, schema: pa.Schema, path: str) -> ShardStatistics: ...
 
 
 @dataclass(frozen=True)
@@ -81,20 +71,18 @@ def plan_write(
     """Checks the columns of the rows against the options, and describes what will be written.
 
     Raises:
-        ConfigError: Columns that do not fit, all of them named; options without their hooks.
+        ConfigError: Columns that do not fit, all of them named.
     """
-    if hooks is None and (options.encoders is not None or options.statistics):
-        raise ConfigError(
-            "this data source writes plain records alone: no option encoders, no statistics",
-            fix="use format('sluice') or format('tfrecord') as `register_tfrecord` registers them",
-        )
     schema = to_arrow_schema(rows)
     check_partition_columns(schema, options.partition_by)
-    if options.encoders is not None and hooks is not None:
-        encoded = hooks.open_encoders(options.encoders).output_schema
-        schema = nest_schema(encoded, options.feature_lists)
+    if hooks is not None:
+        schema = hooks.output_schema
     source = pa.schema([field for field in schema if field.name not in options.partition_by])
     to_example = plan_to_example(source, options.record_type, options.type_options)
+    columns: dict[str, Any] | None = None  # where the records hold them, and no payload
+    if hooks is None and options.record_type != "ByteArray":
+        fields = [f.jsonValue() for f in rows.fields if f.name not in options.partition_by]
+        columns = {"type": "struct", "fields": fields}
     description = OutputManifest(
         record_type=options.record_type,
         compression=options.compression,
@@ -102,7 +90,7 @@ def plan_write(
         type_options=json.loads(json.dumps(to_example.describe())),
         partition_columns=tuple((n, rows[n].dataType.simpleString()) for n in options.partition_by),
         shards=(),
-        columns=describe_columns(rows, options),
+        columns=columns,
     )
     job_id = options.job_id or uuid.uuid4().hex
     job = JobPlan(job_id, options.mode, options.replaces_partitions, description)

@@ -6,7 +6,6 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +13,19 @@ import pyarrow as pa
 
 from conf.storage.object_store import Storage
 from etl.tfrecord.codec.encode import build_encoder
-from etl.tfrecord.files.data_files import WrittenShard
-from etl.tfrecord.files.partitions import PartitionValues, partition_path, split_partitions
+from etl.tfrecord.files.data_files import (
+    PartitionValues,
+    WrittenShard,
+    partition_path,
+    split_partitions,
+)
 from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.types.parts import nest_lists
 from etl.tfrecord.types.refusals import locate_rows
 from etl.tfrecord.types.to_example import ToExample, plan_to_example
 
 if TYPE_CHECKING:
-    from etl.tfrecord.spark.write_job import BatchEncoder, WriteHooks
+    from etl.tfrecord.spark.write_job import WriteHooks
 
 # Each costs a file descriptor and up to half a megabyte of buffers.
 MAX_OPEN_FILES = 64
@@ -61,11 +63,9 @@ class WriteTask:
             ShardOptions(options.record_type, options.compression, options.compression_level),
             options.limits,
             options.index,
-            partial(hooks.build_statistics, options) if hooks and options.statistics else None,
+            hooks.build_statistics if hooks else None,
         )
-        self._batch_encoder: BatchEncoder | None = None
-        if options.encoders is not None and hooks is not None:
-            self._batch_encoder = hooks.open_encoders(options.encoders)
+        self._hooks = hooks
         self._to_example: ToExample | None = None
         self._encoder: Any = None
         self._writers: OrderedDict[PartitionValues, RollingWriter] = OrderedDict()
@@ -97,9 +97,8 @@ class WriteTask:
         names = self._options.partition_by
         keys = [batch.column(name) for name in names]
         source: pa.RecordBatch | None = None
-        if self._batch_encoder is not None:
-            source = batch if self._options.statistics else None
-            batch = nest_lists(self._batch_encoder.apply(batch), self._options.feature_lists)
+        if self._hooks is not None:
+            source, batch = batch, self._hooks.apply(batch)
         batch = batch.drop_columns([name for name in names if name in batch.schema.names])
         to_example = self._to_example or self._plan_records(batch.schema)
         with locate_rows(batch, first_row, origin):

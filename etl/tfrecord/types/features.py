@@ -1,4 +1,4 @@
-"""Features of a record: how a reader asks for them, and which columns become which kind."""
+"""Features of a record: how a reader asks for them, which columns become which kind; types."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TypeOptions:
     dates: Literal["error", "days", "iso"] = "error"
     timestamps: Literal["error", "s", "ms", "us", "iso"] = "error"
     maps: Literal["error", "entries"] = "error"
-    vectors: Literal["dense", "sparse", "bytes"] = "dense"
+    vectors: Literal["dense", "sparse"] = "dense"
 
     def chosen(self) -> dict[str, str]:
         """What is not as by default, by option; `read_type_options` reads it."""
@@ -100,3 +100,32 @@ _WIRE_KINDS: dict[pa.DataType, WireKind] = {
     pa.float64(): WireKind("float64"),
     **dict.fromkeys(_BYTES, WireKind("binary")),
 }
+
+
+def is_list(data_type: pa.DataType) -> bool:
+    """Whether a type is a list of any layout, fixed-size ones included."""
+    return (
+        pa.types.is_list(data_type)
+        or pa.types.is_large_list(data_type)
+        or pa.types.is_fixed_size_list(data_type)
+    )
+
+
+def innermost(data_type: pa.DataType) -> pa.DataType:
+    """Type of the values in lists of any depth."""
+    while is_list(data_type):
+        data_type = data_type.value_type
+    return data_type
+
+
+def is_bytes(data_type: pa.DataType) -> bool:
+    return pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
+
+
+def buffer_address(buffer: pa.Buffer | None) -> int:
+    """Address of an Arrow buffer, 0 where there is none."""
+    return 0 if buffer is None else buffer.address

@@ -5,18 +5,16 @@ Names may differ in case; the manifest says how dates, timestamps, maps and vect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.types.arrays import is_bytes, is_list, is_text, split_lists
-from etl.tfrecord.types.features import Kind, TypeOptions, WireFeature
-from etl.tfrecord.types.parts import SEPARATOR, Join, check_nulls, find_parts
+from etl.tfrecord.types.features import Kind, TypeOptions, WireFeature, is_bytes, is_list, is_text
+from etl.tfrecord.types.parts import Join, check_nulls, find_parts, split_lists
 from etl.tfrecord.types.refusals import UnfitError, restate, shown_type
 
 _BYTES, _TEXT = pa.binary(), pa.string()
@@ -32,29 +30,6 @@ def find_name(name: str, known: Iterable[str]) -> tuple[str, ...]:
     """
     same = {other for other in known if other.lower() == name.lower()}
     return (name,) if name in same else tuple(sorted(same))
-
-
-@dataclass(frozen=True)
-class FeatureNames:
-    """What the features of the files are called; nothing where no manifest lists them."""
-
-    known: tuple[str, ...] = ()
-
-    @cached_property
-    def _paths(self) -> dict[str, set[str]]:
-        """All features and the structs around them, by their names in lower case."""
-        paths: dict[str, set[str]] = {}
-        for name in self.known:
-            for path in accumulate(name.split(SEPARATOR), f"{{}}{SEPARATOR}{{}}".format):
-                paths.setdefault(path.lower(), set()).add(path)
-        return paths
-
-    def find(self, path: str) -> str:
-        """Finds the column or field that a path stands for; the path itself where there is none."""
-        spellings = find_name(path, self._paths.get(path.lower(), ()))
-        if len(spellings) > 1:
-            raise UnfitError(f"which of {', '.join(spellings)} is meant? Spell it as it is there")
-        return spellings[0] if spellings else path
 
 
 def _read_leaf(path: str, target: pa.DataType, form: str, batch: pa.RecordBatch) -> pa.Array:
@@ -134,14 +109,14 @@ class _Planner:
 
     record_type: str
     options: TypeOptions
-    names: FeatureNames
+    known: Mapping[str, Sequence[str]]  # features of the files by their names in lower case
     features: dict[str, WireFeature] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def plan(self, column: pa.Field) -> Build | None:
         """Plans a column or a field, named by its path; None, and a problem, where it cannot."""
         try:
-            return self._plan(column.with_name(self.names.find(column.name)))
+            return self._plan(column)
         except UnfitError as error:
             self.problems.append(f"{column.name} ({shown_type(column)}): {error}")
             return None
@@ -155,7 +130,7 @@ class _Planner:
         return partial(_read_parts, parts.join, column.name, column.type, builds)
 
     def _plan_leaf(self, column: pa.Field) -> Build:
-        path, values, depth = column.name, column.type, 0
+        path, values, depth = self._find(column.name), column.type, 0
         while is_list(values):
             values, depth = values.value_type, depth + 1
         if depth > 2 or (depth == 2 and self.record_type != "SequenceExample"):
@@ -165,6 +140,13 @@ class _Planner:
         if self.features.setdefault(path, feature) != feature:
             raise UnfitError(f"feature {path} is also wanted in another form")
         return partial(_read_leaf, path, column.type, form)
+
+    def _find(self, path: str) -> str:
+        """The feature that a path stands for; the path itself where none is known."""
+        spellings = find_name(path, self.known.get(path.lower(), ()))
+        if len(spellings) > 1:
+            raise UnfitError(f"which of {', '.join(spellings)} is meant? Spell it as it is there")
+        return spellings[0] if spellings else path
 
     def _find_kind(self, data_type: pa.DataType) -> tuple[Kind, str]:
         """Kind of the feature that holds such values, and the form of dates and timestamps."""
@@ -213,13 +195,17 @@ def plan_from_example(
     target: pa.Schema,
     record_type: str,
     options: TypeOptions | None = None,
-    names: FeatureNames | None = None,
+    names: Iterable[str] = (),
 ) -> FromExample:
     """Plans how features become the columns of a schema; refuses all that cannot be read at once.
 
-    `options` say how they were written; without `names` every column goes by its own name.
+    `options` say how they were written; `names` are the features of the files where these are
+    known, else every column goes by its own name.
     """
-    planner = _Planner(record_type, options or TypeOptions(), names or FeatureNames())
+    known: dict[str, list[str]] = {}
+    for name in names:
+        known.setdefault(name.lower(), []).append(name)
+    planner = _Planner(record_type, options or TypeOptions(), known)
     builds = [planner.plan(column) for column in target]
     if planner.problems:
         raise ConfigError(

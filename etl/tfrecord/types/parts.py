@@ -1,19 +1,89 @@
-"""Columns that are several features: structs, maps and Spark's ML vectors, to parts and back."""
+"""Arrow columns taken apart and put together: lists, structs, maps and Spark's ML vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from conf.errors import InputDataError
-from etl.tfrecord.types.arrays import ListRows, as_numbers, null_mask, offsets_of, split_lists
 from etl.tfrecord.types.features import TypeOptions
-from etl.tfrecord.types.refusals import UnfitError, refuse_unknown
+from etl.tfrecord.types.refusals import UnfitError
+
+
+def as_numbers(values: pa.Array) -> np.ndarray:
+    """Numbers `[values]`, with zeros where they are null."""
+    if values.null_count:
+        values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
+    return values.to_numpy(zero_copy_only=False)
+
+
+def null_mask(values: pa.Array) -> np.ndarray | None:
+    """Which values are null, bool `[values]`, or None where none is."""
+    return values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+
+
+@dataclass(frozen=True)
+class ListRows:
+    """Where rows' values lie: `offsets` int64 `[rows + 1]`, from 0; null rows hold no value.
+
+    `is_null`: bool `[rows]`, or None where none is.
+    """
+
+    offsets: np.ndarray
+    is_null: np.ndarray | None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Values per row, int64 `[rows]`."""
+        return np.diff(self.offsets)
+
+    @property
+    def mask(self) -> pa.Array | None:
+        return None if self.is_null is None else pa.array(self.is_null)
+
+    def row_of(self, index: int) -> int:
+        return int(np.searchsorted(self.offsets, index, side="right")) - 1
+
+    def keep(self, mask: np.ndarray) -> ListRows:
+        """The rows without the values where the mask, bool `[values]`, is false."""
+        kept = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+        return ListRows(kept[self.offsets], self.is_null)
+
+    def build(self, values: pa.Array, target: pa.DataType) -> pa.Array:
+        if pa.types.is_fixed_size_list(target):
+            return self.build(values, pa.list_(target.value_field)).cast(target)
+        large = pa.types.is_large_list(target)
+        builder = pa.LargeListArray if large else pa.ListArray
+        offsets = pa.array(self.offsets, pa.int64() if large else pa.int32())
+        return builder.from_arrays(offsets, values, type=target, mask=self.mask)
+
+
+def split_lists(column: pa.Array) -> tuple[pa.Array, ListRows]:
+    """Takes lists `[rows]` of any layout apart, sliced or not.
+
+    Returns the rows' values alone, nothing that lies below a null or outside a slice; and the rows.
+    """
+    is_null = null_mask(column)
+    if pa.types.is_fixed_size_list(column.type):
+        lengths = np.full(len(column), column.type.list_size, np.int64)
+    else:
+        bounds = np.asarray(column.offsets).astype(np.int64)
+        lengths = bounds[1:] - bounds[:-1]
+    if is_null is not None:
+        lengths[is_null] = 0
+    return column.flatten(), ListRows(offsets_of(lengths), is_null)
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Offsets of rows by their lengths, int64 `[rows + 1]`."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
 
 SEPARATOR = "."
 """Between the name of a column and that of its part."""
@@ -32,7 +102,6 @@ VECTOR_STORAGE = pa.struct(
 _SPARSE, _DENSE = 0, 1
 _INDICES, _VALUES = pa.list_(pa.int32()), pa.list_(pa.float64())
 _ALL_VALUES = pa.large_list(pa.float64())
-_DOUBLE_BYTES = 8
 
 Split = Callable[[pa.Array], list[pa.Array]]
 Join = Callable[[list[pa.Array], pa.DataType], pa.Array]
@@ -57,8 +126,6 @@ def find_parts(column: pa.Field, options: TypeOptions) -> Parts | None:
     if is_vector(column):
         if options.vectors == "dense":
             return Parts((pa.field(path, _ALL_VALUES),), split_dense, join_dense)
-        if options.vectors == "bytes":
-            return Parts((pa.field(path, pa.large_binary()),), split_bytes, join_bytes)
         sparse = {"indices": _INDICES, "values": _VALUES, "size": pa.int32()}
         return Parts(_below(path, sparse), split_sparse, join_sparse)
     if pa.types.is_struct(kind):
@@ -158,28 +225,14 @@ def _take_apart(column: pa.Array) -> _Stored:
     return _Stored(is_dense, lengths, positions, as_numbers(flat), rows)
 
 
-def _list_all(column: pa.Array) -> tuple[np.ndarray, ListRows]:
-    """The values of all vectors, zeros included, and how they are split into rows."""
+def split_dense(column: pa.Array) -> list[pa.Array]:
+    """Vectors as lists of all their values, zeros included."""
     vectors = _take_apart(column)
     offsets = offsets_of(vectors.sizes)
     values = np.zeros(offsets[-1], np.float64)
     starts = np.repeat(offsets[:-1], vectors.rows.lengths)
     values[starts + vectors.positions] = vectors.values
-    return values, ListRows(offsets, vectors.rows.is_null)
-
-
-def split_dense(column: pa.Array) -> list[pa.Array]:
-    values, rows = _list_all(column)
-    return [rows.build(pa.array(values), _ALL_VALUES)]
-
-
-def split_bytes(column: pa.Array) -> list[pa.Array]:
-    """Vectors as the bytes of all their values: float64, little-endian."""
-    values, rows = _list_all(column)
-    is_valid = None if rows.is_null is None else pa.array(~rows.is_null).buffers()[1]
-    offsets = pa.py_buffer(rows.offsets * _DOUBLE_BYTES)
-    data = [is_valid, offsets, pa.py_buffer(values.astype("<f8"))]
-    return [pa.Array.from_buffers(pa.large_binary(), len(column), data)]
+    return [ListRows(offsets, vectors.rows.is_null).build(pa.array(values), _ALL_VALUES)]
 
 
 def split_sparse(column: pa.Array) -> list[pa.Array]:
@@ -215,59 +268,3 @@ def join_sparse(arrays: list[pa.Array], target: pa.StructType) -> pa.Array:
 def _relist(column: pa.Array, target: pa.DataType) -> pa.Array:
     values, rows = split_lists(column)
     return rows.build(values, target)
-
-
-def join_bytes(arrays: list[pa.Array], target: pa.StructType) -> pa.Array:
-    lengths = as_numbers(pc.binary_length(arrays[0]))
-    if (lengths % _DOUBLE_BYTES).any():
-        row = int(np.argmax(lengths % _DOUBLE_BYTES != 0))
-        raise InputDataError(
-            "a vector was not written as float64 in bytes",
-            received=f"{lengths[row]} bytes in row {row} of the batch",
-            allowed=f"a multiple of {_DOUBLE_BYTES}",
-        )
-    joined = b"".join(value for value in arrays[0].to_pylist() if value is not None)
-    rows = ListRows(offsets_of(lengths // _DOUBLE_BYTES), null_mask(arrays[0]))
-    return join_dense([rows.build(pa.array(np.frombuffer(joined, "<f8")), _ALL_VALUES)], target)
-
-
-def nest_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    lists = [field.name for field in schema if pa.types.is_list(field.type)]
-    unfit = [name for name in names if name not in lists]
-    refuse_unknown("no list column, which alone can go into the feature lists", unfit, lists)
-    fields = [
-        pa.field(field.name, pa.list_(field.type)) if field.name in names else field
-        for field in schema
-    ]
-    return pa.schema(fields)
-
-
-def nest_lists(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Makes each value of the named list columns a step of its own, a list of one."""
-    columns = [
-        _nest(column) if name in names else column
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=nest_schema(batch.schema, names))
-
-
-def flatten_lists(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Undoes `nest_lists`: the named columns hold lists of values again."""
-    columns = [
-        _flatten(column) if name in names else column
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _nest(column: pa.ListArray) -> pa.ListArray:
-    values, rows = split_lists(column)
-    places = pa.array(np.arange(len(values) + 1, dtype=np.int32))
-    steps = pa.ListArray.from_arrays(places, values, type=column.type)
-    return rows.build(steps, pa.list_(column.type))
-
-
-def _flatten(column: pa.ListArray) -> pa.ListArray:
-    steps, rows = split_lists(column)
-    values, ends = split_lists(steps)
-    return ListRows(ends.offsets[rows.offsets], rows.is_null).build(values, steps.type)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError, did_you_mean
-from etl.tfrecord.types.arrays import innermost, is_list
+from etl.tfrecord.types.features import innermost, is_list
 
 SPARK_TYPE_KEY = b"sluice.spark_type"
 """Under which a field's metadata names its Spark type."""

@@ -5,7 +5,6 @@ Every column that does not fit is named in one error, with the cast that makes i
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,18 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.types.arrays import (
-    as_numbers,
-    holds_same,
+from etl.tfrecord.types.features import (
+    TypeOptions,
+    find_wire_kind,
     innermost,
     is_bytes,
     is_list,
     is_text,
-    null_mask,
-    split_lists,
 )
-from etl.tfrecord.types.features import TypeOptions, find_wire_kind
-from etl.tfrecord.types.parts import Split, find_parts
+from etl.tfrecord.types.parts import Split, as_numbers, find_parts, null_mask, split_lists
 from etl.tfrecord.types.refusals import RefusedError, UnfitError, describe_unfit
 
 Convert = Callable[[pa.Array], pa.Array]
@@ -318,24 +314,19 @@ class ToExample:
 
         Raises InputDataError for a value that is refused, or another schema than planned.
         """
-        if self.is_identity and batch.schema.types == self.source.types:
+        given, planned = batch.schema, self.source
+        if (given.names, given.types) != (planned.names, planned.types):
+            raise InputDataError(
+                "a batch has another schema than the write was planned for",
+                received=str(given.remove_metadata()),
+                allowed=str(planned.remove_metadata()),
+                fix="cast it: batch.cast(schema)",
+            )
+        if self.is_identity:
             return batch
-        pairs = zip(self.plans, self._conform(batch), strict=True)
+        pairs = zip(self.plans, batch.columns, strict=True)
         arrays = [array for plan, column in pairs for array in plan.apply(column)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _conform(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The columns in the planned types, which may differ in zones, nullability and width."""
-        types, given = self.source.types, batch.schema
-        if given.names == self.source.names and all(map(holds_same, given.types, types)):
-            with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                pairs = zip(batch.columns, types, strict=True)
-                return [c if c.type == planned else c.cast(planned) for c, planned in pairs]
-        raise InputDataError(
-            "a batch has another schema than the write was planned for",
-            received=str(given),
-            allowed=str(self.source),
-        )
 
     def describe(self) -> dict[str, Any]:
         """What reading back needs, as JSON; see `read_type_options`."""

@@ -15,7 +15,6 @@ from etl.tfrecord.spark.options import (
     ReadOptions,
     WriteOptions,
     parse_read_options,
-    parse_type_options,
     parse_write_options,
 )
 from etl.tfrecord.types.features import TypeOptions
@@ -74,7 +73,7 @@ REFUSED_WRITES = [
     ({"jobId": "../x"}, "jobId"),
     ({"saveMode": "replace"}, "saveMode"),
     ({"saveMode": "append"}, "contradicts the save mode"),
-    ({"statistics": "yes"}, "statistics"),
+    ({"index": "yes"}, "index"),
     ({"index": "true", "compression": "gzip"}, "uncompressed"),
     ({"partitionOverwriteMode": "dynamic"}, "partitionBy"),
     ({"columns": "{}"}, "unknown TFRecord option 'columns'"),
@@ -123,23 +122,11 @@ def test_reads_by_default_and_in_any_case() -> None:
     assert read() == ReadOptions(("/x",))
     assert read() == ReadOptions(("/x",), None, "auto", split_bytes=128 << 20, infer_records=10_000)
     given = {"oncorrupt": "SKIP", "SPLITBYTES": "5", "inferrecords": "ALL", "compression": "none",
-             "recursivefilelookup": "True", "timestamps": "ms"}  # fmt: skip
+             "timestamps": "ms"}  # fmt: skip
     assert read(**given) == ReadOptions(
         ("/x",), compression=None, on_corrupt="skip", split_bytes=5, infer_records=None,
-        is_recursive=True, type_options=TypeOptions(timestamps="ms"),
+        type_options=TypeOptions(timestamps="ms"),
     )  # fmt: skip
     assert read(onCorrupt="quarantine", quarantinePath="/q").quarantine == "/q"
     where = read(where='{"date": ["2026-01-01", null], "hour": [1], "flag": [true]}').where
     assert where == {"date": ("2026-01-01", None), "hour": ("1",), "flag": ("true",)}
-
-
-def test_several_paths() -> None:
-    assert parse_read_options({"paths": '["/a", "file:///b"]'}).paths == ("/a", "/b")
-
-
-def test_every_option_of_types_reaches_the_parser_in_lower_case() -> None:
-    assert parse_type_options({"path": "/x", "recordtype": "Example"}) == TypeOptions()
-    given = {"float64": "CAST", "dates": "iso", "timestamps": "ms", "maps": "entries",
-             "vectors": "sparse"}  # fmt: skip
-    assert parse_type_options(given) == TypeOptions("cast", "iso", "ms", "entries", "sparse")
-    assert TypeOptions(**{**given, "float64": "cast"}).chosen() == {**given, "float64": "cast"}

@@ -17,7 +17,7 @@ from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import read_frame, read_table, write_frame, write_table
 from etl.tfrecord.types.features import TypeOptions
-from etl.tfrecord.types.refusals import locate_rows, refuse_unknown
+from etl.tfrecord.types.refusals import locate_rows
 from tests.machine import some_of
 
 TABLE = pa.table(
@@ -97,22 +97,6 @@ def test_frames_come_back_and_ids_with_nulls_do_not_pass_through_a_float(tmp_pat
     assert found["id"].isna().tolist() == [False, True]
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        pd.DataFrame({"x": [1, "a"]}),
-        pd.DataFrame([[1, 2]], columns=["a", "a"]),
-        pd.DataFrame({"a": [1j]}),
-        pd.DataFrame({"a": [2**70]}),
-        pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}),
-    ],
-)
-def test_what_arrow_has_no_form_for_is_refused(frame, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="column of the frame"):
-        write_frame(frame, tmp_path / "f")
-    assert not (tmp_path / "f").exists()
-
-
 BATCH = pa.record_batch({"user": [7, 8], "tags": [["a"], []], "text": ["x" * 99, None]})
 
 
@@ -170,9 +154,3 @@ def test_spark_rows_are_named(spark, tmp_path: Path, column: str, partitioned: b
     assert "row 27 (from 0)" in text
     if column != "d" and partitioned:
         assert "of part=1: id=77" in text
-
-
-def test_all_unknown_names_are_listed_and_the_nearest_is_offered() -> None:
-    refuse_unknown("no such column", [], ["price"])
-    with pytest.raises(ConfigError, match=r"(?s)no such column.*prize, x.*price, day.*'price'"):
-        refuse_unknown("no such column", iter(["prize", "x"]), iter(["price", "day"]))

@@ -23,7 +23,7 @@ from conf.publication import entries
 from conf.publication.entries import CLAIM_FILE, stage_entry
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import StagedCommitter
-from etl.tfrecord.commit.output_manifest import OutputManifest
+from etl.tfrecord.commit.output_directory import OutputManifest
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.versions.history import list_versions, roll_back

@@ -8,7 +8,6 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from conf.errors import ConfigError, InputDataError
@@ -17,13 +16,13 @@ from conf.manifest import ShardInfo
 from conf.storage import processes
 from conf.storage.processes import describe_process, find_jvm, is_dead
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult, begin_job, plan_commit
-from etl.tfrecord.commit.directory_view import DirectoryView, view_local
-from etl.tfrecord.commit.output_manifest import (
+from etl.tfrecord.commit.output_directory import (
+    DirectoryView,
     OutputManifest,
     OutputShard,
-    describe_features,
     merge_description,
     read_output_manifest,
+    view_local,
 )
 from etl.tfrecord.files.data_files import WrittenShard
 from etl.tfrecord.types.features import WireFeature
@@ -110,20 +109,6 @@ def test_without_a_jvm_above_there_is_no_owner(monkeypatch: pytest.MonkeyPatch) 
 
 SHARD = OutputShard("d=1/part-0", 3, 99, "00000000", "j", 0, {"d": "1"}, (16, 32), {"a": {}})
 OLD = OutputManifest("Example", None, (WireFeature("a", "int64"),), {}, (("d", "int"),), (SHARD,))
-
-
-def test_features_of_every_arrow_type() -> None:
-    schema = pa.schema([
-        ("b", pa.bool_()), ("f", pa.decimal128(5, 2)), ("s", pa.dictionary(pa.int8(), pa.string())),
-        ("l", pa.list_(pa.float64())), ("x", pa.list_(pa.int64(), 3)),
-        ("q", pa.list_(pa.list_(pa.binary()))),
-    ])  # fmt: skip
-    assert describe_features(schema, "SequenceExample") == (
-        WireFeature("b", "int64"), WireFeature("f", "float32"), WireFeature("s", "bytes"),
-        WireFeature("l", "float32", True), WireFeature("x", "int64", True),
-        WireFeature("q", "bytes", False, True),
-    )  # fmt: skip
-    assert describe_features(schema, "ByteArray") == ()
 
 
 def test_features_add_up() -> None:

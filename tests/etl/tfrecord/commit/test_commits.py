@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -13,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
-from conf.storage import object_store as storage_module
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.object_store import Storage
 from conf.storage.processes import Owner
 from etl.tfrecord.commit import local_commit
 from etl.tfrecord.commit.commit_plan import JobRecord, SaveMode
-from etl.tfrecord.commit.directory_view import look, refuse_publishing
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE
+from etl.tfrecord.commit.output_directory import COMMIT_FILE, look, refuse_publishing
 from etl.tfrecord.files.data_files import index_path
 from tests.etl.killed_process import Killed, kill_after
 from tests.etl.tfrecord.commit.word_jobs import (
@@ -415,23 +412,6 @@ def test_death_while_clearing_up_after_a_death(
         Job(root, "append", ["next"]).run()
         assert read_words(root) == sorted([*seen, "next"])
         assert leftovers(root, store.objects(root.root)) == []
-
-
-def test_requests_of_many_shards_run_side_by_side(store, root, monkeypatch) -> None:
-    monkeypatch.setattr(storage_module, "REQUESTS", 8)
-    Job(root, "append", [f"a{k}" for k in range(40)]).run()
-    Job(root, "overwrite", [f"b{k}" for k in range(40)]).run()
-    assert read_words(root) == sorted(f"b{k}" for k in range(40))
-    assert leftovers(root, store.objects(root.root)) == []
-
-
-def test_the_manifest_names_no_setting(store: FakeStore, root: Storage) -> None:
-    Job(root, "append", ["a"]).run()
-    data = json.loads(root.read(COMMIT_FILE) or b"")
-    assert set(data) == {
-        "format_version", "record_type", "compression", "features", "lowering",
-        "partition_columns", "shards",
-    }  # fmt: skip
 
 
 def test_real_stores_keep_and_replace(real_root: Storage) -> None:

@@ -10,10 +10,9 @@ from conf.manifest import ShardInfo
 from conf.storage.object_store import Storage
 from conf.storage.processes import find_this_process
 from etl.tfrecord.commit.commit_plan import JobPlan, SaveMode, TaskResult
-from etl.tfrecord.commit.directory_view import look
 from etl.tfrecord.commit.local_commit import LocalCommitter
 from etl.tfrecord.commit.object_commit import ObjectCommitter
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
+from etl.tfrecord.commit.output_directory import COMMIT_FILE, OutputManifest, look
 from etl.tfrecord.files.data_files import WrittenShard
 
 DESCRIPTION = OutputManifest("ByteArray", None, (), {}, (), ())

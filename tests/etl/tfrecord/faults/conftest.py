@@ -18,7 +18,7 @@ import pyspark
 import pytest
 
 from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.commit.output_manifest import read_output_manifest
+from etl.tfrecord.commit.output_directory import read_output_manifest
 from tests.tfrecord_files import read_records
 
 REPOSITORY = Path(__file__).parents[4]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
 from etl.tfrecord.commit.local_commit import LocalCommitter
-from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
+from etl.tfrecord.commit.output_directory import OutputManifest, read_output_manifest
 from etl.tfrecord.files.data_files import ShardLimits
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from etl.tfrecord.commit.output_manifest import read_output_manifest
+from etl.tfrecord.commit.output_directory import read_output_manifest
 from tests.etl.tfrecord.faults.conftest import (
     Driver,
     check_output,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.files.partitions import (
+from etl.tfrecord.files.data_files import (
     NULL_PARTITION,
     check_partition_columns,
     infer_partition_types,
@@ -146,14 +146,6 @@ def as_text(keys: list[np.ndarray]) -> list[pa.Array]:
     return [pa.array(key).cast(pa.string()) for key in keys]
 
 
-def test_sorted_rows_are_not_copied() -> None:
-    batch = pa.record_batch({"row": list(range(6))})
-    address = batch.column(0).buffers()[1].address
-    pieces = list(split_partitions(batch, [pa.array([1, 1, 2, 2, 0, 0])]))
-    assert [v for v, *_ in pieces] == [("1",), ("2",), ("0",)]
-    assert all(rows.column(0).buffers()[1].address == address for _, rows, _ in pieces)
-
-
 @pytest.mark.parametrize(
     ("array", "text"),
     [
@@ -201,10 +193,3 @@ def test_every_bad_column_is_named() -> None:
     with pytest.raises(ConfigError, match="every column"):
         check_partition_columns(pa.schema([("i", pa.int8())]), ("i",))
     check_partition_columns(schema, ("i",))
-
-
-def test_columns_with_hidden_folders_are_refused() -> None:
-    schema = pa.schema([(name, pa.int64()) for name in (".p", ".q", "_p", "x")])
-    with pytest.raises(ConfigError, match=r"(?s)hidden.*\.p, \.q"):
-        check_partition_columns(schema, (".p", "_p", ".q"))
-    check_partition_columns(schema, ("_p",))

@@ -10,21 +10,19 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.framing import CorruptRecordError
-from etl.tfrecord.commit.output_manifest import COMMIT_FILE, OutputManifest
-from etl.tfrecord.files.data_files import DataFile
-from etl.tfrecord.files.partitions import parse_partition_value
+from etl.tfrecord.commit.output_directory import COMMIT_FILE, OutputManifest
+from etl.tfrecord.files.data_files import DataFile, parse_partition_value
 from etl.tfrecord.spark.input_files import InputListing, list_input_files
 from etl.tfrecord.spark.options import parse_read_options
-from etl.tfrecord.spark.read_plan import (
+from etl.tfrecord.spark.read_task import infer_sample
+from etl.tfrecord.spark.schema import (
     infer_schema,
     plan_read,
     select_files,
 )
-from etl.tfrecord.spark.read_task import infer_sample
 from etl.tfrecord.types.features import WireFeature
 
 ROWS = [
@@ -129,37 +127,9 @@ def test_record_type_of_the_manifest_unless_told(tmp_path: Path) -> None:
         schema_of(tmp_path, recordType="Example")
 
 
-DAY = datetime.date(2026, 1, 1)
-
-
 def plan(schema: T.StructType, *partition_columns: tuple[str, str], **options: str):
     listing = InputListing((), tuple(partition_columns), None)
     return plan_read(parse_read_options({"path": "/x", **options}), listing, schema)
-
-
-def test_types_are_those_of_spark() -> None:
-    schema = T.StructType([
-        T.StructField("t", T.TimestampType()), T.StructField("n", T.TimestampNTZType()),
-        T.StructField("l", T.ArrayType(T.IntegerType())), T.StructField("m", T.DecimalType(9, 2)),
-        T.StructField("s", T.StructType([T.StructField("u", T.TimestampType())])),
-    ])  # fmt: skip
-    found = plan(schema, timestamps="ms")
-    expected = to_arrow_schema(schema, timezone="UTC")
-    assert found.target.equals(expected)
-    columns = {f.name: pa.array([None], f.arrow_type) for f in found.features}
-    assert found.complete(pa.record_batch(columns), (), "f").schema.equals(expected)
-
-
-def test_partition_values_stand_where_the_schema_wants_them() -> None:
-    schema = T.StructType().add("d", T.DateType()).add("x", T.IntegerType()).add("c", "string")
-    found = plan(schema, ("c", "string"), ("d", "date"), ("e", "int"))
-    batch = pa.record_batch({"x": [1, None]})
-    completed = found.complete(batch, (None, "2026-01-01", "3"), "f")
-    assert completed.to_pylist() == [
-        {"d": DAY, "x": 1, "c": None},
-        {"d": DAY, "x": None, "c": None},
-    ]
-    assert [f.name for f in found.features] == ["x"]
 
 
 def test_what_cannot_be_read_is_named() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyspark.sql.functions as F
@@ -13,12 +12,11 @@ import pytest
 import tensorflow as tf
 
 from conf.errors import ConfigError, InputDataError
-from etl.tfrecord.commit.output_manifest import OutputManifest, read_output_manifest
-from etl.tfrecord.files.data_files import ShardLimits, index_path
+from etl.tfrecord.commit.output_directory import OutputManifest, read_output_manifest
+from etl.tfrecord.files.data_files import index_path
 from etl.tfrecord.spark import write_task
 from etl.tfrecord.spark.options import WriteOptions
 from etl.tfrecord.spark.write_task import WriteTask
-from tests.machine import growth
 from tests.tfrecord_files import read_index, read_records
 
 
@@ -68,8 +66,6 @@ def test_faults_are_the_products_own_errors(spark, tmp_path: Path, write_tfrecor
         write_tfrecords(bad, tmp_path / "out")
     with pytest.raises(ConfigError, match="unknown TFRecord option 'shard'"):
         write_tfrecords(spark.range(1), tmp_path / "out", shard=3)
-    with pytest.raises(ConfigError, match="number of shards"):
-        write_tfrecords(spark.range(1), tmp_path / "out", shards=3, max_records_per_file=3)
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputDataError, match="x"):
         write_tfrecords(spark.range(2).selectExpr("double('1e300') x"), tmp_path / "out")
@@ -124,15 +120,12 @@ def test_partitions_from_the_sessions_overwrite_mode(spark, tmp_path, write_tfre
 
 def test_index_limits_and_compression(spark, tmp_path: Path, write_tfrecords) -> None:
     frame = spark.range(0, 1000, 1, 2)
-    plain = write_tfrecords(
-        frame, tmp_path / "a", max_records_per_file=300, index=True, statistics=True
-    )
+    plain = write_tfrecords(frame, tmp_path / "a", max_records_per_file=300, index=True)
     assert [shard.rows for shard in plain.shards] == [300, 200, 300, 200]
     for shard in plain.shards:
         places = list(read_index(tmp_path / "a" / index_path(shard.path)))
         assert len(places) == shard.rows
         assert sum(size for _, size in places) == shard.bytes
-        assert shard.statistics["id"]["rows"] == shard.rows
     packed = write_tfrecords(
         frame, tmp_path / "b", max_bytes_per_file=2000, compression="gzip", compression_level=1
     )
@@ -166,35 +159,3 @@ def test_few_open_files_lose_no_row(tmp_path: Path, monkeypatch) -> None:
         assert len(list(read_records(tmp_path / item.info.path))) == item.info.rows > 0
     assert by_value["2"] == [f"p=2/part-0-c00{k}.tfrecord" for k in range(3)]
     assert set(by_value) == {"0", "1", "2", "3"}
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({}, "part-0-c000.tfrecord"),
-        ({"deterministic_names": True}, "part-0.tfrecord"),
-        ({"deterministic_names": True, "limits": ShardLimits(rows=9)}, "part-0-c000.tfrecord"),
-        ({"compression": "GZIP"}, "part-0-c000.tfrecord.gz"),
-    ],
-)
-def test_names(tmp_path: Path, options, name: str) -> None:
-    (item,) = run(tmp_path, [pa.record_batch({"a": [1]})], **options)
-    assert item.info.path == name
-
-
-def test_an_error_leaves_no_open_file(tmp_path: Path) -> None:
-    good = pa.record_batch({"x": [1.5, 2.5], "p": [0, 1]})
-    bad = pa.record_batch({"x": [1e300], "p": [0]})
-    with pytest.raises(InputDataError):
-        run(tmp_path, [good, bad], partition_by=("p",))
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-@pytest.mark.exhaustive
-def test_the_work_of_planning_grows_with_the_columns_not_with_their_square(tmp_path: Path) -> None:
-    def prepare(columns: int) -> Callable[[], Any]:
-        batch = pa.record_batch({f"c{k}": [1] for k in range(columns)})
-        sink = WriteTask(tmp_path, "part-0", WriteOptions(str(tmp_path)), batch.schema)
-        return lambda: sink._plan_records(batch.schema)
-
-    assert growth(prepare, 250, 4000) < 20  # 16 where it is linear, 256 where it is quadratic

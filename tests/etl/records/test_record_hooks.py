@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
+from conf.errors import ConfigError
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
-from etl.records.spark_source import open_encoders
+from etl.records.record_hooks import flatten_lists, nest_lists, nest_schema, open_encoders
 
 
 def write_encoders(folder: Path, tokens: list[int]) -> None:
@@ -29,3 +33,24 @@ def test_tasks_share_the_encoders_of_one_plan(tmp_path: Path) -> None:
     assert first.apply(batch)["item"].to_pylist() == [3, 1]
     write_encoders(tmp_path, [7, 8, 9])
     assert open_encoders(str(tmp_path)).apply(batch)["item"].to_pylist() == [3, 4]
+
+
+lists = st.lists(st.one_of(st.none(), st.lists(st.integers(-5, 5), max_size=4)), max_size=12)
+
+
+@given(lists, st.integers(0, 3))
+def test_nesting_is_undone_by_flattening_also_in_slices(rows, first):
+    batch = pa.record_batch({"h": pa.array(rows, pa.list_(pa.int64())), "x": [1] * len(rows)})
+    batch = batch.slice(min(first, len(rows)))
+    nested = nest_lists(batch, ("h",))
+    wanted = [None if row is None else [[v] for v in row] for row in batch.column("h").to_pylist()]
+    assert nested.column("h").to_pylist() == wanted
+    assert nested.schema == nest_schema(batch.schema, ("h",))
+    assert flatten_lists(nested, ("h",)).to_pylist() == batch.to_pylist()
+
+
+def test_only_list_columns_are_taken():
+    schema = pa.schema([("user", pa.int64()), ("history", pa.list_(pa.int64()))])
+    for name in ("user", "histroy"):
+        with pytest.raises(ConfigError, match="history"):
+            nest_schema(schema, (name,))
