@@ -14,11 +14,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.errors import ConfigError, InternalError
+from conf.errors import InternalError
 from conf.paths import open_sizes
 from conf.storage.atomic_output import remove_unfinished, sync_directory, write_text_atomic
 from conf.storage.processes import STALE_S, Leftover, Owner, sweep_dead
@@ -72,10 +72,7 @@ class LocalCommitter:
         with _lock(self._root):
             _recover(self._root)
             self.sweep()
-            view = self._look(plan)
-            if plan.mode == "overwrite" and not plan.replaces_partitions:
-                _refuse_linked(self._root, view.data_keys)
-            self.open_job(plan.job_id, begin_job(self._root, plan, view, owner))
+            self.open_job(plan.job_id, begin_job(self._root, plan, self._look(plan), owner))
 
     def _look(self, plan: JobPlan) -> DirectoryView:
         is_overwrite = plan.mode == "overwrite"
@@ -120,7 +117,7 @@ class LocalCommitter:
             if not (plan.mode == "ignore" and view.holds_output):
                 commit = plan_commit(root, plan, begun, view, results)
                 manifest, text = commit.manifest, commit.manifest.dumps()  # fails before any change
-                change = _Change(_list_old(root, commit.old), [*commit.moves, COMMIT_FILE])
+                change = _Change(_list_old(root, plan, view, commit), [*commit.moves, COMMIT_FILE])
                 with _replacing(root, plan.job_id, change):
                     _move(temporary, commit, root)
                     write_text_atomic(root / COMMIT_FILE, text)
@@ -232,7 +229,7 @@ def _move(temporary: Path, commit: CommitPlan, root: Path) -> None:
 
 @dataclass(frozen=True)
 class _Change:
-    """Paths below a directory: files that make way, and files that come.
+    """Paths below a directory: files, and links to folders, that make way, and files that come.
 
     Marks stand in front of the old; of the new, only such as are in `old` may exist.
     """
@@ -241,23 +238,33 @@ class _Change:
     new: Sequence[str]
 
 
-def _list_old(root: Path, old: Sequence[str]) -> list[str]:
-    """What makes way for new shards: marks first, then these and their side files."""
-    _refuse_linked(root, old)
+def _list_old(root: Path, plan: JobPlan, view: DirectoryView, commit: CommitPlan) -> list[str]:
+    old = commit.old
     marks = [name for name in (SUCCESS_FILE, COMMIT_FILE) if (root / name).exists()]
     sides = [name for name in list_side_files(old) if (root / name).exists()]
-    return [*marks, *old, *sides]
+    links = []
+    if plan.mode == "overwrite":
+        links = _find_links(root, [*old, *commit.moves], set(view.data_keys) - set(old))
+    files = [name for name in (*old, *sides) if not _is_below(name, links)]
+    return [*marks, *files, *links]
 
 
-def _refuse_linked(root: Path, names: Sequence[str]) -> None:
-    """Refuses to replace files behind linked folders: they may be read elsewhere."""
-    linked = [folder for folder in list_folders(names) if (root / folder).is_symlink()]
-    if linked:
-        raise ConfigError(
-            "the write would replace files behind a linked folder",
-            received=root / linked[0],
-            fix="remove the link first, or write to another directory",
-        )
+def _find_links(root: Path, names: Sequence[str], staying: Set[str]) -> list[str]:
+    """Linked folders of files that are replaced, outermost ones alone, where no file there stays.
+
+    As Hadoop does, an overwrite removes such a link: what it leads to is not of this directory, and
+    may be read elsewhere. Where a file there stays, the others are replaced behind the link.
+    """
+    links: list[str] = []
+    for folder in list_folders(names):
+        is_link = (root / folder).is_symlink() and not _is_below(folder, links)
+        if is_link and not any(_is_below(name, [folder]) for name in staying):
+            links.append(folder)
+    return links
+
+
+def _is_below(name: str, folders: Iterable[str]) -> bool:
+    return any(name.startswith(f"{folder}/") for folder in folders)
 
 
 @contextlib.contextmanager
@@ -313,6 +320,7 @@ def _take_back(directory: Path, aside: Path, change: _Change) -> None:
         for name in change.new:
             (directory / name).unlink(missing_ok=True)
     remove_unfinished(directory / COMMIT_FILE)
+    _remove_empty(directory, change.new)  # in the place of a link to a folder
     make_folders(directory, change.old)
     for name in reversed(change.old):  # marks last
         if os.path.lexists(aside / name):

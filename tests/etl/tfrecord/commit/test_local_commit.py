@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from conf.errors import ConfigError, InputDataError, InternalError
+from conf.errors import InputDataError, InternalError
 from conf.local_paths import list_data_files
 from conf.storage.atomic_output import write_text_atomic
 from conf.storage.processes import describe_process
@@ -85,28 +85,32 @@ def link_partition(root: Path, partition: str, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_files_behind_a_linked_partition_are_not_replaced(tmp_path, dynamic) -> None:
+def test_a_linked_partition_is_replaced_and_what_it_leads_to_stays(tmp_path, dynamic) -> None:
     root = tmp_path / "out"
     far = link_partition(root, "p=1", "part-r-0", "_mine")
-    before, job = inodes(tmp_path), plan("a", dynamic=dynamic, by="p")
-    with pytest.raises(ConfigError, match="linked folder"):  # noqa: PT012
-        at(root).begin(job, None)
-        write_partitioned(root, "a", [1, 2], job)
-    at(root).discard("a")
-    assert inodes(tmp_path) == before
+    job = plan("a", dynamic=dynamic, by="p")
+    at(root).begin(job, None)
+    write_partitioned(root, "a", [1, 2], job)
+    assert list_data_files(root) == [f"p={k}/part-0-a-c000.tfrecord" for k in (1, 2)]
+    assert not (root / "p=1").is_symlink()
     assert sorted(path.name for path in far.iterdir()) == ["_mine", "part-r-0"]
+    assert {path.name for path in root.iterdir()} == MARKS | {"p=1", "p=2"}
 
 
 @pytest.mark.parametrize("undo_calls", [0, 2, 5, 8])
+@pytest.mark.parametrize("is_linked", [False, True])
 def test_killed_at_any_step_and_again_as_it_is_settled(
-    tmp_path: Path, monkeypatch, undo_calls: int
+    tmp_path: Path, monkeypatch, is_linked: bool, undo_calls: int
 ) -> None:
-    """One complete set survives: the old files or the new ones."""
+    """One complete set survives: the old files, behind a link too, or the new ones."""
     outcomes, has_died = [], True
     while has_died:
         root, has_died = tmp_path / str(len(outcomes)) / "out", False
         root.mkdir(parents=True)
-        run_job(root / "p=1" / "q=2", "old")
+        if is_linked:
+            link_partition(root, "p=1", "part-r-0", "_index/part-r-0.idx")
+        else:
+            run_job(root / "p=1" / "q=2", "old")
         job = plan("a", by="p")
         at(root).begin(job, None)
         with monkeypatch.context() as patch:
@@ -125,12 +129,24 @@ def test_killed_at_any_step_and_again_as_it_is_settled(
         outcomes.append(list_data_files(root))
         found = [path for path in root.rglob("*") if "_temporary" not in str(path)]
         kept = {folder for path in found if path.is_file() for folder in path.parents}
-        assert all(path.is_file() or path in kept for path in found)
-    old = ["p=1/q=2/part-0-old-c000.tfrecord"]
+        assert all(path.is_file() or path in kept or path.is_symlink() for path in found)
+    old = ["p=1/part-r-0"] if is_linked else ["p=1/q=2/part-0-old-c000.tfrecord"]
     new = [f"p={k}/part-0-a-c000.tfrecord" for k in (1, 3)]
     assert outcomes[0] == old
     assert outcomes[-1] == new
     assert all(outcome in (old, new) for outcome in outcomes)
+
+
+def test_files_behind_a_link_that_others_stay_in_are_replaced_there(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    far = link_partition(root, "p=1", "q=1/old", "q=2/old")
+    job = plan("a", dynamic=True)
+    at(root).begin(job, None)
+    batch = pa.record_batch({"a": [7], "p": [1], "q": [1]})
+    at(root).publish(job, [write_task(root, "a", 0, batch, partition_by=("p", "q"))])
+    shard = "q=1/part-0-a-c000.tfrecord"
+    assert list_data_files(root) == [f"p=1/{shard}", "p=1/q=2/old"]
+    assert list_data_files(far, is_recursive=True) == [shard, "q=2/old"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -155,6 +171,20 @@ def fill_at_manifest(path: Path, text: str) -> None:
     if path.name == "_sluice_commit.json":
         raise ZeroDivisionError
     write_text_atomic(path, text)
+
+
+@pytest.mark.parametrize("target", ["far", "none"])
+def test_an_append_adds_to_a_linked_partition_and_a_link_to_nowhere_gives_way(tmp_path, target):
+    root, far = tmp_path / "out", link_partition(tmp_path / "out", "p=1", "part-r-0")
+    if target == "none":
+        (root / "p=1").unlink()
+        (root / "p=1").symlink_to("none")
+    job = plan("a", "append" if target == "far" else "overwrite", target == "none", "p")
+    at(root).begin(job, None)
+    write_partitioned(root, "a", [1], job)
+    kept = ["p=1/part-r-0"] if target == "far" else []
+    assert list_data_files(root) == ["p=1/part-0-a-c000.tfrecord", *kept]
+    assert (far / "part-0-a-c000.tfrecord").exists() == (target == "far")
 
 
 def test_a_linked_file_comes_back_where_the_commit_fails(tmp_path: Path, monkeypatch) -> None:

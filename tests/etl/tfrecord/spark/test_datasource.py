@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyspark.sql.functions as F
 import pytest
 import tensorflow as tf
@@ -17,6 +18,7 @@ from etl.tfrecord.codec.framing import BadRange
 from etl.tfrecord.spark.datasource import register_tfrecord
 from etl.tfrecord.spark.failures import known_failures, translate_failure
 from etl.tfrecord.spark.read_task import DamageLog, QuarantinedRange
+from etl.tfrecord.table import write_table
 from tests.tfrecord_files import read_quarantine
 
 FORMAT = "sluice"  # the name that no other connector can claim
@@ -326,3 +328,23 @@ def test_what_a_read_leaves_when_it_fails_stops_or_ends(tmp_path: Path, caplog) 
     log_damage(tmp_path, start=100)
     assert list(tmp_path.iterdir()) == []
     assert log_damage(None, bad(1, b"x", 7)) == [QuarantinedRange("/data/f", 1, 1, 7, "why")]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_partition_is_replaced_as_it_is_read(spark, tmp_path: Path, mode: str, linked) -> None:
+    out = tmp_path / "out"
+    folder = tmp_path / "far" if linked else out / "_p=1"
+    folder.mkdir(parents=True)
+    write_table(pa.table({"id": [7, 8, 9]}), folder / "by_hand.tfr")
+    if linked:
+        out.mkdir()
+        (out / "_p=1").symlink_to("../far")
+    read = spark.read.format(FORMAT)
+    assert sorted((r.id, r["_p"]) for r in read.load(str(out)).collect()) == [
+        (7, 1), (8, 1), (9, 1)
+    ]  # fmt: skip
+    frame = spark.range(2).selectExpr("id", "1 as _p")
+    write(frame, out, partitionBy="_p", partitionOverwriteMode=mode)
+    assert sorted((r.id, r["_p"]) for r in read.load(str(out)).collect()) == [(0, 1), (1, 1)]
+    assert (folder / "by_hand.tfr").exists() == linked
