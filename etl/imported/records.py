@@ -9,8 +9,8 @@ from conf.errors import InputDataError
 from etl.imported.features import ImportedFeatures
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import RecordBlock
-from etl.tfrecord.codec.row_placement import join_steps, list_lengths
 from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.parts import join_steps, list_lengths
 
 
 class RecordReader:

@@ -290,10 +290,9 @@ def describe_shards(
     is_salvaging = on_corrupt != "fail"
     shards = tuple(_describe_shard(folder, path, is_salvaging) for path in paths)
     if schema is None:
-        hook = (lambda _: None) if is_salvaging else None  # What reads them tells of it.
         schema = [
             FeatureSpec(one.name, one.kind, "context", (None,) if one.is_list else ())
-            for one in infer_features(paths, on_corrupt=hook)
+            for one in infer_features(paths, is_lenient=is_salvaging)
         ]
     return folder, Manifest(
         dataset_name="bare files", dataset_version="", created_at="", record_type="Example",

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError, InputDataError, did_you_mean
 from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID, FeatureSpec
-from etl.tfrecord.codec.row_placement import list_lengths
 from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.parts import list_lengths
 
 PAD_OF_DTYPE: dict[str, int | float | str] = {"int64": 0, "float32": 0.0, "bytes": ""}
 ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from conf.errors import ConfigError
 from conf.manifest import Manifest
 from conf.training.input import FilterConfig, HeldOutConfig, InputConfig
-from etl.tfrecord.codec.row_placement import list_lengths
+from etl.tfrecord.types.parts import list_lengths
 from training.reader.feature_columns import (
     FeatureColumn,
     fill_absent,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.errors import InputDataError
-from etl.tfrecord.codec.row_placement import allocate
+from etl.tfrecord.codec.kernels import allocate
 
 LENGTH_COLUMN = "\0length"
 """Column that holds the length of a row's longest list, where batches of like length are made."""

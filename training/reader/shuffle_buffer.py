@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from conf.schema import PackedSlot
 from conf.training.input import ClassBalanceConfig
-from etl.tfrecord.codec.decode import Decoder, build_decoder
+from etl.tfrecord.codec.decode import Decoder, RowWriter, build_decoder
 from etl.tfrecord.codec.framing import RecordBlock
-from etl.tfrecord.codec.row_placement import RowWriter, allocate, join_steps, list_lengths
+from etl.tfrecord.codec.kernels import allocate
 from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.types.parts import join_steps, list_lengths
 from training.reader.epoch_plan import WHOLE, BatchShare, BufferPlan, ShardRange, plan_buffers
 from training.reader.feature_columns import FeatureColumn, check_binary, fill_absent
 from training.reader.filters import RowFilter

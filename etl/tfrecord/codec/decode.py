@@ -1,5 +1,7 @@
 """Decodes TFRecord bytes into Arrow, column by column, without a Python object per record."""
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -17,7 +19,21 @@ from conf.storage.locations import Compression, Opener, open_local
 from etl.tfrecord.codec import decode_kernels as k
 from etl.tfrecord.codec.decode_kernels import KEY_FIELDS, KeyTable, check_record_type
 from etl.tfrecord.codec.framing import RecordBlock, corrupt_record, read_record_blocks
-from etl.tfrecord.codec.row_placement import allocate
+from etl.tfrecord.codec.kernels import (
+    LINE_BYTES,
+    allocate,
+    copy_bytes,
+    fence,
+    inlined,
+    kernel,
+    load_i32,
+    load_u32,
+    load_u64,
+    prefetch,
+    store_u32,
+    store_u64,
+    stream_bytes,
+)
 from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, Kind, WireFeature
 
 _MAX_OFFSET = 2**31 - 1
@@ -223,7 +239,10 @@ class Decoder(ABC):
     """What all record types share; a decoder belongs to one thread."""
 
     def __init__(self, features: Sequence[WireFeature]) -> None:
-        self.features = _check_features(tuple(features))
+        self.features = tuple(features)
+        names = [feature.name for feature in features]
+        if len(set(names)) < len(names):
+            raise ConfigError("a feature is wanted twice", received=", ".join(names))
         self.schema = pa.schema([(f.name, f.arrow_type) for f in self.features])
 
     def decode(self, data: np.ndarray, index: np.ndarray, name: str = "<buffer>") -> pa.RecordBatch:
@@ -349,22 +368,6 @@ def _build_empty(rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
-def _check_features(features: tuple[WireFeature, ...]) -> tuple[WireFeature, ...]:
-    """Refuses unknown kinds and names that occur twice."""
-    seen = set()
-    for feature in features:
-        if feature.kind not in KIND_CODES:
-            raise ConfigError(
-                f"feature {feature.name!r} has an unknown kind",
-                received=repr(feature.kind),
-                allowed=", ".join(KIND_CODES),
-            )
-        if feature.name in seen:
-            raise ConfigError("a feature is wanted twice", received=feature.name)
-        seen.add(feature.name)
-    return features
-
-
 def _check_index(block: RecordBlock) -> RecordBlock:
     """Returns a block as the kernels take it, having checked that the index stays in the buffer."""
     data = np.ascontiguousarray(block.data)
@@ -469,3 +472,128 @@ def read_batches(
     decoder = build_decoder(features, record_type, slots)
     for block in read_record_blocks(path, compression=compression, opener=opener):
         yield decoder.decode_block(block, str(path))
+
+
+# A shuffle writes each decoded row once, where it ends up: what a reader holds is its output alone.
+_TYPES = {
+    "int64": (pa.int64(), pa.list_(pa.int64())),
+    "float32": (pa.float32(), pa.list_(pa.float32())),
+}
+_AHEAD = 16  # rows between asking for a cache line and writing to it
+# Arrays that are larger together than any cache of a core's share are written past the cache:
+# otherwise each line would be fetched from memory only to be overwritten, and push out what is
+# being decoded.
+_FAR_BYTES = 32 << 20
+_FAR_ROW_BYTES = 3 * LINE_BYTES  # shorter rows have too few whole lines
+
+# Fields of a column's row of the table that the kernel takes.
+_SOURCE, _OFFSETS, _WIDTH, _TARGET, _LENGTH, _PAD, _IS_FAR, _FIELDS = range(8)
+
+
+@inlined
+def _scatter_scalars(fields, places):
+    source, target = fields[_SOURCE], fields[_TARGET]
+    if fields[_WIDTH] == 8:
+        for i in range(len(places)):
+            if places[i] >= 0:
+                store_u64(target + 8 * places[i], load_u64(source + 8 * i))
+    else:
+        for i in range(len(places)):
+            if places[i] >= 0:
+                store_u32(target + 4 * places[i], load_u32(source + 4 * i))
+
+
+@inlined
+def _scatter_lists(fields, places):
+    source, offsets, width = fields[_SOURCE], fields[_OFFSETS], fields[_WIDTH]
+    row_bytes = fields[_LENGTH] * width
+    pad, is_far = np.uint64(fields[_PAD]), fields[_IS_FAR] != 0
+    for i in range(len(places)):
+        if i + _AHEAD < len(places):
+            ahead = fields[_TARGET] + row_bytes * places[i + _AHEAD]
+            prefetch(ahead)
+            if is_far:  # of the lines that are not written as a whole, the other one
+                prefetch(ahead + row_bytes - 1)
+        if places[i] < 0:
+            continue
+        start = np.int64(load_i32(offsets + 4 * i))
+        size = min((np.int64(load_i32(offsets + 4 * i + 4)) - start) * width, row_bytes)
+        row = fields[_TARGET] + row_bytes * places[i]
+        if is_far:
+            stream_bytes(row, source + start * width, size)
+        else:
+            copy_bytes(row, source + start * width, size)
+        if width == 8:
+            for at in range(row + size, row + row_bytes, 8):
+                store_u64(at, pad)
+        else:
+            for at in range(row + size, row + row_bytes, 4):
+                store_u32(at, np.uint32(pad & np.uint64(0xFFFFFFFF)))
+
+
+@kernel
+def _scatter(table, places):
+    """Copies row `i` of each column to place `places[i]`; leaves out negative places."""
+    for column in range(len(table)):
+        if table[column, _OFFSETS] == 0:
+            _scatter_scalars(table[column], places)
+        else:
+            _scatter_lists(table[column], places)
+    fence()
+
+
+class RowWriter:
+    """Writes decoded columns into arrays, each row at a given position."""
+
+    def __init__(self, outs: Sequence[np.ndarray], pads: Sequence[int | float]) -> None:
+        """Takes C-contiguous arrays of int64 or float32, and what follows a list that is shorter.
+
+        They are `[size]` for scalars, `[size, length]` for lists, which are cut or padded.
+        """
+        self._outs = tuple(outs)
+        self._size = len(outs[0]) if outs else 0
+        self._table = np.zeros((len(outs), _FIELDS), np.int64)
+        is_far = sum(out.nbytes for out in outs) >= _FAR_BYTES
+        for row, out, pad in zip(self._table, outs, pads, strict=True):
+            if str(out.dtype) not in _TYPES or not out.flags.c_contiguous or out.ndim > 2:
+                raise TypeError(f"cannot write decoded rows into an array of {out.dtype}")
+            if len(out) != self._size:
+                raise TypeError(f"arrays of {self._size} and {len(out)} rows")
+            bits = np.array(pad, out.dtype).tobytes().ljust(8, b"\0")
+            row[_WIDTH], row[_TARGET] = out.dtype.itemsize, out.ctypes.data
+            row[_LENGTH] = out.shape[1] if out.ndim == 2 else 0
+            row[_IS_FAR] = is_far and row[_LENGTH] * row[_WIDTH] >= _FAR_ROW_BYTES
+            row[_PAD] = int(np.frombuffer(bits, np.int64)[0])
+        self._wanted = [
+            (_TYPES[str(out.dtype)][out.ndim - 1], out.ndim == 2, out.dtype.itemsize)
+            for out in outs
+        ]
+
+    def write(self, columns: Sequence[pa.Array], places: np.ndarray) -> None:
+        """Writes rows; releases the GIL, and several threads may write different places.
+
+        Args:
+            columns: One per array, of its type: scalars, or lists, `[rows]`. What lies below a
+                null scalar is written; a null list counts as empty.
+            places: Where each row goes, int64 `[rows]`; negative leaves it out.
+        """
+        places = np.ascontiguousarray(places, np.int64)
+        if not len(places) or not self._outs:
+            return
+        if int(places.max()) >= self._size:
+            raise IndexError(f"place {int(places.max())} in arrays of {self._size} rows")
+        table = self._table.copy()
+        sources, offsets = [], []
+        for column, (wanted, is_list, width) in zip(columns, self._wanted, strict=True):
+            if column.type != wanted or len(column) != len(places):
+                raise TypeError(
+                    f"{len(column)} rows of {column.type} where {len(places)} of {wanted} go"
+                )
+            own, leaf, at = column.buffers()[1], column, 0
+            if is_list:
+                at, leaf = own.address + 4 * column.offset, column.values
+                own = leaf.buffers()[1]
+            offsets.append(at)
+            sources.append(0 if own is None else own.address + width * leaf.offset)
+        table[:, _SOURCE], table[:, _OFFSETS] = sources, offsets
+        _scatter(table, places)

@@ -250,7 +250,7 @@ def _short_bytes(p, end):
 
 
 @outlined
-def _take_list(feature, room, kind, p, end, limit, at, byte_at):
+def take_list(feature, room, kind, p, end, limit, at, byte_at):
     """Takes a BytesList, FloatList or Int64List; returns the next positions, `FAILED` if bad."""
     if kind != feature.kind:
         room = np.int64(0)
@@ -287,7 +287,7 @@ def _take_feature(feature, room, p, end, limit, kind, first, at, byte_first, byt
         if member == 0x0A or member == 0x12 or member == 0x1A:
             if kind != member >> 3:
                 kind, at, byte_at = member >> 3, first, byte_first
-            at, byte_at = _take_list(feature, room, kind, low, high, limit, at, byte_at)
+            at, byte_at = take_list(feature, room, kind, low, high, limit, at, byte_at)
             if at < 0:
                 return kind, at, byte_at
         p = high
@@ -443,30 +443,43 @@ def _read_short_length(p, end):
 
 
 @inlined
-def _read_simple(feature, p, end, limit, row):
-    """Takes over a list or byte string under the expected key, in the form that writers produce.
+def read_simple_entry(expected, p, end):
+    """Reads an entry under the expected key, in the form that writers produce.
 
-    Returns the address past the entry, or `FAILED` where it is anything else.
+    Each message fills the one around it: then nothing else is in there. Returns the kind of list,
+    start and end of its content, and the end of the entry; `FAILED` where it is anything else.
     """
-    kind, failed = feature.kind, np.int64(FAILED)
-    is_list = feature.depth != 0
-    if feature.depth > 1 or (not is_list and kind != BYTES) or load_u8(p) != np.uint8(ENTRY_TAG):
-        return failed
-    # Each message must fill the one around it: then nothing else is in there.
+    failed = np.int64(FAILED)
+    if load_u8(p) != np.uint8(ENTRY_TAG):
+        return failed, failed, failed, failed
     start, stop = _read_short_length(p + 1, end)
     if start < 0 or start >= stop or load_u8(start) != np.uint8(KEY_TAG):
-        return failed
+        return failed, failed, failed, failed
     key, after = _read_short_length(start + 1, stop)
-    length = feature.key_bytes
-    if key < 0 or after - key != length or not same_bytes(feature.head + 4, key, length):
-        return failed
+    length = expected.key_bytes
+    if key < 0 or after - key != length or not same_bytes(expected.head + 4, key, length):
+        return failed, failed, failed, failed
     if after >= stop or load_u8(after) != np.uint8(VALUE_TAG):
-        return failed
+        return failed, failed, failed, failed
     member, last = _read_short_length(after + 1, stop)
-    if last != stop or member >= stop or np.int64(load_u8(member)) != (kind << 3 | 2):
-        return failed
+    if last != stop or member >= stop:
+        return failed, failed, failed, failed
+    tag = np.int64(load_u8(member))
     low, high = _read_short_length(member + 1, stop)
-    if high != stop:
+    if high != stop or (tag != 0x0A and tag != 0x12 and tag != 0x1A):
+        return failed, failed, failed, failed
+    return tag >> 3, low, high, stop
+
+
+@inlined
+def _read_simple(feature, p, end, limit, row):
+    """Takes over a list or byte string in simple form; returns the address past it or `FAILED`."""
+    kind, failed = feature.kind, np.int64(FAILED)
+    is_list = feature.depth != 0
+    if feature.depth > 1 or (not is_list and kind != BYTES):
+        return failed
+    found, low, high, stop = read_simple_entry(feature, p, end)
+    if found != kind:
         return failed
     first, byte_at, list_at, room = _begin_row(feature, row)
     at, packed, last = first, failed, failed
@@ -475,7 +488,7 @@ def _read_simple(feature, p, end, limit, row):
     if packed >= 0 and last == high:
         at = _take_numbers(feature, room, kind, packed, last, limit, at)
     else:
-        at, byte_at = _take_list(feature, room, kind, low, high, limit, at, byte_at)
+        at, byte_at = take_list(feature, room, kind, low, high, limit, at, byte_at)
     if at < 0 or (not is_list and at > first + 1):
         return failed
     _store_row(feature, row, is_list or at > first, at, byte_at, list_at)

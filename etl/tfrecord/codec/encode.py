@@ -15,6 +15,7 @@ from etl.tfrecord.codec import encode_kernels as k
 from etl.tfrecord.codec.decode_kernels import build_head, check_record_type
 from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES
 from etl.tfrecord.types.features import buffer_address, find_wire_kind, is_list
+from etl.tfrecord.types.parts import ListRows, split_lists
 
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048
@@ -89,17 +90,6 @@ def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[Colum
     return tuple(plans)
 
 
-def _row_offsets(column: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Values of the rows' lists alone, and int64 offsets `[rows + 1]` into them."""
-    if pa.types.is_fixed_size_list(column.type):
-        size = column.type.list_size
-        offsets = (np.arange(len(column) + 1, dtype=np.int64) + column.offset) * size
-    else:
-        offsets = np.asarray(column.offsets).astype(np.int64)
-    first, last = int(offsets[0]), int(offsets[-1])
-    return column.values.slice(first, last - first), offsets - first
-
-
 def read_byte_offsets(values: pa.Array) -> np.ndarray:
     """Offsets of binary values in their data buffer, int64 `[values + 1]`."""
     if len(values) == 0:
@@ -109,23 +99,17 @@ def read_byte_offsets(values: pa.Array) -> np.ndarray:
     return offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
 
 
-def _check_no_null(
-    plan: ColumnPlan, values: pa.Array, parents: list[tuple[pa.Array, np.ndarray]]
-) -> None:
-    """Refuses a null among values of lists; what lies below a null list does not count."""
-    if values.null_count == 0:
-        return
-    rows = np.flatnonzero(np.asarray(values.is_null()))
-    for lists, offsets in reversed(parents):
-        rows = np.searchsorted(offsets, rows, side="right") - 1
-        rows = rows[np.asarray(lists.is_valid())[rows]]
-    if len(rows):
-        raise InputDataError(
-            f"column {plan.name!r} has a null inside a list",
-            received=f"row {int(rows[0])} of the batch",
-            allowed="null for the whole list (the feature is left out), never for an element",
-            fix=f"write array_compact({plan.name}), or fill them before the write",
-        )
+def _refuse_null(plan: ColumnPlan, values: pa.Array, parents: list[ListRows]) -> None:
+    """Refuses a null among values of lists."""
+    row = int(np.argmax(np.asarray(values.is_null())))
+    for lists in reversed(parents):
+        row = lists.row_of(row)
+    raise InputDataError(
+        f"column {plan.name!r} has a null inside a list",
+        received=f"row {row} of the batch",
+        allowed="null for the whole list (the feature is left out), never for an element",
+        fix=f"write array_compact({plan.name}), or fill them before the write",
+    )
 
 
 def _as_plain(column: pa.Array, data_type: pa.DataType | None) -> pa.Array:
@@ -147,12 +131,13 @@ def _bind_column(plan: ColumnPlan, column: pa.Array) -> tuple[list[int], list[An
         keep.append(array)
         fields[field] = array.ctypes.data
 
-    values, parents = column, list[tuple[pa.Array, np.ndarray]]()
+    values, parents = column, list[ListRows]()
     for level in range(plan.depth):
-        values, offsets = _row_offsets(lists := values)
-        parents.append((lists, offsets))
-        _check_no_null(plan, values, parents)
-        hold(k.ROW_OFFSETS if level + 1 == plan.depth else k.OUTER_OFFSETS, offsets)
+        values, lists = split_lists(values)
+        parents.append(lists)
+        if values.null_count:
+            _refuse_null(plan, values, parents)
+        hold(k.ROW_OFFSETS if level + 1 == plan.depth else k.OUTER_OFFSETS, lists.offsets)
     values = _as_plain(values, plan.value_type)
     rows = column if plan.depth else values
     if plan.kind == k.BINARY:
@@ -162,24 +147,12 @@ def _bind_column(plan: ColumnPlan, column: pa.Array) -> tuple[list[int], list[An
         width = 8 if plan.kind in (k.INT64, k.FLOAT64) else 4
         fields[k.VALUES] = buffer_address(values.buffers()[1]) + width * values.offset
     if not plan.is_compact:
-        hold(k.SIZES, np.empty(len(parents[-1][0]) if parents else len(column), np.int64))
+        hold(k.SIZES, np.empty(len(parents[-1].offsets) - 1 if parents else len(column), np.int64))
     if plan.depth > 1:
         hold(k.OUTER_SIZES, np.empty(len(column), np.int64))
     fields[k.VALIDITY] = buffer_address(rows.buffers()[0]) if rows.null_count else 0
     fields[k.VALIDITY_BIT] = rows.offset
     return fields, [*keep, rows, values]
-
-
-def find_refused_double(values: np.ndarray) -> np.ndarray:
-    """Which float64 values the encoder refuses, bool `[values]`.
-
-    Refused are finite values beyond the float32 range, values other than zero that would become
-    zero, and whole numbers that would become others: those are ids or times, not measurements.
-    """
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = values.astype(np.float32)
-    changed = (narrow.astype(np.float64) != values) & np.isfinite(values)
-    return changed & ((np.floor(values) == values) | (narrow == 0))
 
 
 def describe_refusal(name: str, column: pa.Array, row: int) -> InputDataError:
@@ -188,17 +161,12 @@ def describe_refusal(name: str, column: pa.Array, row: int) -> InputDataError:
     while hasattr(values.type, "value_field"):
         values = values.flatten()
     plain = values.drop_null().cast(pa.float64()).to_numpy(zero_copy_only=False)
-    value = float(plain[find_refused_double(plain)][0])
     with np.errstate(over="ignore", under="ignore"):
-        narrow = np.float32(value)
-    if np.isinf(narrow):
-        problem = "has a value beyond the float32 range"
-    elif narrow == 0:
-        problem = "has a value so small that it would become zero as float32"
-    else:
-        problem = f"has a whole number that would become {int(narrow)} as float32"
+        narrow = plain.astype(np.float32)
+    changed = (narrow != plain) & np.isfinite(plain)
+    value = float(plain[changed & ((np.floor(plain) == plain) | (narrow == 0))][0])
     return InputDataError(
-        f"column {name!r} {problem}",
+        f"column {name!r} has a value that float32 cannot stand for",
         received=f"{value!r} in row {row} of the batch",
         allowed="fractions (stored as the nearest float32), whole numbers that float32 holds "
         "exactly, infinities and NaN",

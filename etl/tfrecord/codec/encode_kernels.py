@@ -136,17 +136,11 @@ def _measure_compact(column, first, sizes):
     """Adds the entries of a column of single numbers under a short key."""
     kind, values, bitmap = column[KIND], column[VALUES], column[VALIDITY]
     fixed = column[KEY_BYTES] + 10
-    if bitmap == 0 and FLOAT32 <= kind <= FLOAT64:
-        for i in range(len(sizes)):
-            sizes[i] += fixed + 4
-    elif bitmap == 0:
-        for i in range(len(sizes)):
-            sizes[i] += fixed + varint_bytes(load_int(kind == INT64, values, first + i))
-    else:
-        for i in range(len(sizes)):
-            row = first + i
-            if is_valid(bitmap, column[VALIDITY_BIT] + row):
-                sizes[i] += fixed + _payload_bytes(kind, values, 0, row, row + 1)
+    for i in range(len(sizes)):
+        row = first + i
+        if bitmap == 0 or is_valid(bitmap, column[VALIDITY_BIT] + row):
+            integer = load_int(kind == INT64, values, row) if kind <= INT64 else np.uint64(0)
+            sizes[i] += fixed + (varint_bytes(integer) if kind <= INT64 else 4)
 
 
 @inlined

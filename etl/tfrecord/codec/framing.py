@@ -21,8 +21,7 @@ import numpy as np
 from conf.errors import ConfigError, InputDataError
 from conf.storage.locations import ByteSource, Compression, Opener, is_intact, open_local
 from etl.tfrecord.codec.crc32c import masked_crc
-from etl.tfrecord.codec.kernels import inlined, kernel, load_u32, load_u64
-from etl.tfrecord.codec.row_placement import allocate
+from etl.tfrecord.codec.kernels import allocate, inlined, kernel, load_u32, load_u64
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -91,38 +90,6 @@ def find_record(address, length, ended):
     if ended:
         return length, 0
     return position, HEADER_BYTES
-
-
-@kernel
-def is_header(address, length):
-    """Whether a sound header stands at an address with `length` bytes."""
-    return length >= HEADER_BYTES and _is_sound_header(address)
-
-
-@kernel
-def walk_headers(address, length, every, offsets):
-    """Fills `offsets` with the first record start at or after each multiple of `every` bytes.
-
-    Returns their number; what follows an unsound header belongs to the last of them.
-    """
-    position: Any = 0
-    wanted: Any = every
-    n = 0
-    while length - position >= HEADER_BYTES and _is_sound_header(address + position):
-        claimed = load_u64(address + position)
-        if claimed > np.uint64(MAX_RECORD_BYTES):
-            return n
-        position += HEADER_BYTES + np.int64(claimed) + FOOTER_BYTES
-        if position >= length:
-            return n
-        if position >= wanted:
-            # Only a sound header may begin a part: what is damaged stays with what is before it.
-            if length - position < HEADER_BYTES or not _is_sound_header(address + position):
-                return n
-            offsets[n] = position
-            n += 1
-            wanted = (position // every + 1) * every
-    return n
 
 
 REASONS = {
@@ -194,6 +161,28 @@ def scan_buffer(data: np.ndarray, verify: bool) -> tuple[np.ndarray, int, int, i
     return index[:n].copy(), position, reason, payload
 
 
+def begins_record(head: np.ndarray | bytes) -> bool:
+    """Whether a sound header stands at the beginning of some bytes."""
+    given = np.frombuffer(head[:HEADER_BYTES], np.uint8)
+    return len(given) == HEADER_BYTES and scan_buffer(given, False)[2] in (CUT_PAYLOAD, TOO_LONG)
+
+
+def find_starts(data: np.ndarray) -> np.ndarray:
+    """Starts of records, int64 `[records]`; what follows an unsound header belongs to the last."""
+    position, starts = 0, [np.empty(0, np.int64)]
+    while position < data.size:
+        piece = data[position : position + _AT_ONCE_BYTES]
+        index, size, reason, payload = scan_buffer(piece, verify=False)
+        starts.append(index[:, 0] + position - HEADER_BYTES)
+        position += size
+        if reason == CUT_PAYLOAD:
+            starts.append(np.array([position]))
+            position += HEADER_BYTES + payload + FOOTER_BYTES
+        elif size == 0:
+            break
+    return np.concatenate(starts)
+
+
 class BlockCutter:
     """Cuts a stream into blocks; knows how far it has come."""
 
@@ -252,7 +241,7 @@ class BlockCutter:
         if reason == BAD_PAYLOAD and (
             (ended and left == 0)
             or (not ended and left < HEADER_BYTES)
-            or is_header(data.ctypes.data + size, left)
+            or begins_record(data[size:])
         ):
             self._tell(data[:size], REASONS[reason])
             self._records += 1
@@ -316,10 +305,8 @@ def detect_compression(head: bytes) -> Compression | None:
 
     A sound TFRecord header (its CRC matches) is never mistaken for a compressed stream.
     """
-    if len(head) >= HEADER_BYTES:
-        _, _, reason, _ = scan_buffer(np.frombuffer(head[:HEADER_BYTES], np.uint8), verify=False)
-        if reason in (SOUND, CUT_PAYLOAD, TOO_LONG):
-            return None
+    if begins_record(head):
+        return None
     if head[:3] == b"\x1f\x8b\x08":
         return "GZIP"
     if len(head) >= 2 and head[0] & 0x0F == 8 and (head[0] << 8 | head[1]) % 31 == 0:

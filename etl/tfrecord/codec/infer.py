@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +25,16 @@ from etl.tfrecord.codec.decode_kernels import (
     find_slot,
     read_field,
     read_key,
+    read_simple_entry,
+    take_list,
     take_value,
 )
-from etl.tfrecord.codec.framing import BadRange, RecordBlock, corrupt_record, read_record_blocks
+from etl.tfrecord.codec.framing import (
+    CorruptRecordError,
+    RecordBlock,
+    corrupt_record,
+    read_record_blocks,
+)
 from etl.tfrecord.codec.kernels import inlined, kernel
 from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
 
@@ -41,14 +50,24 @@ def _collect_entries(feature, p, end, found, table, count):
     """Goes through one Features or FeatureLists message; returns outcome and number of keys."""
     expected, none, zero = np.int64(0), np.int64(0), np.int64(0)
     while p < end:
-        tag, start, stop = read_field(p, end)
-        if stop < 0:
-            return _MALFORMED, count
-        if tag == ENTRY_TAG:
+        kind, low, high, stop = read_simple_entry(found[expected], p, end)
+        if kind > 0 and feature.depth < 2:
+            f, kinds = expected, np.int64(1) << kind
+            size, _ = take_list(feature, zero, kind, low, high, high, zero, zero)
+            if size < 0:
+                return _MALFORMED, count
+        else:
+            tag, start, stop = read_field(p, end)
+            if stop < 0:
+                return _MALFORMED, count
+            if tag != ENTRY_TAG:
+                p = stop
+                continue
             key, length = read_key(start, stop)
             kinds, values, _, lists = take_value(feature, none, start, stop, stop, zero, zero, zero)
             if key < 0 or kinds < 0:
                 return _MALFORMED, count
+            size = lists if feature.depth > 1 else values
             f = find_key(found, table, expected, key, length)
             if f < 0:
                 if count == len(found):
@@ -58,9 +77,9 @@ def _collect_entries(feature, p, end, found, table, count):
                 found[f].head, found[f].key_bytes = key - 4, length
                 found[f].kinds, found[f].longest = 0, 0
                 count += 1
-            found[f].kinds |= kinds
-            found[f].longest = max(found[f].longest, lists if feature.depth > 1 else values)
-            expected = f + 1 if f + 1 < count else zero
+        found[f].kinds |= kinds
+        found[f].longest = max(found[f].longest, size)
+        expected = f + 1 if f + 1 < count else zero
         p = stop
     return _OK, count
 
@@ -276,22 +295,33 @@ def count_feature_lists(block: RecordBlock) -> int:
 def infer_features(
     paths: Iterable[str | Path],
     record_type: str = "Example",
-    max_records: int | None = None,
-    on_corrupt: Callable[[BadRange], None] | None = None,
+    most: int | None = None,
+    is_lenient: bool = False,
+    **reading: Any,
 ) -> list[WireFeature]:
-    """Finds out which features the first records of files hold; see `FeatureCollector.features`.
+    """Finds out which features the first records of each file hold, `most` of them or all.
 
-    Bytes that are no sound record go to `on_corrupt`, or are raised without it.
+    Damage is raised, or passed over if lenient; `reading` is as of `read_record_blocks`. See
+    `FeatureCollector.features`.
     """
     collector = FeatureCollector(record_type)
-    if record_type == "ByteArray":
-        return collector.features()
-    most = sys.maxsize if max_records is None else max_records
-    for path in paths:
-        if collector.records >= most:
-            break
-        for block in read_record_blocks(path, on_corrupt=on_corrupt):
-            collector.update(block.cut(slice(most - collector.records)), str(path))
-            if collector.records >= most:
+    on_corrupt = (lambda _: None) if is_lenient else None  # what is read later tells of it
+    for path in () if record_type == "ByteArray" else paths:
+        left = sys.maxsize if most is None else most
+        for block in read_record_blocks(path, on_corrupt=on_corrupt, **reading):
+            _take_in(collector, block.cut(slice(left)), str(path), is_lenient)
+            left -= len(block.index)
+            if left <= 0:
                 break
     return collector.features()
+
+
+def _take_in(collector: FeatureCollector, block: RecordBlock, name: str, is_lenient: bool) -> None:
+    try:
+        collector.update(block, name)
+    except CorruptRecordError:
+        if not is_lenient:
+            raise
+        for row in range(len(block.index)):
+            with contextlib.suppress(CorruptRecordError):
+                collector.update(block.cut(slice(row, row + 1)), name)

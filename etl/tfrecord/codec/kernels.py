@@ -1,4 +1,4 @@
-"""Building blocks of the compiled codec: the `kernel` decorator and raw memory access.
+"""Building blocks of the compiled codec: the `kernel` decorator, raw access to memory, its reuse.
 
 Compiled code is kept by numba's own cache, in a folder named by a digest of the sources: numba
 itself misses changes of functions that are inlined from other files. It is code that will run, so
@@ -18,7 +18,9 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,75 +52,51 @@ def _compile(function: Callable[..., Any], **options: bool) -> Any:
 
 
 NO_CACHE = "SLUICE_NO_JIT_CACHE"  # set to 1: compile in memory, touch no cache
+_PACKAGES = ("etl.", "training.")  # whose sources the name of the cache covers
 _DECORATORS = (b"@kernel", b"@inlined", b"@outlined", b"@emitted")
+_ROOT = Path(__file__).absolute().parents[3]
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def _find_archive(folder: Path) -> Path | None:
-    """The zip file that a folder of sources lies in, if it does."""
-    return next((parent for parent in (folder, *folder.parents) if parent.is_file()), None)
+def _name_cache() -> str:
+    """Tells the place of the sources, the machine, and all that may end up in a kernel."""
+    archive = next((path for path in (_ROOT, *_ROOT.parents) if path.is_file()), None)
+    files = [path for package in _PACKAGES for path in (_ROOT / package[:-1]).rglob("*.py")]
+    sources = hashlib.sha256()
+    for text in (path.read_bytes() for path in sorted([archive] if archive else files)):
+        if archive or any(decorator in text for decorator in _DECORATORS):
+            sources.update(text)
+    cpu = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
+    machine = repr((cpu, sys.version, numba.__version__, llvmlite.__version__))
+    # Spark gives each application a folder of its own for the archives that it ships.
+    place = archive.name if archive else str(_ROOT)
+    names = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in (place, machine)]
+    return "-".join([*names, sources.hexdigest()[:16]])
 
 
-def _name_sources(folder: Path) -> str:
-    """A folder's path; of one in a zip file the part from that file's name on.
-
-    Spark gives each application a folder of its own for the code that it ships.
-    """
-    archive = _find_archive(folder)
-    return str(folder if archive is None else folder.relative_to(archive.parent))
-
-
-@functools.cache
-def digest_kernels(folder: Path) -> str:
-    """Hex SHA-256 of the sources that may end up in the code of a kernel in `folder`.
-
-    In a package, all of the top-level package is covered; in a zip file, all of that file.
-    """
-    archive = _find_archive(folder)
-    if archive is not None:
-        return hashlib.sha256(archive.read_bytes()).hexdigest()
-    root, sources = folder, folder.glob("*.py")
-    while (root.parent / "__init__.py").exists() and (root / "__init__.py").exists():
-        root = root.parent
-    if (root / "__init__.py").exists():
-        sources = root.rglob("*.py")
-    digest = hashlib.sha256()
-    for source in sorted(sources):
-        text = source.read_bytes()
-        if any(decorator in text for decorator in _DECORATORS):
-            digest.update(text)
-    return digest.hexdigest()
-
-
-def _candidates(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Folders for the kernels of a folder of sources, best first, and whose writers to trust."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
+def _candidates() -> Iterator[tuple[Path, int]]:
+    """Folders for kernels, best first, and of what mode are those whose writers are trusted."""
+    given, caches = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME", "")
     if given:
         yield Path(given).absolute(), 0
-    if folder.is_dir():  # who may change the sources may change the cache next to them
-        yield folder / "__pycache__", folder.stat().st_mode
-    caches = os.environ.get("XDG_CACHE_HOME", "")
+    sources = Path(__file__).absolute().parent
+    if sources.is_dir():  # who may change the sources may change the cache next to them
+        yield sources / "__pycache__", sources.stat().st_mode & stat.S_IWGRP
     with contextlib.suppress(RuntimeError):  # a user without a home
         root = Path(caches) if caches.startswith("/") else Path.home() / ".cache"
         yield root / "sluice" / "kernels", 0
     yield Path(tempfile.gettempdir()) / f"sluice-kernels-{os.getuid()}", 0
 
 
-def _is_private(path: Path, trusted_mode: int) -> bool:
-    """Whether nobody but this user, root, and those in `trusted_mode` could have written it."""
-    info = path.lstat()
-    writers = info.st_mode & _WRITABLE_BY_OTHERS & ~(trusted_mode & stat.S_IWGRP)
-    return info.st_uid in (os.getuid(), 0) and not writers
-
-
-def _is_usable(folder: Path, trusted_mode: int = 0) -> bool:
-    """Whether a cache's folder is private, and is filled or can be; makes it if it is not there."""
+def _is_usable(folder: Path, trusted: int = 0) -> bool:
+    """Whether it is filled or can be, and nobody else than this user, root and the trusted did."""
     try:
         with contextlib.suppress(OSError):  # sources that this user cannot write to
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o755, exist_ok=True)
-        everything = (folder.parent, folder, *folder.iterdir())
-        if not all(_is_private(path, trusted_mode) for path in everything):
+        found = [path.lstat() for path in (folder.parent, folder, *folder.iterdir())]
+        strangers = _WRITABLE_BY_OTHERS & ~trusted
+        if any(f.st_uid not in (os.getuid(), 0) or f.st_mode & strangers for f in found):
             return False
         return os.access(folder, os.W_OK) or any(folder.glob("*.nbi"))
     except OSError:
@@ -126,35 +104,27 @@ def _is_usable(folder: Path, trusted_mode: int = 0) -> bool:
 
 
 @functools.cache
-def find_cache(folder: Path) -> Path | None:
-    """Finds where the compiled kernels of a folder of sources are kept.
+def find_cache() -> Path | None:
+    """Finds where compiled kernels are kept.
 
-    Next to the sources, in the user's cache directory, or in a private directory under the
-    system's temporary one: the first that can be written to, and by nobody else, or was filled
-    by the user that installed the sources. It is named by the sources' folder, the machine, and a
-    digest of the sources' content.
+    Where `NUMBA_CACHE_DIR` says, next to the sources, in the user's cache directory, or in a
+    private directory under the system's temporary one: the first that is usable.
     """
-    cpu = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
-    machine = repr((cpu, sys.version, numba.__version__, llvmlite.__version__))
-    sources = digest_kernels(Path(__file__).parent) + digest_kernels(folder)
-    parts = _name_sources(folder), machine, sources
-    name = "-".join(hashlib.sha256(part.encode()).hexdigest()[:16] for part in parts)
-    for place, trusted_mode in _candidates(folder):
-        if _is_usable(place / name, trusted_mode):
-            return place / name
-    return None
+    name = _name_cache()
+    places = (place / name for place, trusted in _candidates() if _is_usable(place / name, trusted))
+    return next(places, None)
 
 
 class _KernelLocator(caching._CacheLocator):
     """What numba asks of the folder of a cache."""
 
-    def __init__(self, folder: Path, line: int) -> None:
-        self._folder, self._line = folder, line
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Any:
-        folder = find_cache(Path(py_file).absolute().parent)
-        return None if folder is None else cls(folder, py_func.__code__.co_firstlineno)
+        folder, line = find_cache(), py_func.__code__.co_firstlineno
+        return None if folder is None else cls(folder, f"{py_func.__module__}-{line}")
 
     def get_cache_path(self) -> str:
         return str(self._folder)
@@ -170,7 +140,7 @@ class _KernelLocator(caching._CacheLocator):
         return ""  # the folder is named by it
 
     def get_disambiguator(self) -> str:
-        return str(self._line)
+        return self._name
 
 
 class _KernelCacheFiles(caching.CompileResultCacheImpl):
@@ -194,26 +164,22 @@ class KernelCache(caching.FunctionCache):
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keeps a compiled function where that is possible."""
         try:  # one process at a time: two that add signatures to an index would name them alike
-            with self._lock():
+            self._impl.locator.ensure_cache_path()
+            folder = os.open(self._cache_path, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
                 super().save_overload(sig, data)
+            finally:
+                os.close(folder)
         except Exception:  # disk full, or the directory has gone: go on without
             self.disable()
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        self._impl.locator.ensure_cache_path()
-        descriptor = os.open(self._cache_path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles an entry point with numba: no GIL, cached on disk; see `find_cache`."""
     compiled = _compile(function)
-    if os.environ.get(NO_CACHE, "").strip().lower() not in ("1", "true", "yes", "on"):
+    is_off = os.environ.get(NO_CACHE, "").strip().lower() in ("1", "true", "yes", "on")
+    if function.__module__.startswith(_PACKAGES) and not is_off:
         # No directory for it, or another numba: compile in every process.
         with contextlib.suppress(RuntimeError, OSError, AttributeError, TypeError):
             compiled._cache = KernelCache(function)
@@ -412,3 +378,51 @@ def is_valid(bitmap: int, position: int) -> bool:
         return True
     byte = np.int64(load_u8(bitmap + (position >> 3)))
     return ((byte >> (position & 7)) & 1) != 0
+
+
+ALIGNMENT = 64  # TensorFlow takes over memory that is aligned so, and copies any other
+
+# Fresh memory of the size of a block comes from the system page by page, at a cost of the order of
+# decoding: so blocks are used again when nobody holds them any more.
+_MOST_KEPT, _MOST_LARGE = 12, 2
+_LARGE_BYTES = 64 << 20
+_LEAST_SHARE = 0.5
+_FREE: list[np.ndarray] = []
+# A finalizer may run inside `_take`, in the same thread.
+_LOCK = threading.RLock()
+
+
+def allocate(shapes: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, np.ndarray]:
+    """Returns arrays of these shapes and types, of any content, aligned, in one piece of memory.
+
+    It is kept for the next call when the last of the arrays, and of all views of them, has gone.
+    """
+    sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+    padded = {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
+    owner = _take(sum(padded.values()) + ALIGNMENT)
+    # Views of an array refer to what that array itself refers to: behind a memoryview, to it.
+    memory = np.frombuffer(memoryview(owner), np.uint8)  # type: ignore[arg-type]
+    weakref.finalize(memory, _give_back, owner).atexit = False
+    start, arrays = -memory.ctypes.data % ALIGNMENT, {}
+    for name, (shape, dtype) in shapes.items():
+        arrays[name] = memory[start : start + sizes[name]].view(dtype).reshape(shape)
+        start += padded[name]
+    return arrays
+
+
+def _take(size: int) -> np.ndarray:
+    with _LOCK:
+        for number, owner in enumerate(_FREE):
+            if size <= owner.size and size >= _LEAST_SHARE * owner.size:
+                return _FREE.pop(number)
+    return np.empty(size, np.uint8)
+
+
+def _give_back(owner: np.ndarray) -> None:
+    with _LOCK:
+        if owner.size >= _LARGE_BYTES:
+            large = [number for number, kept in enumerate(_FREE) if kept.size >= _LARGE_BYTES]
+            if len(large) >= _MOST_LARGE:
+                del _FREE[large[0]]
+        _FREE.append(owner)
+        del _FREE[:-_MOST_KEPT]

@@ -19,7 +19,7 @@ from conf.storage.locations import Compression
 from conf.storage.object_store import Storage
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.codec.encode import CHUNK_ROWS
-from etl.tfrecord.codec.framing import FOOTER_BYTES, HEADER_BYTES, walk_headers
+from etl.tfrecord.codec.framing import find_starts
 from etl.tfrecord.files.data_files import ShardLimits, WrittenShard, index_path, make_folders
 from etl.tfrecord.types.features import RecordType
 
@@ -31,12 +31,7 @@ _HELD_BACK_BYTES = 192 << 10
 
 def find_record_starts(framed: np.ndarray) -> np.ndarray:
     """Offsets of whole records in uint8 `[bytes]`, and of their end; int64 `[records + 1]`."""
-    # Room for the most records that could fit; pages that are not needed are never touched.
-    starts = np.empty(framed.size // (HEADER_BYTES + FOOTER_BYTES) + 2, np.int64)
-    starts[0] = 0
-    count = walk_headers(framed.ctypes.data, framed.size, 1, starts[1:]) + 1
-    starts[count] = framed.size
-    return starts[: count + 1] if framed.size else starts[:1]
+    return np.append(find_starts(framed), framed.size)
 
 
 class _LocalOutput:

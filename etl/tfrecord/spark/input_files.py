@@ -289,7 +289,7 @@ def _split_file(file: DataFile, size: int, options: ReadOptions) -> list[FileSpl
     bounds = [0]
     is_plain = bool(file.split_offsets)  # the manifest gives none of compressed files
     if file.bytes > size and (is_plain or not _is_compressed(file.path, options)):
-        bounds += _pick(_find_offsets(file, size), size)
+        bounds += _pick(_find_offsets(file), size)
     stops: list[int | None] = [*bounds[1:], None]
     return [
         FileSplit(file.path, start, stop, file.partition)
@@ -314,14 +314,12 @@ def _pick(offsets: np.ndarray, size: int) -> list[int]:
     return np.unique(offsets[np.searchsorted(offsets, marks)]).tolist()
 
 
-def _find_offsets(file: DataFile, size: int) -> np.ndarray:
-    """Offsets of records, in ascending order: all that are known, or those that are needed."""
+def _find_offsets(file: DataFile) -> np.ndarray:
+    """Offsets of records, in ascending order: those that are known, or all."""
     if file.split_offsets:
         return np.asarray(file.split_offsets, np.int64)
     if is_remote(file.path):  # reading all of it to find records would cost more than it gains
         return np.empty(0, np.int64)
-    from etl.tfrecord.codec.framing import walk_headers  # compiled
+    from etl.tfrecord.codec.framing import find_starts  # compiled
 
-    data = np.memmap(file.path, np.uint8, "r")
-    starts = np.empty(data.size // size + 1, np.int64)
-    return starts[: walk_headers(data.ctypes.data, data.size, size, starts)]
+    return find_starts(np.memmap(file.path, np.uint8, "r"))

@@ -72,6 +72,8 @@ def split_lists(column: pa.Array) -> tuple[pa.Array, ListRows]:
         lengths = np.full(len(column), column.type.list_size, np.int64)
     else:
         bounds = np.asarray(column.offsets).astype(np.int64)
+        if is_null is None:
+            return column.flatten(), ListRows(bounds - bounds[0], None)
         lengths = bounds[1:] - bounds[:-1]
     if is_null is not None:
         lengths[is_null] = 0
@@ -83,6 +85,22 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def list_lengths(column: pa.Array) -> np.ndarray:
+    """Number of values of each list, int64 `[rows]`; a null list has none."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)
+    window = offsets[column.offset : column.offset + len(column) + 1]
+    return np.diff(window).astype(np.int64)
+
+
+def join_steps(column: pa.Array) -> pa.Array:
+    """Feature lists, lists of lists `[rows]`, as one list per row: its steps one after another."""
+    steps = column.values
+    outer = np.frombuffer(column.buffers()[1], np.int32)
+    outer = outer[column.offset : column.offset + len(column) + 1]
+    inner = np.frombuffer(steps.buffers()[1], np.int32)[steps.offset :]
+    return pa.ListArray.from_arrays(pa.array(inner[outer], pa.int32()), steps.values)
 
 
 SEPARATOR = "."

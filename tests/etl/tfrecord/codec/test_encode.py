@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.encode import (
-    build_encoder,
-    encode,
-    find_refused_double,
-)
+from etl.tfrecord.codec.encode import build_encoder, encode
 from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.types.features import WireFeature
 from tests.machine import examples
@@ -80,15 +76,6 @@ def test_equals_protobuf_for_any_batch(expected_examples, parsed_examples, batch
     assert parsed_examples(payloads(encode(batch))) == expected_examples(batch)
 
 
-@pytest.mark.parametrize("bits", range(64))
-def test_every_varint_length(bits: int, expected_examples, parsed_examples) -> None:
-    values = [(1 << bits) - 1, min(1 << bits, 2**63 - 1), -(1 << bits)]
-    batch = pa.record_batch(
-        {"scalar": pa.array(values, pa.int64()), "list": pa.array([values] * 3)}
-    )
-    assert parsed_examples(payloads(encode(batch))) == expected_examples(batch)
-
-
 def test_null_list_and_what_lies_below_it(expected_examples, parsed_examples) -> None:
     values = pa.array([1, None, 3], pa.int64())
     offsets = pa.array([0, 1, 2, 3], pa.int32())
@@ -117,15 +104,16 @@ def test_a_null_with_a_wild_value_below_it_is_no_overflow() -> None:
 
 
 def test_one_error_names_every_bad_column() -> None:
+    two = pa.list_(pa.list_(pa.int64()))
     schema = pa.schema(
-        [("good", pa.int64()), ("when", pa.timestamp("ms")), ("big", pa.uint64()),
-         ("nested", pa.list_(pa.list_(pa.int64()))), ("s", pa.struct([("a", pa.int8())]))]
+        [("good", pa.int64()), ("when", pa.timestamp("ms")), ("big", pa.uint64()), ("two", two),
+         ("s", pa.struct([("a", pa.int8())])), ("three", pa.list_(two))]
     )  # fmt: skip
-    with pytest.raises(ConfigError) as caught:
-        build_encoder(schema)
-    text = str(caught.value)
-    assert all(name in text for name in ("when", "big", "nested", "s (struct"))
-    assert "good" not in text
+    for record_type, allowed in (("Example", ["good"]), ("SequenceExample", ["good", "two"])):
+        with pytest.raises(ConfigError) as caught:
+            build_encoder(schema, record_type)
+        named = [name for name in schema.names if f"{name} (" in str(caught.value.received)]
+        assert named == [name for name in schema.names if name not in allowed]
 
 
 def test_byte_array_records_are_the_raw_payloads() -> None:
@@ -147,12 +135,6 @@ def test_byte_array_records_are_the_raw_payloads() -> None:
 def test_byte_array_takes_one_binary_column(schema: pa.Schema) -> None:
     with pytest.raises(ConfigError, match="ByteArray"):
         build_encoder(schema, "ByteArray")
-
-
-def test_a_batch_may_differ_in_nullability() -> None:
-    encoder = build_encoder(pa.schema([("a", pa.int64())]))
-    strict = pa.schema([pa.field("a", pa.int64(), nullable=False)])
-    assert encoder.encode(pa.record_batch([pa.array([1])], strict).slice(0)).size
 
 
 def test_byte_array_refuses_null() -> None:
@@ -195,7 +177,6 @@ def shapes(value: float) -> list[pa.Array]:
 @given(VALUES)
 @settings(max_examples=examples(400), deadline=None)
 def test_kernel_and_rule_agree(value: float) -> None:
-    assert find_refused_double(np.array([value])).tolist() == [is_refused(value)]
     for column in shapes(value):
         batch = pa.record_batch({"price": column})
         if is_refused(value):
@@ -280,18 +261,12 @@ def test_null_inside_names_column_and_row(bad: list) -> None:
     assert len(payloads(encode(batch.slice(0, 2), "SequenceExample"))) == 2
 
 
-def test_lists_of_lists_need_the_sequence_type_and_three_levels_have_none() -> None:
-    two, three = pa.list_(pa.list_(pa.int8())), pa.list_(pa.list_(pa.list_(pa.int8())))
-    with pytest.raises(ConfigError, match=r"(?s)two.*SequenceExample"):
-        build_encoder(pa.schema([("one", pa.list_(pa.int8())), ("two", two)]))
-    with pytest.raises(ConfigError, match="three"):
-        build_encoder(pa.schema([("two", two), ("three", three)]), "SequenceExample")
-
-
 def test_a_batch_of_another_schema_is_refused() -> None:
     encoder = build_encoder(pa.schema([("a", pa.int64())]))
     with pytest.raises(InputDataError, match="another schema"):
         encoder.encode(pa.record_batch({"a": ["x"]}))
+    strict = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    assert encoder.encode(pa.record_batch([pa.array([1])], strict).slice(0)).size
 
 
 def test_every_chunk_and_block_is_checked() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -70,13 +68,6 @@ def test_what_went_in_comes_out(rows, order, count):
     if wanted:
         assert batch.to_pylist() == [{f.name: row[f.name] for f in wanted} for row in rows]
         assert batch.schema == pa.schema([(f.name, f.arrow_type) for f in wanted])
-
-
-def test_scalars_may_be_read_as_lists():
-    rows, data = build_rows(3), encode(build_rows(3))
-    wanted = tuple(replace(f, is_list=True) for f in WIRE[:-1])
-    found = build_decoder(wanted, slots=SLOTS).decode(data, index_records(data)).to_pylist()
-    assert found == [{f.name: [row[f.name]] for f in wanted} for row in rows]
 
 
 def test_a_list_of_another_length_is_damage():

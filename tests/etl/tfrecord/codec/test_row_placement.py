@@ -6,25 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl.tfrecord.codec import row_placement
-from etl.tfrecord.codec.row_placement import RowWriter, allocate, join_steps, list_lengths
-
-
-def test_memory_is_aligned():
-    arrays = allocate({"a": ((3, 5), np.dtype(np.float32)), "b": ((7,), np.dtype(np.int64))})
-    for array in arrays.values():
-        array[:] = 1
-        assert array.ctypes.data % 64 == 0
-    assert (arrays["a"].shape, arrays["b"].dtype) == ((3, 5), np.int64)
-    arrays["a"][:] = 2
-    assert arrays["b"].tolist() == [1] * 7
+from etl.tfrecord.codec import decode, kernels
+from etl.tfrecord.codec.decode import RowWriter
+from etl.tfrecord.codec.kernels import allocate
+from etl.tfrecord.types.parts import join_steps, list_lengths
 
 
 def test_memory_is_used_again_only_when_every_view_has_gone(monkeypatch: pytest.MonkeyPatch):
     # Else what other tests gave back may come first.
-    monkeypatch.setattr(row_placement, "_FREE", [])
+    monkeypatch.setattr(kernels, "_FREE", [])
     shapes = {"a": ((40_000_000,), np.dtype(np.uint8))}
     array = allocate(shapes)["a"]
+    assert array.ctypes.data % 64 == 0
     place = array.ctypes.data
     view = array[5:].view(np.uint8)[3:]
     del array
@@ -74,7 +67,7 @@ def test_arrays_beyond_the_cache_hold_the_same(kind, sizes, length, shift):
     )
     RowWriter([near], [-1]).write([column], places)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_placement, "_FAR_BYTES", 0)
+        patch.setattr(decode, "_FAR_BYTES", 0)
         RowWriter([far], [-1]).write([column], places)
     np.testing.assert_array_equal(far, near)
 
