@@ -35,10 +35,12 @@ from etl.imported.files import Files, check_unchanged, find_files
 from etl.imported.ids import write_vocabularies
 from etl.imported.schema import build_schema
 from etl.imported.survey import Survey, Surveyed
-from etl.quality.mistakes import find_not_finite, find_unscaled, refuse_negative_weights
 from etl.quality.statistics import (
     count_labelled,
+    find_not_finite,
+    find_unscaled,
     merge_statistics,
+    refuse_negative_weights,
     summarize_statistics,
 )
 from etl.quality.version_view import write_statistics

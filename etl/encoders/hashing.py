@@ -2,8 +2,7 @@
 
 Fingerprint64 is the hash of `tf.strings.to_hash_bucket_fast`, so that a served model computes
 the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be for ever).
-`mix64` and `hash_bytes` are not the hash of any feature: they serve lookup tables and sketches,
-and must never change either, since sketches of different versions are merged.
+`mix64` and `hash_bytes` are not the hash of any feature: they serve lookup tables.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from datetime import date
+from typing import TYPE_CHECKING, Any
 
 from conf.etl.build import BuildConfig
 from conf.etl.contract import (
     ContractValueRule,
     DomainRule,
     DriftRule,
-    FreshnessRule,
     LeakageConfig,
     NullRateRule,
     RangeRule,
@@ -29,24 +29,25 @@ from etl.quality.figures import (
     READ_BY_MODELS,
     Figure,
     Share,
-    VersionFigures,
     count_unknown,
     find_nulls,
     list_figures,
 )
-from etl.quality.label_statistics import summarize_comparison
-from etl.quality.mistakes import (
+from etl.quality.label_statistics import Comparison
+from etl.quality.lint import (
     find_constants,
     find_empty_vocabularies,
     find_one_class,
     find_unknown,
     find_unmatched,
     list_nothing_matched,
-    refuse_negative_weights,
+    warn_of_figure,
 )
 from etl.quality.rules import (
     RuleResult,
+    SourcesAsRead,
     build_result,
+    check_source_rules,
     describe_domain,
     describe_range,
     judge_nulls,
@@ -57,12 +58,10 @@ from etl.quality.rules import (
     settle_results,
     shown,
 )
-from etl.quality.statistics import summarize_statistics
+from etl.quality.statistics import refuse_negative_weights, summarize_statistics
 from etl.quality.version_view import VersionView, compare_feature
 
 if TYPE_CHECKING:
-    from datetime import date
-
     from etl.sources.bad_rows import SourceCounts
     from etl.sources.source import Source
 
@@ -70,49 +69,28 @@ if TYPE_CHECKING:
 def find_leaks(
     config: LeakageConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
 ) -> list[RuleResult]:
-    """Returns one result per feature that tells too much; none where all is well.
-
-    Args:
-        config: What is too much.
-        schema: The features; those that no model reads are left out.
-        statistics: Unabridged statistics of the train split.
-    """
+    """Returns one result per feature that tells too much of the label."""
     leaks = []
     for spec in schema.by_role(*READ_BY_MODELS):
         comparison = statistics.get(spec.name, {}).get("by_label")
         if comparison is None:
             continue
-        summary = summarize_comparison(comparison)
-        if summary["rows"] < config.min_rows:
-            continue
-        measures = {
-            "correlation": abs(summary["correlation"] or 0.0),
-            "correlation ratio": summary["correlation_ratio"] or 0.0,
-        }
-        worst = max(measures, key=lambda name: measures[name])
-        if measures[worst] > config.maximum:
-            leaks.append(
-                RuleResult(
-                    f"leakage feature {spec.name}",
-                    config.severity,
-                    False,
-                    f"{worst} with the label {measures[worst]:.4f} over {summary['rows']:,} rows",
-                    f"at most {config.maximum:g}; leave the feature out, or give it the role id",
-                )
-            )
+        found = Comparison.from_json(comparison).summarize()
+        correlation, ratio = abs(found["correlation"] or 0.0), found["correlation_ratio"] or 0.0
+        measures = {"correlation": correlation, "correlation ratio": ratio}
+        measure, worst = max(measures.items(), key=lambda item: item[1])
+        if found["rows"] >= config.min_rows and worst > config.maximum:
+            received = f"{measure} with the label {worst:.4f} over {found['rows']:,} rows"
+            allowed = f"at most {config.maximum:g}; leave the feature out, or give it the role id"
+            rule = f"leakage feature {spec.name}"
+            leaks.append(RuleResult(rule, config.severity, False, received, allowed))
     return leaks
 
 
 def check_feature_rules(
     config: BuildConfig, version: VersionView, previous: VersionView | None
 ) -> list[RuleResult]:
-    """Checks every rule on a feature or split, and looks for leaks.
-
-    Args:
-        config: The build's config.
-        version: What is about to be published.
-        previous: The current version, or None where there is none.
-    """
+    """Checks every rule on a feature or split, and looks for leaks."""
     results = []
     for rule in config.contract.rules:
         if isinstance(rule, VolumeRule) and rule.split is not None:
@@ -128,31 +106,28 @@ def check_feature_rules(
     return results
 
 
-def _judge_feature(rule: ContractValueRule, version: VersionView) -> RuleResult:
+def _judge_feature(rule: Any, version: VersionView) -> RuleResult:
     name = str(rule.feature)
-    feature = version.feature(rule.split, name)
-    if feature is None or name not in version.schema:
-        expected = "records with the feature"
-        return build_result(cast(TypeRule, rule), False, "no such records", expected)
+    found = version.feature(rule.split, name)
+    if found is None or name not in version.schema:
+        return build_result(rule, False, "no such records", "records with the feature")
     if isinstance(rule, TypeRule):
-        return judge_type(rule, version.schema[name].dtype, 0, feature["rows"])
+        return judge_type(rule, version.schema[name].dtype, 0, found["rows"])
     if isinstance(rule, NullRateRule):
-        return _judge_nulls(rule, version, feature)
+        return judge_nulls(rule, *_count_nulls(name, version, found))
     if isinstance(rule, DomainRule):
-        return _judge_domain(rule, version, feature)
-    return _judge_range(cast(RangeRule, rule), feature)
+        return _judge_domain(rule, version)
+    return _judge_range(rule, found)
 
 
-def _judge_nulls(rule: NullRateRule, version: VersionView, found: Mapping[str, Any]) -> RuleResult:
-    name = str(rule.feature)
+def _count_nulls(name: str, version: VersionView, found: Mapping[str, Any]) -> tuple[int, int]:
     if version.is_vocabulary(name):
         # A vocabulary gives null the id of what it does not know, whose buckets hold the rest.
-        absent = found["missing"] + count_unknown(found)
-        return judge_nulls(rule, absent, found["missing"] + found["values"])
+        return found["missing"] + count_unknown(found), found["missing"] + found["values"]
     # Most encoders give a missing value an id or a number: what was raw tells.
     nulls = find_nulls(version.schema[name], summarize_statistics({name: found})[name])
     nulls = nulls or Share(found["missing"], found["rows"])
-    return judge_nulls(rule, nulls.part, nulls.whole)
+    return nulls.part, nulls.whole
 
 
 def _judge_range(rule: RangeRule, found: Mapping[str, Any]) -> RuleResult:
@@ -164,21 +139,20 @@ def _judge_range(rule: RangeRule, found: Mapping[str, Any]) -> RuleResult:
     if high is not None and rule.maximum is not None:
         passed &= high <= rule.maximum
     received = "no values" if low is None else f"{shown(low)} to {shown(high)}"
-    if unfinite:
-        received += f", and {unfinite:,} not finite"
+    received += f", and {unfinite:,} not finite" if unfinite else ""
     return build_result(rule, passed, received, describe_range(rule))
 
 
-def _judge_domain(rule: DomainRule, version: VersionView, found: Mapping[str, Any]) -> RuleResult:
+def _judge_domain(rule: DomainRule, version: VersionView) -> RuleResult:
     distribution = version.distribution(rule.split, str(rule.feature))
     if distribution is None:
-        return judge_rate(rule, rule.max_rate, 0, 0, "others", describe_domain(rule))
+        return judge_rate(rule, 0, 0, "others", describe_domain(rule))
     allowed = {shown(float(v)) if isinstance(v, int | float) else v for v in rule.one_of}
-    foreign = {v: n for v, n in distribution.counts.items() if v not in allowed}
     inside = sum(n for value, n in distribution.counts.items() if value in allowed)
-    what = f"others, such as {next(iter(foreign))!r}" if foreign else "others"
+    foreign = next((value for value in distribution.counts if value not in allowed), None)
+    what = "others" if foreign is None else f"others, such as {foreign!r}"
     bad = max(distribution.total - round(inside), 0)
-    return judge_rate(rule, rule.max_rate, bad, distribution.total, what, describe_domain(rule))
+    return judge_rate(rule, bad, distribution.total, what, describe_domain(rule))
 
 
 def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | None) -> RuleResult:
@@ -199,24 +173,6 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
     return build_result(rule, distance <= rule.maximum, f"{distance:.4f}", allowed)
 
 
-def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None:
-    """Checks the rules that may be violated although nothing has changed: ages up to now.
-
-    Args:
-        config: The build's config.
-        sources: The sources as read.
-
-    Raises:
-        InputDataError: A rule of severity `error` is violated.
-    """
-    from etl.quality.source_rules import SourcesAsRead, check_source_rules
-
-    rules = [r for r in config.contract.rules if isinstance(r, FreshnessRule) and r.clock == "wall"]
-    contract = config.contract.model_copy(update={"rules": tuple(rules)})
-    ages = config.model_copy(update={"contract": contract})
-    settle_results(check_source_rules(ages, SourcesAsRead(sources, {}, {})))
-
-
 @dataclass
 class BuildChecks:
     """The checks of one build, each as early as it can be made, and what came of them.
@@ -234,41 +190,19 @@ class BuildChecks:
     figures: tuple[Figure, ...] = ()
     _nothing_matched: set[str] = field(default_factory=set)
 
-    @property
-    def _figures_before(self) -> VersionFigures | None:
-        return None if self.previous is None else self.previous.figures
-
     def check_sources(
         self,
         sources: Mapping[str, Source],
         counts: Mapping[str, SourceCounts],
         run_date: date | None = None,
     ) -> None:
-        """Checks the rules on sources: one Spark aggregate per source that has any.
-
-        Args:
-            sources: The sources as read.
-            counts: Their rows.
-            run_date: The last day that the run is for, or None.
-
-        Raises:
-            InputDataError: A rule of severity `error` is violated; the message names all of them.
-            ConfigError: A freshness rule has no day to compare with.
-        """
-        from etl.quality.source_rules import SourcesAsRead, check_source_rules
-
+        """Checks the rules on sources."""
         rows = {} if self.previous is None else self.previous.source_rows
-        self.results += settle_results(
-            check_source_rules(self.config, SourcesAsRead(sources, counts, rows, run_date))
-        )
+        self.warn(check_source_rules(self.config, SourcesAsRead(sources, counts, rows, run_date)))
 
-    def warn(self, warnings: Iterable[RuleResult]) -> None:
-        """Logs and records what others warn of.
-
-        Args:
-            warnings: Results of severity `warn`.
-        """
-        self.results += settle_results(warnings)
+    def warn(self, results: Iterable[RuleResult], hints: Sequence[str] = ()) -> None:
+        """Logs and records what was found, and refuses what is an error."""
+        self.results += settle_results(results, hints)
 
     def check_matches(
         self,
@@ -276,57 +210,32 @@ class BuildChecks:
         conversions: Mapping[str, Mapping[str, int]],
         hints: Sequence[str] = (),
     ) -> None:
-        """Checks that each join, and each label by conversions, has matched something.
-
-        Args:
-            matches: Events by dictionary and outcome of the join.
-            conversions: By label all `rows` of its conversions, and by reason those that make no
-                sample positive.
-            hints: What is known of why events have no entry.
-
-        Raises:
-            InputDataError: One has not, and is not allowed to; the message names all of them.
-        """
-        before = self._figures_before
+        """Checks that each join, and each label by conversions, has matched something."""
+        before = None if self.previous is None else self.previous.figures
         known = {} if before is None else {**before.joined, **before.converted}
-        results = settle_results(find_unmatched(self.config, matches, conversions, known), hints)
-        self._nothing_matched = list_nothing_matched(results)
-        self.results += results
+        found = find_unmatched(self.config, matches, conversions, known)
+        self.warn(found, hints)
+        self._nothing_matched = list_nothing_matched(found)
 
     def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
-        """Checks that no vocabulary is empty.
-
-        Args:
-            tokens: Tokens by vocabulary.
-
-        Raises:
-            InputDataError: One is, and is not allowed to be; the message names all of them.
-        """
-        self.results += settle_results(
-            find_empty_vocabularies(self.config, tokens, self._nothing_matched)
-        )
+        """Checks that no vocabulary is empty, by its number of tokens."""
+        self.warn(find_empty_vocabularies(self.config, tokens, self._nothing_matched))
 
     def check_version(self, version: VersionView) -> None:
-        """Checks the rules on features and splits, and what is likely a mistake: statistics alone.
-
-        Args:
-            version: What is about to be published, statistics and encoders written.
-
-        Raises:
-            InputDataError: A rule of severity `error` is violated, or a feature or a label is the
-                same in every row; the message names all of them. Or a weight is below 0.
-        """
-        refuse_negative_weights(version.schema, version.statistics)
+        """Checks the rules on features and splits, and the lint of statistics."""
+        schema, statistics = version.schema, version.statistics
+        refuse_negative_weights(schema, statistics)
         if version.figures is not None:
-            self.figures = list_figures(version.figures, self._figures_before)
-        train = version.statistics.get(TRAIN, {})
-        self.results += settle_results(
+            before = None if self.previous is None else self.previous.figures
+            self.figures = list_figures(version.figures, before)
+        train, excused = statistics.get(TRAIN, {}), self._nothing_matched
+        self.warn(
             (
                 *check_feature_rules(self.config, version, self.previous),
-                *find_constants(self.config, version.schema, train, self._nothing_matched),
-                *find_one_class(self.config, version.statistics, self._nothing_matched),
-                *find_unknown(self.config, version.schema, version.statistics),
-                *(figure.to_warning() for figure in self.figures if figure.is_far),
+                *find_constants(self.config, schema, train, excused),
+                *find_one_class(self.config, statistics, excused),
+                *find_unknown(self.config, schema, statistics),
+                *(warn_of_figure(figure) for figure in self.figures if figure.is_far),
             )
         )
 

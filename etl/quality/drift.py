@@ -100,7 +100,7 @@ class Distribution:
 
     Attributes:
         counts: Occurrences by value, of the most frequent ones.
-        bound: The most occurrences that any other value may have; 0 where there is none.
+        bound: The most occurrences that any other value may have; 0 where every value is listed.
         total: Occurrences of all values.
         numbers: Summary of the numbers, or None for ids and texts.
         nulls: Missing values, NaN among them, beside `total`: a bin of their own.
@@ -111,11 +111,6 @@ class Distribution:
     total: int
     numbers: QuantileSummary | None = None
     nulls: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every value is listed."""
-        return self.bound == 0
 
     def count_of(self, value: str, unlisted: int) -> float:
         """Occurrences of a value; of one that is not listed, the most that there can be."""
@@ -149,17 +144,10 @@ def build_distribution(
     are_numbers: bool = True,
     nulls: int = 0,
 ) -> Distribution:
-    """Builds a distribution from the unabridged statistics of a feature.
-
-    Args:
-        feature: Statistics with `sketch` (and `summary` for numbers).
-        tokens: Token by id, where the feature holds ids.
-        are_numbers: Whether integers and floats have an order: those of ids have none.
-        nulls: Missing values of lists; those of scalars are in the statistics.
-    """
+    """Builds a distribution from the unabridged statistics of a feature."""
     sketch = FrequencySketch.loads(feature["sketch"])
     counts: dict[str, float] = {}
-    for value, count, _ in sketch.entries:
+    for value, count, _ in sketch.listed:
         name = _name(value) if tokens is None else tokens.get(int(value), _name(value))
         counts[name] = counts.get(name, 0.0) + count
     unfinite = feature.get("nan", 0) + feature.get("infinite", 0)
@@ -192,38 +180,29 @@ def overlay(before: Distribution, after: Distribution) -> Overlay:
 
 
 def _overlay_known(before: Distribution, after: Distribution) -> Overlay:
-    listed = before.is_complete and after.is_complete
-    if before.numbers is not None and after.numbers is not None:
-        few = len(set(before.counts) | set(after.counts)) <= MAX_CATEGORIES
-        if not (listed and few):
-            return _overlay_numbers(before.numbers, after.numbers)
-    return _overlay_values(before, after)
+    few = len(before.counts.keys() | after.counts.keys()) <= MAX_CATEGORIES
+    is_listed = few and not before.bound and not after.bound
+    if is_listed or before.numbers is None or after.numbers is None:
+        return _overlay_values(before, after)
+    return _overlay_numbers(before.numbers, after.numbers)
 
 
 def _overlay_values(before: Distribution, after: Distribution) -> Overlay:
-    names = sorted(set(before.counts) | set(after.counts))
-    missing_before = sum(name not in before.counts for name in names)
-    missing_after = sum(name not in after.counts for name in names)
-    pairs = {
-        name: (before.count_of(name, missing_before), after.count_of(name, missing_after))
-        for name in names
-    }
-
-    def weight(name: str) -> float:
-        p, q = pairs[name]
-        return p / max(before.total, 1) + q / max(after.total, 1)
-
-    if before.numbers is not None and after.numbers is not None:
-        names.sort(key=float)
-    if len(names) > MAX_CATEGORIES:
-        names = sorted(names, key=lambda name: (-weight(name), name))[:MAX_CATEGORIES]
-    p = np.array([pairs[name][0] for name in names], np.float64)
-    q = np.array([pairs[name][1] for name in names], np.float64)
-    rest = max(before.total - p.sum(), 0.0), max(after.total - q.sum(), 0.0)
     ordered = before.numbers is not None and after.numbers is not None
+    names = sorted(before.counts.keys() | after.counts.keys(), key=float if ordered else None)
+    weights = [
+        np.array([side.count_of(name, len(names) - len(side.counts)) for name in names])
+        for side in (before, after)
+    ]
+    if len(names) > MAX_CATEGORIES:
+        share = weights[0] / max(before.total, 1) + weights[1] / max(after.total, 1)
+        order = sorted(range(len(names)), key=lambda i: (-share[i], names[i]))
+        chosen = order[:MAX_CATEGORIES]
+        names, weights = [names[i] for i in chosen], [weight[chosen] for weight in weights]
+    p, q = weights
+    rest = max(before.total - p.sum(), 0.0), max(after.total - q.sum(), 0.0)
     if any(rest):
-        names, p, q = [*names, OTHER], np.append(p, rest[0]), np.append(q, rest[1])
-        ordered = False
+        return Overlay((*names, OTHER), np.append(p, rest[0]), np.append(q, rest[1]), False)
     return Overlay(tuple(names), p, q, ordered)
 
 
@@ -243,16 +222,7 @@ def _overlay_numbers(before: QuantileSummary, after: QuantileSummary) -> Overlay
 
 
 def measure_drift(metric: str, before: Distribution, after: Distribution) -> float | None:
-    """Returns how far two distributions are from each other.
-
-    Args:
-        metric: `psi`, `js` or `ks`.
-        before: The earlier one, whose deciles bin numbers.
-        after: The later one.
-
-    Returns:
-        The distance; None for `ks` of what has no order.
-    """
+    """Returns how far two distributions are from each other."""
     if metric == "ks":
         return _measure_ks(before, after)
     laid = overlay(before, after)

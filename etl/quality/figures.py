@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from conf.encoders import IDENTITY
 from conf.manifest import WEIGHTED_MEAN, Manifest, RowCounts
-from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, Role
+from conf.schema import FeatureSchema, FeatureSpec, Role
 from conf.splits import EVENT_SPLITS
-from etl.quality.rules import RuleResult
 
 READ_BY_MODELS: tuple[Role, ...] = ("user", "item", "context")
 
@@ -129,7 +128,7 @@ class Figure:
     def is_far(self) -> bool:
         """Whether it is far from that of the version before."""
         if isinstance(self.now, Share) and isinstance(self.before, Share):
-            return self._bound.is_far(self.now, self.before)
+            return self.bound.is_far(self.now, self.before)
         if isinstance(self.now, int) and isinstance(self.before, int):
             return is_size_far(self.now, self.before)
         return False
@@ -141,19 +140,9 @@ class Figure:
         return any((v.part if isinstance(v, Share) else v) for v in values if v is not None)
 
     @property
-    def _bound(self) -> ChangeBound:
+    def bound(self) -> ChangeBound:
+        """How much it may change, as a share."""
         return OF_LABELS if self.kind in ("label", "weighted_label") else OF_ROWS
-
-    def to_warning(self) -> RuleResult:
-        """Returns what is warned of, where the figure is far."""
-        if isinstance(self.now, Share) and isinstance(self.before, Share):
-            allowed = 100 * self._bound.allowed(self.now, self.before)
-            received = f"{self.now} of {self.now.whole:,}, {self.before} in the version before"
-            bound = f"a change of at most {allowed:.2f} points"
-        else:
-            received = f"{self.now:,}, {self.before:,} in the version before"
-            bound = "more than half and less than twice as many"
-        return RuleResult(self.title, "warn", False, received, bound)
 
 
 _TITLES: Mapping[FigureKind, str] = {
@@ -216,19 +205,12 @@ class VersionFigures:
 
 def read_figures(manifest: Manifest) -> VersionFigures:
     """Returns what a published version's figures are taken from."""
-    tokens = manifest.vocabularies
-    if not tokens:  # Earlier releases: the ids, without padding and OOV.
-        tokens = {
-            spec.encoding: spec.vocabulary_size - FIRST_TOKEN_ID
-            for spec in manifest.schema.features
-            if is_vocabulary(spec) and spec.vocabulary_size is not None
-        }
     return VersionFigures(
         manifest.schema,
         manifest.statistics,
         _count_joined(manifest.counts),
         share_kept(manifest.counts.lost_conversions),
-        tokens,
+        manifest.vocabularies,
     )
 
 
@@ -247,11 +229,7 @@ def share_matched(matches: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
 
 
 def share_kept(conversions: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
-    """Returns the share of conversions that make a sample positive, by label.
-
-    Args:
-        conversions: By label, all `rows`, and those that make none positive, by reason.
-    """
+    """Returns the share of conversions that make a sample positive, by label."""
     lost = {
         name: sum(n for reason, n in counts.items() if reason != "rows")
         for name, counts in conversions.items()
@@ -283,12 +261,7 @@ def is_vocabulary(spec: FeatureSpec) -> bool:
 
 
 def find_nulls(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
-    """Returns the share of a feature's rows whose raw value is missing; None where unknown.
-
-    Args:
-        spec: The feature.
-        found: Its summarised statistics.
-    """
+    """Returns the share of a feature's rows whose raw value is missing; None where unknown."""
     if "missing" not in found:
         return None
     rows, raw = found["rows"], found.get("raw")
@@ -305,21 +278,12 @@ def find_nulls(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
 
 
 def count_unknown(found: Mapping[str, Any]) -> int:
-    """Returns how many ids stand for no token: nulls, and unknown ones with those in buckets.
-
-    Args:
-        found: Statistics of a feature of ids.
-    """
+    """Returns how many ids stand for no token: nulls, and unknown ones with those in buckets."""
     return int(found.get("oov", 0)) + int(found.get("raw", {}).get("bucketed", 0))
 
 
 def find_oov(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
-    """Returns the share of a feature's known values that its vocabulary lacks; None where unknown.
-
-    Args:
-        spec: The feature.
-        found: Its summarised statistics.
-    """
+    """Returns the share of known values that the vocabulary lacks; None where unknown."""
     raw = found.get("raw")
     if raw is None or not (is_vocabulary(spec) or spec.encoding.startswith("sparse_indices:")):
         return None
@@ -328,11 +292,7 @@ def find_oov(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
 
 
 def find_label_rate(found: Mapping[str, Any]) -> Share | None:
-    """Returns the rate of a label of zeros and ones; None for any other label.
-
-    Args:
-        found: Its summarised statistics.
-    """
+    """Returns the rate of a label of zeros and ones; None for any other label."""
     if not {found.get("min"), found.get("max")} <= {0, 1} or "distinct" not in found:
         return None
     if found["distinct"]["count"] > 2:

@@ -10,7 +10,7 @@ for their number, so that many values alone do not seem to explain the label.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from etl.quality.value_statistics import readable
-from etl.tfrecord.types.features import is_list
+from etl.encoders.hashing import fingerprint_values
+from etl.quality.sketches import Moments
 
 COMPARED_ROWS = 1 << 16
 MAX_GROUPS = 1 << 10
 """A feature with more values has no groups: it is no slice, and too fine to give a label away."""
 LISTED_SLICES = 50
 _MIN_SPARE_ROWS = 30
+_TEXT_CHARS = 64
 
-SliceValue = int | float | str | bool | None
-Groups = dict[SliceValue, tuple[int, float, float]]
+Groups = dict[int | float | str | bool | None, tuple[int, float, float]]
 """Rows, sum and sum of squares of the label by value of the feature."""
 
 
@@ -50,49 +50,77 @@ class LabelFocus:
 
 
 @dataclass(frozen=True)
-class CoMoments:
-    """Second moments of pairs of numbers, merged without loss of precision."""
+class Comparison:
+    """One feature and the label.
 
-    count: int = 0
-    mean_x: float = 0.0
-    mean_y: float = 0.0
-    squares_x: float = 0.0
-    squares_y: float = 0.0
-    products: float = 0.0
+    Attributes:
+        is_slice: Whether the label rate is given by value.
+        moments: Of the feature's numbers and the label; None of a feature without numbers.
+        groups: The label by value of the feature; None where there are too many values.
+    """
+
+    is_slice: bool
+    moments: Moments | None
+    groups: Groups | None
 
     @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray) -> CoMoments:
-        """Returns the moments of pairs, float64 `[pairs]` each, all finite."""
-        if not len(x):
-            return cls()
-        mean_x, mean_y = float(x.mean()), float(y.mean())
-        dx, dy = x - mean_x, y - mean_y
-        return cls(len(x), mean_x, mean_y, float(dx @ dx), float(dy @ dy), float(dx @ dy))
+    def of(cls, column: pa.Array, label: np.ndarray, is_slice: bool) -> Comparison:
+        """Compares rows: a column of scalars with the label, float64 `[rows]`, NaN for null."""
+        known, moments = np.isfinite(label), None
+        if is_numeric(column.type):
+            numbers = to_floats(column)
+            both = known & np.isfinite(numbers)
+            moments = Moments.of(np.stack((numbers[both], label[both])), np.ones(both.sum()))
+        return cls(is_slice, moments, _group(column, label, known))
 
-    def merge(self, other: CoMoments) -> CoMoments:
-        """Returns the moments of both sets of pairs together.
-
-        Chan, Golub and LeVeque (1979), equation 2.1, for products as for squares.
-        """
-        if not other.count or not self.count:
-            return self if self.count else other
-        count = self.count + other.count
-        share = other.count / count
-        dx, dy = other.mean_x - self.mean_x, other.mean_y - self.mean_y
-        return CoMoments(
-            count,
-            self.mean_x + dx * share,
-            self.mean_y + dy * share,
-            self.squares_x + other.squares_x + dx * dx * self.count * share,
-            self.squares_y + other.squares_y + dy * dy * self.count * share,
-            self.products + other.products + dx * dy * self.count * share,
+    @classmethod
+    def merge(cls, parts: Sequence[Comparison]) -> Comparison:
+        """Returns the comparison over the rows of all parts."""
+        moments = [part.moments for part in parts if part.moments is not None]
+        return cls(
+            parts[0].is_slice,
+            Moments.merge(moments) if moments else None,
+            _merge_groups([part.groups for part in parts]),
         )
 
-    @property
-    def correlation(self) -> float | None:
-        """Pearson's correlation, in [-1, 1]; None where either does not vary."""
-        spread = math.sqrt(self.squares_x) * math.sqrt(self.squares_y)
-        return max(-1.0, min(1.0, self.products / spread)) if spread else None
+    def to_json(self) -> dict[str, Any]:
+        """Returns the comparison as `from_json` takes it."""
+        listed = pairs = None
+        if self.groups is not None:
+            ordered = sorted(self.groups.items(), key=lambda item: (str(type(item[0])), item[0]))
+            listed = [[value, *counts] for value, counts in ordered]
+        if self.moments is not None:
+            found = self.moments
+            pairs = [found.count, found.mean.tolist(), found.scatter.tolist()]
+        return {"is_slice": self.is_slice, "moments": pairs, "groups": listed}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
+        """Builds a comparison from what `to_json` returned."""
+        pairs, groups = data["moments"], data["groups"]
+        return cls(
+            data["is_slice"],
+            None if pairs is None else Moments(pairs[0], np.array(pairs[1]), np.array(pairs[2])),
+            None if groups is None else {v: (n, s, q) for v, n, s, q in groups},
+        )
+
+    def summarize(self) -> dict[str, Any]:
+        """Returns what people read.
+
+        Returns:
+            `rows` compared, `correlation` (Pearson), `correlation_ratio`, None where unknown; of
+            a slice also `slices`: (value, rows, mean label), most rows first; None if too many.
+        """
+        moments, groups = self.moments, self.groups
+        rows = moments.count if moments else 0
+        summary: dict[str, Any] = {
+            "rows": sum(n for n, _, _ in groups.values()) if groups else rows,
+            "correlation": moments.correlation if moments else None,
+            "correlation_ratio": correlation_ratio(groups) if groups else None,
+        }
+        if self.is_slice:
+            summary["slices"] = None if groups is None else _list_slices(groups)
+        return summary
 
 
 def correlation_ratio(groups: Groups) -> float | None:
@@ -105,106 +133,16 @@ def correlation_ratio(groups: Groups) -> float | None:
         The root of Kelley's epsilon squared; None where the label does not vary, or there are
         too few rows for that many groups.
     """
-    count = sum(rows for rows, _, _ in groups.values())
-    spare = count - len(groups)
+    rows, totals, squares = np.array(list(groups.values()), np.float64).T
+    count, spare = rows.sum(), rows.sum() - len(groups)
     if spare < _MIN_SPARE_ROWS:
         return None
-    total = sum(total for _, total, _ in groups.values())
-    squares = sum(squares for _, _, squares in groups.values())
-    whole = squares - total * total / count
-    if whole <= 1e-12 * max(squares, 1e-300):
+    whole = squares.sum() - totals.sum() ** 2 / count
+    if whole <= 1e-12 * max(squares.sum(), 1e-300):
         return None
-    within = sum(q - s * s / n for n, s, q in groups.values())
+    within = (squares - totals * totals / rows).sum()
     explained = 1 - (max(within, 0.0) / spare) / (whole / (count - 1))
     return math.sqrt(min(max(explained, 0.0), 1.0))
-
-
-class LabelAccumulator:
-    """Compares every scalar feature with the label.
-
-    Args:
-        schema: The features.
-        focus: The label and the slices; those that the schema lacks are left out.
-    """
-
-    def __init__(self, schema: pa.Schema, focus: LabelFocus) -> None:
-        self._label = focus.label
-        scalars = [f for f in schema if f.name != focus.label and not is_list(f.type)]
-        known = focus.label in schema.names
-        self._features = {
-            f.name: _Comparison(f.name in focus.slices, _is_numeric(f.type))
-            for f in scalars
-            if known
-        }
-        self._rows = 0
-
-    def update(self, batch: pa.RecordBatch) -> None:
-        """Adds the rows of a batch."""
-        if not self._features or not batch.num_rows:
-            return
-        label = _to_floats(batch.column(self._label))
-        left = COMPARED_ROWS - self._rows
-        self._rows += batch.num_rows
-        for name, comparison in self._features.items():
-            rows = batch.num_rows if comparison.is_slice else min(left, batch.num_rows)
-            if rows > 0:
-                comparison.update(batch.column(name)[:rows], label[:rows])
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns what was found, by feature, for `merge_comparisons`."""
-        return {name: comparison.to_dict() for name, comparison in self._features.items()}
-
-
-class WeightedSums:
-    """Sums by the rows' weights, which the means of labels by these weights are made of.
-
-    Args:
-        schema: The features.
-        focus: The weight and the features; lists, and those that the schema lacks, are left out.
-    """
-
-    def __init__(self, schema: pa.Schema, focus: LabelFocus) -> None:
-        names = [f.name for f in schema if not is_list(f.type) and _is_numeric(f.type)]
-        self._weight = focus.weight if focus.weight in names else None
-        wanted = focus.weighted if self._weight is not None else ()
-        self._sums = {name: [0.0, 0.0] for name in wanted if name in names}
-
-    def update(self, batch: pa.RecordBatch) -> None:
-        """Adds the rows of a batch; those without a number in either column count for nothing."""
-        if not self._sums:
-            return
-        weights = _to_floats(batch.column(self._weight))
-        for name, sums in self._sums.items():
-            values = _to_floats(batch.column(name))
-            known = np.isfinite(values) & np.isfinite(weights)
-            sums[0] += float(weights[known].sum())
-            sums[1] += float(weights[known] @ values[known])
-
-    def to_dict(self) -> dict[str, dict[str, float]]:
-        """Returns `weights` and `total` (of weight times value), by feature."""
-        return {
-            name: {"weights": weights, "total": total}
-            for name, (weights, total) in self._sums.items()
-        }
-
-
-class _Comparison:
-    def __init__(self, is_slice: bool, is_numeric: bool) -> None:
-        self.is_slice = is_slice
-        self._moments: CoMoments | None = CoMoments() if is_numeric else None
-        self._groups: Groups | None = {}
-
-    def update(self, column: pa.Array, label: np.ndarray) -> None:
-        known = np.isfinite(label)
-        if self._groups is not None:
-            self._groups = merge_groups([self._groups, _group(column, label, known)])
-        if self._moments is not None:
-            numbers = _to_floats(column)
-            both = known & np.isfinite(numbers)
-            self._moments = self._moments.merge(CoMoments.of(numbers[both], label[both]))
-
-    def to_dict(self) -> dict[str, Any]:
-        return _dump(self.is_slice, self._moments, self._groups)
 
 
 def _group(column: pa.Array, label: np.ndarray, known: np.ndarray) -> Groups | None:
@@ -213,14 +151,13 @@ def _group(column: pa.Array, label: np.ndarray, known: np.ndarray) -> Groups | N
     if size > MAX_GROUPS:
         return None
     codes, values = encoded.indices.to_numpy(zero_copy_only=False)[known], label[known]
-    rows = np.bincount(codes, minlength=size).tolist()
-    sums = np.bincount(codes, weights=values, minlength=size).tolist()
-    squares = np.bincount(codes, weights=values * values, minlength=size).tolist()
+    sums = [np.bincount(codes, by, size).tolist() for by in (None, values, values * values)]
     names = [_plain(value) for value in encoded.dictionary.to_pylist()]
-    return _add({}, zip(names, rows, sums, squares, strict=True))
+    return _add_groups(zip(names, *sums, strict=True))
 
 
-def _add(groups: Groups, entries: Any) -> Groups:
+def _add_groups(entries: Iterable[tuple[Any, int, float, float]]) -> Groups:
+    groups: Groups = {}
     for value, rows, total, squares in entries:
         if rows:
             n, s, q = groups.get(value, (0, 0.0, 0.0))
@@ -228,42 +165,10 @@ def _add(groups: Groups, entries: Any) -> Groups:
     return groups
 
 
-def merge_groups(parts: Sequence[Groups | None]) -> Groups | None:
-    """Returns the groups of all parts, or None where there are too many."""
-    merged: Groups = {}
-    for part in parts:
-        if part is None:
-            return None
-        _add(merged, ((value, *counts) for value, counts in part.items()))
-    return merged if len(merged) <= MAX_GROUPS else None
-
-
-def merge_comparisons(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges what `LabelAccumulator.to_dict` says of one feature."""
-    loaded = [_load(part) for part in parts]
-    moments: CoMoments | None = loaded[0][0]
-    for other, _ in loaded[1:]:
-        moments = None if moments is None or other is None else moments.merge(other)
-    return _dump(parts[0]["is_slice"], moments, merge_groups([groups for _, groups in loaded]))
-
-
-def summarize_comparison(comparison: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what people read of one feature and the label.
-
-    Returns:
-        `rows` compared, `correlation` (Pearson), `correlation_ratio`, None where unknown; of a
-        slice also `slices`: (value, rows, mean label), most rows first; None if too many.
-    """
-    moments, groups = _load(comparison)
-    rows = moments.count if moments else 0
-    summary: dict[str, Any] = {
-        "rows": sum(n for n, _, _ in groups.values()) if groups else rows,
-        "correlation": moments.correlation if moments else None,
-        "correlation_ratio": correlation_ratio(groups) if groups else None,
-    }
-    if comparison["is_slice"]:
-        summary["slices"] = None if groups is None else _list_slices(groups)
-    return summary
+def _merge_groups(parts: Sequence[Groups | None]) -> Groups | None:
+    known = [part for part in parts if part is not None]
+    merged = _add_groups((v, *counts) for part in known for v, counts in part.items())
+    return merged if len(known) == len(parts) and len(merged) <= MAX_GROUPS else None
 
 
 def _list_slices(groups: Groups) -> list[list[Any]]:
@@ -271,29 +176,20 @@ def _list_slices(groups: Groups) -> list[list[Any]]:
     return [[value, n, s / n] for value, (n, s, _) in ordered[:LISTED_SLICES]]
 
 
-def _dump(is_slice: bool, moments: CoMoments | None, groups: Groups | None) -> dict[str, Any]:
-    listed = None
-    if groups is not None:
-        ordered = sorted(groups.items(), key=lambda item: (str(type(item[0])), item[0]))
-        listed = [[value, *counts] for value, counts in ordered]
-    pairs = None if moments is None else list(vars(moments).values())
-    return {"is_slice": is_slice, "moments": pairs, "groups": listed}
+def sum_weighted(column: pa.Array, weights: np.ndarray) -> tuple[float, float]:
+    """Sums weights, and weights times values, of rows that have both numbers."""
+    values = to_floats(column)
+    known = np.isfinite(values) & np.isfinite(weights)
+    return float(weights[known].sum()), float(weights[known] @ values[known])
 
 
-def _load(comparison: Mapping[str, Any]) -> tuple[CoMoments | None, Groups | None]:
-    moments, groups = comparison["moments"], comparison["groups"]
-    return (
-        None if moments is None else CoMoments(*moments),
-        None if groups is None else {v: (n, s, q) for v, n, s, q in groups},
-    )
+def is_numeric(data_type: pa.DataType) -> bool:
+    """Whether a type is of numbers or truth values."""
+    return bool(pt.is_integer(data_type) or pt.is_floating(data_type) or pt.is_boolean(data_type))
 
 
-def _is_numeric(data_type: pa.DataType) -> bool:
-    return pt.is_integer(data_type) or pt.is_floating(data_type) or pt.is_boolean(data_type)
-
-
-def _to_floats(column: pa.Array) -> np.ndarray:
-    """The numbers as float64, NaN for null."""
+def to_floats(column: pa.Array) -> np.ndarray:
+    """Returns the numbers as float64, NaN for null."""
     # From a truth value Arrow knows no way to float64 but through an integer.
     plain = column.cast(pa.int8()) if pt.is_boolean(column.type) else column
     return np.asarray(
@@ -301,7 +197,16 @@ def _to_floats(column: pa.Array) -> np.ndarray:
     )
 
 
-def _plain(value: Any) -> SliceValue:
+def readable(text: bytes) -> str:
+    """Returns the text itself, or where it is long its start and its hash, which tell it apart."""
+    shown = text.decode("utf-8", "backslashreplace")
+    if len(shown) <= _TEXT_CHARS:
+        return shown
+    key = int(fingerprint_values(pa.array([text], pa.large_binary()))[0])
+    return f"{shown[: _TEXT_CHARS - 17]}\u2026{key:016x}"
+
+
+def _plain(value: Any) -> int | float | str | bool | None:
     """A value that strict JSON can hold."""
     if isinstance(value, str | bytes):
         return readable(value.encode() if isinstance(value, str) else value)

@@ -1,16 +1,43 @@
-"""Results of a contract's rules: rates, ranges and volumes against what a rule allows."""
+"""Rules of the data contract: what each asks of a source, and whether what was found is allowed.
+
+Most rules on sources are SQL expressions, which ride in the pass that counts the rows; `unique`
+is a distinct count and `references` a join, in one pass more.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
-from conf.etl.contract import DomainRule, NullRateRule, RangeRule, RuleConfig, TypeRule, VolumeRule
+from conf.etl.build import BuildConfig
+from conf.etl.contract import (
+    DomainRule,
+    FreshnessRule,
+    NullRateRule,
+    RangeRule,
+    ReferencesRule,
+    RuleConfig,
+    TypeRule,
+    UniqueRule,
+    VolumeRule,
+)
+from conf.etl.time_columns import ms_per_unit
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from etl.sources.bad_rows import SourceCounts
+    from etl.sources.source import Source
 
 logger = logging.getLogger("sluice.contract")
+
+_HOUR_MS = 3_600_000.0
 
 
 @dataclass(frozen=True)
@@ -57,48 +84,42 @@ def settle_results(
         InputDataError: Names every violated rule of severity `error`.
     """
     settled = tuple(results)
-    for result in settled:
-        if not result.passed and result.severity == "warn":
+    violated = [result for result in settled if not result.passed]
+    for found in violated:
+        if found.severity == "warn":
             logger.warning(
                 "data contract: %s: received %s; allowed %s",
-                result.rule,
-                result.received,
-                result.allowed,
-            )
-    violated = [result for result in settled if not result.passed and result.severity == "error"]
-    if violated:
-        raise _refusal(violated, "".join(f"{hint}; " for hint in hints))
+                found.rule, found.received, found.allowed,
+            )  # fmt: skip
+    errors = [result for result in violated if result.severity == "error"]
+    if errors:
+        raise _refusal(errors, "".join(f"{hint}; " for hint in hints))
     return settled
 
 
 def _refusal(violated: Sequence[RuleResult], hints: str) -> InputDataError:
     indent, count = "\n            ", len(violated)
-    received = indent.join(f"{result.rule}: {result.received}" for result in violated)
-    allowed = indent.join(f"{result.rule}: {result.allowed}" for result in violated)
-    by_name = f"allow it by name: {_show_allowed(violated)}"
-    if all(result.allowed_as is not None for result in violated):
-        return InputDataError(
-            f"the data look wrong in {count} way{'s' if count > 1 else ''}; nothing was published",
-            received=received,
-            allowed=allowed,
-            fix=f"{hints}correct the input or the config, or {by_name}; the last version stays "
-            "current",
-        )
-    is_mixed = any(result.allowed_as is not None for result in violated)
+    named = [found.allowed_as for found in violated if found.allowed_as is not None]
+    ways = [f"allow it by name: {_show_allowed(named)}"] if named else []
+    if len(named) == count:
+        what = f"the data look wrong in {count} way{'s' * (count > 1)}"
+        ways = ["correct the input or the config, or " + ways[0]]
+    else:
+        what = f"the data contract is violated ({count} rule{'s' * (count > 1)})"
+        change = "change `contract.rules` (`severity: warn` lets a rule pass)"
+        ways = [f"correct the input, or {change}", *ways]
     return InputDataError(
-        f"the data contract is violated ({count} rule{'s' if count > 1 else ''}); nothing was "
-        "published",
-        received=received,
-        allowed=allowed,
-        fix=f"{hints}correct the input, or change `contract.rules` (`severity: warn` lets a rule "
-        f"pass); {f'{by_name}; ' if is_mixed else ''}the last version stays current",
+        f"{what}; nothing was published",
+        received=indent.join(f"{found.rule}: {found.received}" for found in violated),
+        allowed=indent.join(f"{found.rule}: {found.allowed}" for found in violated),
+        fix=f"{hints}{'; '.join(ways)}; the last version stays current",
     )
 
 
-def _show_allowed(violated: Sequence[RuleResult]) -> str:
+def _show_allowed(named: Sequence[tuple[str, str]]) -> str:
     """The part of a config that allows what was refused."""
     names: dict[str, dict[str, None]] = {}
-    for key, name in (result.allowed_as for result in violated if result.allowed_as is not None):
+    for key, name in named:
         names.setdefault(key, {})[name] = None
     shown = ", ".join(f"{key}: [{', '.join(found)}]" for key, found in names.items())
     return f"`contract: {{allow: {{{shown}}}}}`"
@@ -106,27 +127,15 @@ def _show_allowed(violated: Sequence[RuleResult]) -> str:
 
 def build_result(rule: RuleConfig, passed: bool, received: str, allowed: str) -> RuleResult:
     """Returns the result of a rule."""
-    name = f"{rule.kind} {rule.target}"
-    return RuleResult(name, rule.severity, passed, received, allowed)
+    return RuleResult(f"{rule.kind} {rule.target}", rule.severity, passed, received, allowed)
 
 
-def judge_rate(
-    rule: RuleConfig, maximum: float, bad: int, total: int, what: str, allowed: str
-) -> RuleResult:
-    """Returns whether no more than a share of rows is bad; of no rows none is.
-
-    Args:
-        rule: The rule.
-        maximum: The greatest share, in [0, 1].
-        bad: Rows that violate it.
-        total: Rows that could.
-        what: What the bad ones are, after their count.
-        allowed: What the others are.
-    """
+def judge_rate(rule: Any, bad: int, total: int, what: str, allowed: str) -> RuleResult:
+    """Returns whether no more than `max_rate` of some rows is bad; of no rows none is."""
     rate = bad / total if total else 0.0
     received = f"{bad:,} of {total:,} ({rate:.4%}) {what}"
-    bound = f"{allowed}" if maximum == 0 else f"{allowed}; at most {maximum:.4%} others"
-    return build_result(rule, rate <= maximum, received, bound)
+    bound = allowed if rule.max_rate == 0 else f"{allowed}; at most {rule.max_rate:.4%} others"
+    return build_result(rule, rate <= rule.max_rate, received, bound)
 
 
 def describe_range(rule: RangeRule) -> str:
@@ -138,8 +147,8 @@ def describe_range(rule: RangeRule) -> str:
 
 def describe_domain(rule: DomainRule) -> str:
     """Returns the allowed values, shortened where there are many."""
-    shown = [repr(value) for value in rule.one_of[:10]]
-    return ", ".join(shown) + (", …" if len(rule.one_of) > len(shown) else "")
+    shown = ", ".join(repr(value) for value in rule.one_of[:10])
+    return shown + (", …" if len(rule.one_of) > 10 else "")
 
 
 def judge_nulls(rule: NullRateRule, nulls: int, rows: int) -> RuleResult:
@@ -153,42 +162,228 @@ def judge_type(rule: TypeRule, found: str, refused: int, rows: int) -> RuleResul
     """Returns whether a column has its type, and few enough values failed to parse as it."""
     if found != rule.type:
         return build_result(rule, False, found, rule.type)
-    return judge_rate(rule, rule.max_rate, refused, rows, f"do not parse as {found}", rule.type)
+    return judge_rate(rule, refused, rows, f"do not parse as {found}", rule.type)
 
 
 def judge_volume(rule: VolumeRule, rows: int, previous: int | None) -> RuleResult:
-    """Returns whether there are as many rows as there should be.
-
-    Args:
-        rule: The rule.
-        rows: Rows that there are.
-        previous: Rows that the current version has, or None where there is none.
-    """
-    passed = rule.min_rows is None or rows >= rule.min_rows
-    passed &= rule.max_rows is None or rows <= rule.max_rows
-    received, allowed = f"{rows:,} rows", []
+    """Returns whether there are as many rows as there should be."""
+    passed, received, allowed = True, f"{rows:,} rows", []
     if rule.min_rows is not None:
+        passed &= rows >= rule.min_rows
         allowed.append(f"at least {rule.min_rows:,}")
     if rule.max_rows is not None:
+        passed &= rows <= rule.max_rows
         allowed.append(f"at most {rule.max_rows:,}")
     if rule.max_change_percent is not None:
         allowed.append(f"a change of at most {rule.max_change_percent:g} %")
         if previous is None:
             received += ", no version to compare with"
         else:
-            change = _change_percent(rows, previous)
+            change = 100.0 * (rows - previous) / previous if previous else float("inf") * rows
+            change = change if rows != previous else 0.0
             received += f", {previous:,} before ({change:+.1f} %)"
             passed &= abs(change) <= rule.max_change_percent
     return build_result(rule, passed, received, ", ".join(allowed))
-
-
-def _change_percent(rows: int, previous: int) -> float:
-    if not previous:
-        return 0.0 if not rows else float("inf")
-    return 100.0 * (rows - previous) / previous
 
 
 def shown(value: Any) -> str:
     """Returns a value for a message, shortened where it is long."""
     text = f"{value:.9g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+class _Value:
+    """The values of a column, those of its lists one by one."""
+
+    def __init__(self, rows: DataFrame, name: str) -> None:
+        data_type = rows.schema[name].dataType
+        self.column, self.is_list = F.col(name), data_type.typeName() == "array"
+        element: Any = getattr(data_type, "elementType", data_type)
+        # In the column's own precision: 4.1 read as float32 is not above 4.1.
+        self.number = "float" if element.typeName() == "float" else "double"
+
+    def any(self, test: Callable[[Column], Column]) -> Column:
+        """Whether one of the values is what the test says."""
+        return F.exists(self.column, test) if self.is_list else test(self.column)
+
+
+def _ask_range(rule: RangeRule, rows: DataFrame) -> dict[str, Column]:
+    value = _Value(rows, str(rule.column))
+
+    def is_outside(element: Column) -> Column:
+        bad = F.isnan(element.cast("double"))
+        if rule.minimum is not None:
+            bad = bad | (element < F.lit(rule.minimum).cast(value.number))
+        if rule.maximum is not None:
+            bad = bad | (element > F.lit(rule.maximum).cast(value.number))
+        return bad
+
+    column = value.column
+    return {
+        "sum bad": F.count_if(value.any(is_outside)),
+        "sum known": F.count(column),
+        "min low": F.min(F.array_min(column) if value.is_list else column),
+        "max high": F.max(F.array_max(column) if value.is_list else column),
+    }
+
+
+def _is_foreign(rule: DomainRule, rows: DataFrame) -> Column:
+    return _Value(rows, str(rule.column)).any(lambda element: ~element.isin(*rule.one_of))
+
+
+def _ask_domain(rule: DomainRule, rows: DataFrame) -> dict[str, Column]:
+    # No example yet: an aggregate of texts by groups would sort all rows.
+    return {
+        "sum bad": F.count_if(_is_foreign(rule, rows)),
+        "sum known": F.count(F.col(str(rule.column))),
+    }
+
+
+def _ask_nulls(rule: NullRateRule, rows: DataFrame) -> dict[str, Column]:
+    return {"sum bad": F.count_if(F.col(str(rule.column)).isNull()), "sum rows": F.count("*")}
+
+
+def _ask_latest(rule: FreshnessRule, rows: DataFrame) -> dict[str, Column]:
+    return {"max latest": F.max(rule.column)}
+
+
+_ASKED: Mapping[type, Callable[[Any, DataFrame], dict[str, Column]]] = {
+    RangeRule: _ask_range,
+    DomainRule: _ask_domain,
+    NullRateRule: _ask_nulls,
+    FreshnessRule: _ask_latest,
+}
+
+
+def _list_source_rules(config: BuildConfig) -> list[tuple[int, str, Any]]:
+    rules = [
+        (n, getattr(rule, "source", None), rule) for n, rule in enumerate(config.contract.rules)
+    ]
+    return [(number, source, rule) for number, source, rule in rules if source is not None]
+
+
+def ask_rules(config: BuildConfig, sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Returns the sources with what rules ask of their good rows, for the pass that counts them."""
+    asked = dict(sources)
+    for number, name, rule in _list_source_rules(config):
+        if ask := _ASKED.get(type(rule)):
+            found = {f"{how} {number}": c for how, c in ask(rule, asked[name].rows).items()}
+            asked[name] = replace(asked[name], asked={**asked[name].asked, **found})
+    return asked
+
+
+@dataclass(frozen=True)
+class SourcesAsRead:
+    """The sources that are to be checked.
+
+    Attributes:
+        sources: As read, by name.
+        counts: Their rows, good and bad, and what rules have asked of them.
+        previous_rows: Rows that parsed in the current version, by source; empty without one.
+        run_date: The last day that the run is for, or None.
+    """
+
+    sources: Mapping[str, Source]
+    counts: Mapping[str, SourceCounts]
+    previous_rows: Mapping[str, int]
+    run_date: date | None = None
+
+
+def check_source_rules(config: BuildConfig, read: SourcesAsRead) -> list[RuleResult]:
+    """Checks every rule on a source, in the order of the contract."""
+    return [_judge(config, read, number, rule) for number, _, rule in _list_source_rules(config)]
+
+
+def _judge(config: BuildConfig, read: SourcesAsRead, number: int, rule: Any) -> RuleResult:
+    counts = read.counts[rule.source]
+    if isinstance(rule, VolumeRule):
+        rows = counts.read - counts.bad_rows
+        return judge_volume(rule, rows, read.previous_rows.get(str(rule.source)))
+    if isinstance(rule, TypeRule):
+        declared = config.sources[str(rule.source)].column_types[str(rule.column)]
+        refused = counts.bad.get(f"not_{declared}:{rule.column}", 0)
+        return judge_type(rule, declared, refused, counts.read)
+    if isinstance(rule, UniqueRule):
+        return _check_unique(rule, read.sources[rule.source].good)
+    if isinstance(rule, ReferencesRule):
+        key = str(config.sources[rule.dictionary].key)
+        return _check_references(rule, read, key)
+    ending = f" {number}"
+    found = {
+        name.split(" ")[1]: value for name, value in counts.asked.items() if name.endswith(ending)
+    }
+    if isinstance(rule, DomainRule) and found.get("bad"):
+        good = read.sources[str(rule.source)].good
+        others = F.when(_is_foreign(rule, good), F.col(str(rule.column)).cast("string"))
+        found["example"] = good.agg(F.min(others)).collect()[0][0]
+    return _judge_values(rule, found, read.run_date)
+
+
+def _judge_values(rule: Any, found: Mapping[str, Any], run_date: date | None) -> RuleResult:
+    if isinstance(rule, NullRateRule):
+        return judge_nulls(rule, found.get("bad", 0), found.get("rows", 0))
+    if isinstance(rule, FreshnessRule):
+        return judge_freshness(rule, found.get("latest"), run_date)
+    bad, known = found.get("bad", 0), found.get("known", 0)
+    if isinstance(rule, RangeRule):
+        seen = f"outside; {shown(found.get('low'))} to {shown(found.get('high'))}"
+        return judge_rate(rule, bad, known, seen, describe_range(rule))
+    what = f"others, such as {shown(found['example'])!r}" if bad else "others"
+    return judge_rate(rule, bad, known, what, describe_domain(rule))
+
+
+def _check_unique(rule: UniqueRule, rows: DataFrame) -> RuleResult:
+    complete = rows.select(*rule.columns).dropna()
+    known, distinct = complete.agg(F.count("*"), F.count_distinct(*rule.columns)).collect()[0]
+    return judge_rate(rule, known - distinct, known, "repeat another", "no row twice")
+
+
+def _check_references(rule: ReferencesRule, read: SourcesAsRead, key: str) -> RuleResult:
+    keys = read.sources[rule.dictionary].good.select(F.col(key).alias("key")).distinct()
+    values = read.sources[rule.source].good.select(F.col(rule.column).alias("key")).dropna()
+    joined = values.join(keys.withColumn("entry", F.lit(1)), "key", "left")
+    unknown = F.when(F.col("entry").isNull(), F.col("key"))
+    found = joined.agg(F.count("*"), F.count(unknown), F.min(unknown))
+    known, bad, example = found.collect()[0]
+    what = f"without an entry, such as {shown(example)!r}" if bad else "without an entry"
+    return judge_rate(rule, bad, known, what, f"keys of {rule.dictionary}")
+
+
+def judge_freshness(rule: FreshnessRule, latest: Any, run_date: date | None) -> RuleResult:
+    """Returns whether the latest time of a column is neither too old nor too far ahead."""
+    deadline = _deadline_ms(rule, run_date)
+    allowed = f"at most {rule.max_age_hours:g} h old, {rule.max_ahead_hours:g} h ahead"
+    if latest is None:
+        return build_result(rule, False, "no time at all", allowed)
+    latest_ms = float(latest) * ms_per_unit(rule.unit)
+    age = (deadline - latest_ms) / _HOUR_MS
+    passed = -rule.max_ahead_hours <= age <= rule.max_age_hours
+    when = "old" if age >= 0 else "ahead"
+    received = f"latest {_moment(latest_ms)}, {abs(age):,.1f} h {when}"
+    return build_result(rule, passed, received, allowed)
+
+
+def _deadline_ms(rule: FreshnessRule, run_date: date | None) -> float:
+    """The moment that ages are counted from: the end of the declared day, or now."""
+    day = rule.find_day(run_date)
+    if day is None:
+        return datetime.now(UTC).timestamp() * 1000
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+    return midnight.timestamp() * 1000
+
+
+def _moment(time_ms: float) -> str:
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms:.0f} ms"  # beyond the calendar: the wrong unit, most likely
+
+
+def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None:
+    """Checks the rules that may be violated although nothing has changed: ages up to now."""
+    results = []
+    for rule in config.contract.rules:
+        if isinstance(rule, FreshnessRule) and rule.clock == "wall":
+            latest = sources[rule.source].good.agg(F.max(rule.column)).collect()[0][0]
+            results.append(judge_freshness(rule, latest, None))
+    settle_results(results)

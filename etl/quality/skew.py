@@ -1,35 +1,34 @@
-"""Train/serve skew: features as a server logged them against those of a dataset, by key."""
+"""Train/serve skew: features as a server logged them against those of a dataset, by key.
+
+The log is one Arrow table; of the dataset's shards, read one by one, the rows of its keys are kept.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
+import pyarrow.dataset as pds
 
-from conf.artefacts.dataset import find_manifest
-from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
-from conf.errors import ConfigError, InputDataError, did_you_mean
+from conf.errors import ConfigError, InputDataError
 from conf.local_paths import is_hidden, local_path
 from conf.manifest import Manifest
 from conf.splits import TRAIN
 from etl.encoders.pipeline import read_pipeline
-from etl.sources.parquet_files import load_parquet
-from etl.tfrecord.codec.decode import listed_features
-from etl.tfrecord.spark.schema import quote_name, to_spark_schema
-from etl.tfrecord.types.features import WireFeature
+from etl.tfrecord.codec.decode import read_batches
+from etl.tfrecord.table import infer_table_schema, read_table_batches
+from etl.tfrecord.types.features import WireFeature, is_list
+from etl.tfrecord.types.parts import join_steps
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
-
-
-_SIDES = ("logged", "recomputed")
+_WIRE_TYPES = {"int64": pa.int64(), "float32": pa.float32(), "bytes": pa.binary()}
+_ROW, _ROWS = "__row", "__rows"
 
 
 @dataclass(frozen=True)
@@ -60,14 +59,7 @@ class SkewExample:
 
 @dataclass(frozen=True)
 class FeatureSkew:
-    """One feature.
-
-    Attributes:
-        name: The feature.
-        mismatched: Compared rows whose values differ.
-        rate: Their share, in [0, 1].
-        examples: One or two of them, the same in each run.
-    """
+    """One feature: compared rows that differ, their share, and one or two of them."""
 
     name: str
     mismatched: int
@@ -93,134 +85,119 @@ class SkewReport:
     ambiguous: int
     features: tuple[FeatureSkew, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as a JSON object."""
-        return asdict(self)
 
-
-def compare_features(logged: DataFrame, recomputed: DataFrame, config: SkewConfig) -> SkewReport:
-    """Compares both sides in one pass over their join.
-
-    Args:
-        logged: One column per key and feature, values as the records hold them.
-        recomputed: The same of the dataset.
-        config: What is compared.
-
-    Raises:
-        ConfigError: Nothing is to be compared, or a column is missing on a side.
-    """
-    for side, frame in zip(_SIDES, (logged, recomputed), strict=True):
-        _check_columns(side, frame, config)
-    types = {name: recomputed.schema[name].dataType for name in (*config.keys, *config.features)}
-    left = _by_key(logged, config, types, _SIDES[0])
-    right = _by_key(recomputed, config, types, _SIDES[1])
-    joined = left.join(right, list(config.keys), "full_outer")
-    once = (F.col("logged_rows") == 1) & (F.col("recomputed_rows") == 1)
-    both = F.col("logged_rows").isNotNull() & F.col("recomputed_rows").isNotNull()
-    aggregates = [
-        F.sum("logged_rows").alias("logged"),
-        F.sum("recomputed_rows").alias("recomputed"),
-        F.count_if(once).alias("compared"),
-        F.count_if(both & ~once).alias("ambiguous"),
-    ]
-    for number, name in enumerate(config.features):
-        differs = once & _differs(name, types[name], config.tolerance)
-        example = F.when(differs, _example(config.keys, name))
-        aggregates += [
-            F.count_if(differs).alias(f"bad_{number}"),
-            F.min(example).alias(f"first_{number}"),
-            F.max(example).alias(f"last_{number}"),
-        ]
-    return _report(joined.agg(*aggregates).collect()[0].asDict(), config.features)
-
-
-def _check_columns(side: str, frame: DataFrame, config: SkewConfig) -> None:
+def compare_features(
+    logged: pa.Table, recomputed: Iterable[pa.Table], config: SkewConfig
+) -> SkewReport:
+    """Compares rows of the same key: of the log, and of the dataset's shards."""
     if not config.features or not config.keys:
         raise ConfigError(
             "there is no feature to compare",
-            received=f"keys: {', '.join(config.keys) or 'none'}; columns: "
-            f"{', '.join(frame.columns)}",
-            allowed="a key, and a feature of the dataset that is no key",
+            received=f"keys: {', '.join(config.keys) or 'none'}",
+            allowed="a log that holds a key, and a feature of the dataset that is no key",
         )
-    for name in (*config.keys, *config.features):
-        if name not in frame.columns:
-            raise ConfigError(
-                f"the {side} rows lack a column",
-                received=name,
-                allowed=", ".join(frame.columns),
-                fix=did_you_mean(name, frame.columns),
-            )
-
-
-def _by_key(
-    frame: DataFrame, config: SkewConfig, types: dict[str, DataType], side: str
-) -> DataFrame:
-    """One row per key: how many rows it has, and the features of one of them."""
-    names = (*config.keys, *config.features)
-    typed = frame.select(*[F.col(name).try_cast(types[name]).alias(name) for name in names])
-    for key, first in config.id_keys.items():
-        typed = typed.where(F.col(key) >= first)
-    packed = typed.select(*config.keys, F.struct(*config.features).alias(side))
-    return packed.groupBy(*config.keys).agg(
-        F.count(F.lit(1)).alias(f"{side}_rows"), F.first(side).alias(side)
+    names, records, parts, left = [*config.keys, *config.features], 0, [], None
+    for shard in recomputed:
+        own = _keep_known(shard.select(names), config)
+        if left is None:
+            left = _keep_known(_cast(logged, own.schema), config)
+        records += own.num_rows
+        parts.append(own.filter(_is_among(own, left, config.keys)))
+    assert left is not None  # noqa: S101 (a split has shards)
+    right = pa.concat_tables(parts)
+    keys = list(config.keys)
+    both = _by_key(left, keys).join(
+        _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
     )
-
-
-def _differs(name: str, data_type: DataType, tolerance: float) -> Column:
-    left, right = (F.col(side)[name] for side in _SIDES)
-    kind = data_type.simpleString()
-    if kind.startswith("array"):  # A list without a value and none at all are padded alike.
-        left, right = (F.when(F.size(side) > 0, side) for side in (left, right))
-    if kind in ("float", "double"):
-        return ~_close(left, right, tolerance)
-    if kind in ("array<float>", "array<double>"):
-        pairs = F.zip_with(left, right, lambda x, y: _close(x, y, tolerance))
-        equal = (F.size(left) == F.size(right)) & F.forall(pairs, lambda pair: pair)
-        return ~F.coalesce(equal, left.isNull() & right.isNull())
-    return ~left.eqNullSafe(right)
-
-
-def _close(left: Column, right: Column, tolerance: float) -> Column:
-    scale = F.greatest(F.abs(left), F.abs(right), F.lit(1.0))
-    near = F.coalesce(F.abs(left - right) <= scale * tolerance, F.lit(False))
-    return left.eqNullSafe(right) | (near & ~F.isnan(left) & ~F.isnan(right))
-
-
-def _example(keys: Sequence[str], name: str) -> Column:
-    shown = [F.col(key).cast("string").alias(f"key_{i}") for i, key in enumerate(keys)]
-    values = [F.col(side)[name].cast("string").alias(side) for side in _SIDES]
-    return F.struct(*shown, *values)
-
-
-def _report(found: dict[str, Any], features: Sequence[str]) -> SkewReport:
-    compared = found["compared"]
-    skews = []
-    for number, name in enumerate(features):
-        bad = found[f"bad_{number}"]
-        rows = dict.fromkeys(
-            tuple(row) for row in (found[f"first_{number}"], found[f"last_{number}"]) if row
-        )
-        examples = tuple(SkewExample(row[:-2], row[-2], row[-1]) for row in rows)
-        skews.append(FeatureSkew(name, bad, bad / compared if compared else 0.0, examples))
+    once = pc.and_(pc.equal(both[_ROWS], 1), pc.equal(both[f"{_ROWS}_r"], 1))
+    matched = both.filter(once).sort_by([(key, "ascending") for key in keys])
+    first, second = left.take(matched[_ROW]), right.take(matched[f"{_ROW}_r"])
+    skews = [_compare(name, first, second, config) for name in config.features]
     return SkewReport(
-        found["logged"] or 0,
-        found["recomputed"] or 0,
-        compared,
-        found["ambiguous"],
+        left.num_rows,
+        records,
+        matched.num_rows,
+        both.num_rows - matched.num_rows,
         tuple(sorted(skews, key=lambda skew: (-skew.rate, skew.name))),
     )
 
 
+def _cast(logged: pa.Table, schema: pa.Schema) -> pa.Table:
+    try:
+        columns = [logged[column.name].cast(column.type, safe=False) for column in schema]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputDataError(
+            "a value of the log is not of the type of its feature",
+            received=str(error),
+            allowed=", ".join(f"{column.name}: {column.type}" for column in schema),
+        ) from error
+    return pa.table(columns, schema=schema)
+
+
+def _keep_known(rows: pa.Table, config: SkewConfig) -> pa.Table:
+    for key, first in config.id_keys.items():
+        rows = rows.filter(pc.greater_equal(rows[key].cast(pa.int64()), first))
+    return rows
+
+
+def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
+    """One row per key: how many rows it has, and the number of one of them."""
+    numbered = rows.select(keys).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    counted = numbered.group_by(keys).aggregate([(_ROW, "count"), (_ROW, "min")])
+    return counted.rename_columns([*keys, _ROWS, _ROW])
+
+
+def _is_among(rows: pa.Table, others: pa.Table, keys: Iterable[str]) -> pa.Array:
+    """Whether rows may have their key among others: each part of it is there."""
+    found = pa.array(np.ones(rows.num_rows, bool))
+    for key in keys:
+        found = pc.and_(found, pc.is_in(rows[key], others[key].combine_chunks()))
+    return found
+
+
+def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> FeatureSkew:
+    sides = [_whole(rows[name]) for rows in (left, right)]
+    rows = np.flatnonzero(_differ(sides[0], sides[1], config.tolerance)).tolist()
+    examples = []
+    for row in sorted({*rows[:1], *rows[-1:]}):
+        key = tuple(str(left[name][row].as_py()) for name in config.keys)
+        values = (side[row].as_py() for side in sides)
+        logged, recomputed = (None if value is None else str(value) for value in values)
+        examples.append(SkewExample(key, logged, recomputed))
+    rate = len(rows) / left.num_rows if rows else 0.0
+    return FeatureSkew(name, len(rows), rate, tuple(examples))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
+
+
+def _differ(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
+    """Which rows differ; a list without a value and none at all are padded alike."""
+    if not is_list(left.type):
+        return ~_equal(left, right, tolerance)
+    lengths = [pc.fill_null(pc.list_value_length(side), 0).to_numpy() for side in (left, right)]
+    differ = lengths[0] != lengths[1]
+    same = pa.array(~differ)
+    values = [side.filter(same).flatten() for side in (left, right)]
+    rows = np.repeat(np.flatnonzero(~differ), lengths[0][~differ])
+    differ[rows[~_equal(values[0], values[1], tolerance)]] = True
+    return differ
+
+
+def _equal(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
+    known = [side.is_valid().to_numpy(zero_copy_only=False) for side in (left, right)]
+    same = pc.fill_null(pc.equal(left, right), False).to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(left.type):
+        x, y = (side.to_numpy(zero_copy_only=False).astype(np.float64) for side in (left, right))
+        scale = np.maximum(np.maximum(np.abs(x), np.abs(y)), 1.0)
+        with np.errstate(invalid="ignore"):
+            same = same | (np.abs(x - y) <= scale * tolerance) | (np.isnan(x) & np.isnan(y))
+    return np.where(known[0] & known[1], same, known[0] == known[1])
+
+
 def refuse_skew(report: SkewReport, max_rate: float) -> None:
-    """Refuses what differs too often.
-
-    Args:
-        report: The comparison.
-        max_rate: The greatest share of differing rows per feature, in [0, 1].
-
-    Raises:
-        InputDataError: Names each feature above the share, or no row could be compared.
-    """
+    """Refuses features of which more than this share of the rows differ."""
     if not report.compared:
         raise InputDataError(
             "no logged row has exactly one record of the same key: nothing was compared",
@@ -241,21 +218,8 @@ def refuse_skew(report: SkewReport, max_rate: float) -> None:
 
 def _describe(skew: FeatureSkew) -> str:
     text = f"{skew.name}: {skew.mismatched:,} rows differ ({skew.rate:.4%})"
-    if skew.examples:
-        first = skew.examples[0]
-        text += f", as {'/'.join(first.key)}: logged {first.logged}, recomputed {first.recomputed}"
-        if all(map(_differ_by_a_unit, skew.examples)):
-            text += " (1000 times: seconds against milliseconds?)"
-    return text
-
-
-def _differ_by_a_unit(example: SkewExample) -> bool:
-    """Whether one number is that of the other in a unit of time a thousand times shorter."""
-    try:
-        low, high = sorted((float(example.logged or ""), float(example.recomputed or "")))
-    except ValueError:
-        return False
-    return low > 0 and math.isclose(high, 1000 * low, rel_tol=1e-6)
+    first = skew.examples[0]
+    return f"{text}, as {'/'.join(first.key)}: logged {first.logged}, recomputed {first.recomputed}"
 
 
 _FORMATS = {
@@ -263,115 +227,105 @@ _FORMATS = {
     ".jsonl": "json",
     ".ndjson": "json",
     ".json": "json",
-    ".tfrecord": "sluice",
-    ".tfrecords": "sluice",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
 }
-_COMPRESSED = (".gz", ".deflate")
 
 
-def read_logged(spark: SparkSession, path: str, file_format: str | None = None) -> DataFrame:
-    """Reads a serving log lazily.
-
-    Args:
-        spark: Session with the `sluice` format registered.
-        path: Parquet, JSON lines or TFRecord: a file, or a directory of them.
-        file_format: `parquet`, `json` or `tfrecord`; None tells by the name's ending.
-
-    Raises:
-        ConfigError: The format cannot be told, or there is no such file.
-    """
+def read_logged(path: str, file_format: str | None, types: Mapping[str, pa.DataType]) -> pa.Table:
+    """Reads a serving log: a file, or a directory of them."""
     location = local_path(path)
     if not location.exists():
         raise ConfigError("there is no such serving log", received=path)
-    known = {"parquet": "parquet", "json": "json", "tfrecord": "sluice"}
-    chosen = known.get(file_format or "") or _format_of(location)
+    files = _list_files(location)
+    names = [Path(file.name.removesuffix(".gz").removesuffix(".deflate")) for file in files]
+    formats = {_FORMATS.get(name.suffix) for name in names}
+    chosen = file_format or (formats.pop() if len(formats) == 1 else None)
     if chosen is None:
         raise ConfigError(
             "the format of the serving log cannot be told by its name",
             received=path,
             allowed=f"a name that ends in {', '.join(_FORMATS)}, or --format",
         )
-    manifest = find_manifest(location / "_") if chosen == "sluice" and location.is_dir() else None
-    if manifest is not None and manifest.slots:
-        return _read_records(spark, location, manifest, [str(location)])
-    reader = spark.read.format(chosen)
-    if chosen == "parquet":
-        return count_milliseconds(load_parquet(spark, reader, [str(location)]))
-    return count_milliseconds(reader.load(str(location)))
+    try:
+        if chosen == "tfrecord":
+            return _read_tfrecords(files, types)
+        read = _read_parquet if chosen == "parquet" else _read_json
+        return _count_milliseconds(read(files, types))
+    except (pa.ArrowException, ValueError) as error:
+        raise InputDataError("the serving log cannot be read", received=str(error)) from error
 
 
-def count_milliseconds(frame: DataFrame) -> DataFrame:
+def _list_files(location: Path) -> list[Path]:
+    if not location.is_dir():
+        return [location]
+    files = {file: file.relative_to(location).parts for file in location.rglob("*")}
+    return sorted(f for f, p in files.items() if f.is_file() and not any(map(is_hidden, p)))
+
+
+def _read_parquet(files: list[Path], types: Mapping[str, pa.DataType]) -> pa.Table:
+    rows = pds.dataset([str(file) for file in files], format="parquet")
+    return rows.to_table(columns=[name for name in rows.schema.names if name in types])
+
+
+def _read_json(files: list[Path], types: Mapping[str, pa.DataType]) -> pa.Table:
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        with pa.input_stream(str(file)) as stream:
+            rows += [json.loads(line) for line in stream.read().splitlines() if line.strip()]
+    names = [name for name in types if any(name in row for row in rows)]
+    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def _read_tfrecords(files: list[Path], types: Mapping[str, pa.DataType]) -> pa.Table:
+    found = infer_table_schema(files)
+    known = [(column.name, types[column.name]) for column in found if column.name in types]
+    schema = pa.schema([(n, found.field(n).type if pa.types.is_null(t) else t) for n, t in known])
+    _, batches = read_table_batches(files, schema=schema)
+    return pa.Table.from_batches(batches, schema)
+
+
+def _count_milliseconds(rows: pa.Table) -> pa.Table:
     """Turns times and dates into milliseconds since 1970, as a build reads them."""
-    times = [name for name, kind in frame.dtypes if kind in ("timestamp", "timestamp_ntz", "date")]
-    return frame.withColumns(
-        {name: F.unix_millis(F.col(quote_name(name)).cast("timestamp")) for name in times}
-    )
+    for number, column in enumerate(rows.schema):
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            times = rows[column.name].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+            rows = rows.set_column(number, column.name, times)
+    return rows
 
 
-def _format_of(path: Path) -> str | None:
-    if path.is_dir():
-        shown = [p for p in path.iterdir() if not is_hidden(p.name, is_folder=p.is_dir())]
-        formats = {_format_of(file) for file in shown}
-        return formats.pop() if len(formats) == 1 else None
-    name = path.name
-    for ending in _COMPRESSED:
-        name = name.removesuffix(ending)
-    return _FORMATS.get(Path(name).suffix)
+def wire_types(manifest: Manifest) -> dict[str, pa.DataType]:
+    """Returns the types of the features as the records hold them."""
+    types = {spec.name: _WIRE_TYPES[spec.dtype] for spec in manifest.schema.features}
+    lists = {spec.name for spec in manifest.schema.features if spec.is_list}
+    return {name: pa.list_(kind) if name in lists else kind for name, kind in types.items()}
 
 
-def read_split(spark: SparkSession, version: Path, manifest: Manifest, split: str) -> DataFrame:
-    """Reads the records of a split lazily: those of its listed shards, whatever lies beside them.
-
-    Raises:
-        InputDataError: The version has no such split.
-    """
-    shards = [str(version / shard.path) for shard in manifest.split(split).shards]
-    return _read_records(spark, version / split, manifest, shards)
-
-
-def _decode_records(manifest: Manifest) -> tuple[WireFeature, ...]:
-    return tuple(WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features)
-
-
-def _read_records(
-    spark: SparkSession, folder: Path, manifest: Manifest, paths: list[str]
-) -> DataFrame:
-    wire, slots = _decode_records(manifest), {slot.feature: slot for slot in manifest.slots}
-    reader = spark.read.format("sluice").schema(
-        to_spark_schema(listed_features(wire, manifest.slots))
-    )
-    rows = reader.option("basePath", str(folder)).load(paths)
-    if not slots:
-        return rows
-    scalars = {n: F.col(quote_name(s.packed))[s.offset].alias(n) for n, s in slots.items()}
-    return rows.select(*(scalars.get(f.name, F.col(quote_name(f.name))) for f in wire))
-
-
-@dataclass(frozen=True)
-class FoundFeatures:
-    """What of a dataset's features a log tells of.
-
-    Attributes:
-        names: Features that can be compared.
-        left_out: Why others cannot, by name; those of which the log has nothing are not listed.
-    """
-
-    names: tuple[str, ...]
-    left_out: Mapping[str, str]
+def read_split(
+    version: Path, manifest: Manifest, split: str, features: Iterable[str]
+) -> Iterator[pa.Table]:
+    """Reads features of a split by shard: those that the manifest lists."""
+    lists, specs = manifest.find_feature_lists(), manifest.schema
+    wire = [
+        WireFeature(name, specs[name].dtype, specs[name].is_list, name in lists)
+        for name in features
+    ]
+    kind: Any = manifest.record_type
+    for shard in manifest.split(split).shards:
+        path = version / shard.path
+        batches = read_batches(path, wire, record_type=kind, slots=manifest.slots)
+        rows = pa.Table.from_batches(batches, pa.schema([(f.name, f.arrow_type) for f in wire]))
+        for number, feature in enumerate(wire):
+            if feature.is_sequence:
+                steps = join_steps(rows[feature.name].combine_chunks())
+                rows = rows.set_column(number, feature.name, steps)
+        yield rows
 
 
 def find_features(
     plan: EncoderPlan, columns: Collection[str], encoded: bool, split: str
-) -> FoundFeatures:
-    """Finds the features that a log tells of.
-
-    Args:
-        plan: The dataset's encoders.
-        columns: Columns of the log.
-        encoded: Whether they are features as the records hold them, else raw columns.
-        split: Split of the records. Those of train hold what serving never does where an encoding
-            is out of fold.
-    """
+) -> tuple[list[str], dict[str, str]]:
+    """Finds the features that a log tells of, and why others are left out."""
     names, left_out = [], {}
     for column in plan.columns:
         served = [raw.name for raw in column.inputs if raw.is_served] or [column.column]
@@ -385,48 +339,26 @@ def find_features(
             left_out[column.feature] = "out of fold in the train split; compare another --split"
         else:
             names.append(column.feature)
-    return FoundFeatures(tuple(names), left_out)
+    return names, left_out
 
 
-def encode_logged(logged: DataFrame, version: Path, features: Collection[str]) -> DataFrame:
-    """Encodes raw columns as the build does, by the encoders of the version.
-
-    Args:
-        logged: Raw columns, named as in the build's config.
-        version: Directory of the dataset version.
-        features: Features to make.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    directory, wanted = str(version / ENCODERS_DIR), tuple(features)
-    schema = read_pipeline(directory, wanted).output_schema
-    plan = read_plan_file(version / ENCODERS_DIR)
+def encode_logged(logged: pa.Table, version: Path, features: Collection[str]) -> pa.Table:
+    """Encodes raw columns, named as in the build's config, by the encoders of the version."""
+    pipeline = read_pipeline(version / ENCODERS_DIR, features)
     # What exists at ETL time alone is null when serving, and so it is here.
-    own = [raw.name for column in plan.columns for raw in column.inputs if not raw.is_served]
-    logged = logged.withColumns({name: F.lit(None).cast("bigint") for name in own})
-
-    def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pipeline = read_pipeline(directory, wanted)
-        for batch in batches:
-            yield pipeline.apply(batch)
-
-    return logged.mapInArrow(encode, from_arrow_schema(schema))
+    own = [
+        raw.name for column in pipeline.plan.columns for raw in column.inputs if not raw.is_served
+    ]
+    for name in dict.fromkeys(own):
+        logged = logged.append_column(name, pa.nulls(logged.num_rows, pa.int64()))
+    batches = logged.combine_chunks().to_batches(max_chunksize=1 << 16)
+    return pa.Table.from_batches(map(pipeline.apply, batches), pipeline.output_schema)
 
 
 def plan_skew(
     plan: EncoderPlan, manifest: Manifest, found: Collection[str], keys: tuple[str, ...]
 ) -> SkewConfig:
-    """Chooses what is compared by what a log tells of.
-
-    Args:
-        plan: The dataset's encoders.
-        manifest: Its manifest.
-        found: Features that the log tells of.
-        keys: Features that are the key; none for user and item.
-
-    Raises:
-        ConfigError: A key is no feature of the dataset, or a list, or the log lacks it.
-    """
+    """Chooses what is compared of the features that a log tells of; the key is user and item."""
     chosen = keys or tuple(key for key in (manifest.keys.user, manifest.keys.item) if key)
     scalars = [spec.name for spec in manifest.schema.features if not spec.is_list]
     for key in chosen:

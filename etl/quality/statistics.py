@@ -1,62 +1,390 @@
 """Statistics of features: gathered per shard in the encoding pass, merged by the driver.
 
-What is kept of each type of value is in `value_statistics.py`; quantiles and distinct counts are
-sketches (`sketches.py`).
+The values of some batches are counted at once; all else follows from the distinct values and
+their counts. A scaling, boundaries of buckets and a table of statistics are fitted anew by each
+build, and most encoders give a missing value an id or a number: so the raw column that a feature
+was made of is described beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from conf.encoders import IDENTITY, EncoderPlan
 from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
-from conf.schema import FeatureSchema
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema
 from conf.splits import CATALOG, USERS
+from etl.encoders.arrow_columns import cast_values, flatten_lists
+from etl.encoders.base import RAW_TYPES
+from etl.encoders.hashing import fingerprint_values
+from etl.encoders.pipeline import raw_inputs
 from etl.quality.label_statistics import (
-    LabelAccumulator,
+    COMPARED_ROWS,
+    Comparison,
     LabelFocus,
-    WeightedSums,
-    merge_comparisons,
-    summarize_comparison,
+    is_numeric,
+    readable,
+    sum_weighted,
+    to_floats,
 )
 from etl.quality.sketches import (
+    ENTRIES,
     FrequencySketch,
+    Moments,
     QuantileSummary,
-    merge_sketches,
-    merge_summaries,
-    summarize_counted,
+    hash_numbers,
 )
-from etl.quality.value_statistics import (
-    LENGTH_BINS,
-    BytesValues,
-    Float32Values,
-    Int64Values,
-    RunningMoments,
-    ValueAccumulator,
-    length_bins,
-    length_histogram,
-    merge_histograms,
-)
-from etl.tfrecord.types.features import is_list
+from etl.tfrecord.types.features import is_bytes, is_list, is_text
 
-_PENDING_BYTES = 16 << 20
-_PENDING_BATCHES = 16
+DENSE_VALUES = 1 << 16
+"""Integers from 0 up to here are counted in an array: ids, as frequency orders them, mostly are."""
+UNSCALED = 10
+"""Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
+_PENDING_BYTES = 1 << 24
+_PENDING_PARTS = 16
+_COUNTS = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
+_RAW_COUNTS = ("missing", "null_values", "bucketed")
+"""Null rows, nulls inside of lists, ids of OOV buckets."""
+_LENGTH_BINS = 33
 
 
-class RawStatistics(Protocol):
-    """Collects what is to be known of the raw columns that records are made of."""
+def _given(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
 
-    def update(self, source: pa.RecordBatch, records: pa.RecordBatch) -> None:
-        """Takes rows in: raw columns, and the features that were made of them."""
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns the statistics by feature, as JSON values."""
+@dataclass(frozen=True)
+class Numbers:
+    """Finite numbers of a feature."""
+
+    moments: Moments
+    low: float | None
+    high: float | None
+    summary: QuantileSummary
+
+    @classmethod
+    def of(cls, values: np.ndarray, counts: np.ndarray) -> Numbers:
+        """Describes distinct numbers, rising, that occur so many times."""
+        low, high = (values[0].item(), values[-1].item()) if len(values) else (None, None)
+        exact, weights = values.astype(np.float64), counts.astype(np.float64)
+        moments = Moments.of(exact[None], counts)
+        return cls(moments, low, high, QuantileSummary(exact, weights).cut(ENTRIES))
+
+    @classmethod
+    def merge(cls, parts: Sequence[Numbers]) -> Numbers:
+        return cls(
+            Moments.merge([part.moments for part in parts]),
+            min(_given(part.low for part in parts), default=None),
+            max(_given(part.high for part in parts), default=None),
+            QuantileSummary.merge([part.summary for part in parts]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        count, mean, std = self.moments.count, None, None
+        if count:
+            mean = float(self.moments.mean[0])
+            std = math.sqrt(self.moments.scatter[0, 0] / count)
+        extremes = {"min": self.low, "max": self.high}
+        return {**extremes, "mean": mean, "std": std, **self.summary.to_json()}
+
+    @classmethod
+    def from_json(cls, count: int, data: Mapping[str, Any]) -> Numbers:
+        mean, std = np.array([data["mean"] or 0.0]), data["std"] or 0.0
+        moments = Moments(count, mean, np.array([[std * std * count]]))
+        return cls(moments, data["min"], data["max"], QuantileSummary.loads(data["summary"]))
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of lists; the bins are by their number of binary digits: 0, 1, 2-3, 4-7, ..."""
+
+    low: int | None
+    high: int | None
+    total: int
+    bins: np.ndarray
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> Lengths:
+        bins = np.bincount(np.frexp(lengths)[1], minlength=_LENGTH_BINS)
+        low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (None, None)
+        return cls(low, high, int(lengths.sum()), bins)
+
+    @classmethod
+    def merge(cls, parts: Sequence[Lengths]) -> Lengths:
+        return cls(
+            min(_given(part.low for part in parts), default=None),
+            max(_given(part.high for part in parts), default=None),
+            sum(part.total for part in parts),
+            np.sum([part.bins for part in parts], axis=0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        lists, filled = int(self.bins.sum()), np.flatnonzero(self.bins).tolist()
+        return {
+            "min": self.low,
+            "max": self.high,
+            "mean": self.total / lists if lists else None,
+            "total": self.total,
+            "histogram": [
+                {"low": (1 << k) >> 1, "high": (1 << k) - 1, "count": int(self.bins[k])}
+                for k in filled
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Lengths:
+        bins = np.zeros(_LENGTH_BINS, np.int64)
+        for item in data["histogram"]:
+            bins[item["high"].bit_length()] = item["count"]
+        return cls(data["min"], data["max"], data["total"], bins)
+
+
+@dataclass(frozen=True)
+class RawStatistics:
+    """The raw column of a feature: counts by `_RAW_COUNTS`, and its values where they are kept."""
+
+    counts: Mapping[str, int]
+    values: FeatureStatistics | None
+
+    @classmethod
+    def merge(cls, parts: Sequence[RawStatistics]) -> RawStatistics:
+        values = _merge(FeatureStatistics, [part.values for part in parts])
+        return cls(_add_counts([part.counts for part in parts]), values)
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Statistics of one feature.
+
+    Attributes:
+        dtype: `int64`, `float32` or `bytes`.
+        counts: `rows`, `missing` (null), `values` (list elements counted one by one), and by type
+            `zeros`, `oov` (ids equal to 1), `nan`, `infinite`.
+        frequencies: Its values, finite ones alone.
+        numbers: The same as numbers, or None for texts.
+        lengths: Of a list.
+        comparison: With the label.
+        weighted: Of a label: the sum of the rows' weights, and of weight times value.
+        raw: The raw column that it was made of.
+    """
+
+    dtype: str
+    counts: Mapping[str, int]
+    frequencies: FrequencySketch
+    numbers: Numbers | None = None
+    lengths: Lengths | None = None
+    comparison: Comparison | None = None
+    weighted: tuple[float, float] | None = None
+    raw: RawStatistics | None = None
+
+    @classmethod
+    def of(cls, name: str, column: pa.Array) -> FeatureStatistics:
+        """Describes some rows of a feature."""
+        counts, lengths = {"rows": len(column), "missing": column.null_count}, None
+        if is_list(column.type):
+            lengths = Lengths.of(pc.list_value_length(column).drop_null().to_numpy())
+            column = column.flatten()
+        values = column.drop_null()
+        counts["values"] = len(values)
+        dtype = find_dtype(name, column.type)
+        if dtype == "bytes":
+            return cls(dtype, counts, _count_texts(values), lengths=lengths)
+        data_type = pa.int64() if dtype == "int64" else pa.float32()
+        plain = values.cast(data_type, safe=False).to_numpy()
+        if dtype == "float32":
+            counts["nan"] = int(np.isnan(plain).sum())
+            plain, whole = plain[np.isfinite(plain)] + np.float32(0), len(plain)  # -0 becomes 0.
+            counts["infinite"] = whole - len(plain) - counts["nan"]
+        found, times = count_numbers(plain)
+        counts["zeros"] = int(times[found == 0].sum())
+        if dtype == "int64":
+            counts["oov"] = int(times[found == OOV_ID].sum())
+        found = found if dtype == "int64" else found.astype(np.float64)
+        sketch = FrequencySketch.of(pa.array(found), times, hash_numbers(found))
+        return cls(dtype, counts, sketch, Numbers.of(found, times), lengths)
+
+    @classmethod
+    def merge(cls, parts: Sequence[FeatureStatistics]) -> FeatureStatistics:
+        """Merges statistics; counts come out as from one pass over all rows.
+
+        Mean and deviation agree with one pass to rounding. Merge in the order of the shards, and
+        the result is the same in each run.
+        """
+        weighted = _given(part.weighted for part in parts)
+        return cls(
+            parts[0].dtype,
+            _add_counts([part.counts for part in parts]),
+            FrequencySketch.merge([part.frequencies for part in parts]),
+            _merge(Numbers, [part.numbers for part in parts]),
+            _merge(Lengths, [part.lengths for part in parts]),
+            _merge(Comparison, [part.comparison for part in parts]),
+            (sum(w for w, _ in weighted), sum(t for _, t in weighted)) if weighted else None,
+            _merge(RawStatistics, [part.raw for part in parts]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values.
+
+        `dtype` and the counts; `min`, `max`, `mean`, `std` (of the finite values) and `quantiles`
+        of numbers; `distinct` and `top` with whether they are exact; `length` of lists; `raw` of
+        the raw column; `sketch`, `summary`, `by_label` and `weighted`, which only merging reads.
+        """
+        data = {"dtype": self.dtype, **self.counts, **self.frequencies.to_json()}
+        data |= {} if self.numbers is None else self.numbers.to_json()
+        data |= {} if self.lengths is None else {"length": self.lengths.to_json()}
+        data |= {} if self.comparison is None else {"by_label": self.comparison.to_json()}
+        if self.weighted is not None:
+            data["weighted"] = list(self.weighted)
+        if self.raw is not None:
+            values = self.raw.values
+            data["raw"] = dict(self.raw.counts)
+            data["raw"] |= {} if values is None else {"values": values.to_json()}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FeatureStatistics:
+        """Builds statistics from what `to_json` returned."""
+        finite = data["values"] - data.get("nan", 0) - data.get("infinite", 0)
+        raw = data.get("raw")
+        values = (raw or {}).get("values")
+        counts = {key: raw[key] for key in _RAW_COUNTS} if raw else {}
+        return cls(
+            data["dtype"],
+            {key: data[key] for key in _COUNTS if key in data},
+            FrequencySketch.loads(data["sketch"]),
+            Numbers.from_json(finite, data) if "summary" in data else None,
+            Lengths.from_json(data["length"]) if "length" in data else None,
+            Comparison.from_json(data["by_label"]) if "by_label" in data else None,
+            tuple(data["weighted"]) if "weighted" in data else None,
+            raw and RawStatistics(counts, values and cls.from_json(values)),
+        )
+
+
+def _merge(kind: Any, parts: Sequence[Any]) -> Any:
+    """Merges the parts, where none lacks what is merged."""
+    return None if any(part is None for part in parts) else kind.merge(parts)
+
+
+def _add_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {key: sum(part[key] for part in parts) for key in parts[0]}
+
+
+def find_dtype(name: str, data_type: pa.DataType) -> str:
+    """Returns `int64`, `float32` or `bytes`: how the values of a feature are described."""
+    if pt.is_integer(data_type) or pt.is_boolean(data_type):
+        return "int64"
+    if pt.is_floating(data_type) or pt.is_decimal(data_type):
+        return "float32"
+    if is_text(data_type) or is_bytes(data_type):
+        return "bytes"
+    raise InputDataError(
+        f"there are no statistics for feature {name!r}",
+        received=data_type,
+        allowed="integers, booleans, floats, decimals, strings, binaries, and lists of them",
+    )
+
+
+def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct numbers, rising, and how often each occurs."""
+    is_dense = numbers.dtype == np.int64 and len(numbers) and numbers.min() >= 0
+    if is_dense and numbers.max() < DENSE_VALUES:
+        counts = np.bincount(numbers)
+        values = np.flatnonzero(counts)
+        return values, counts[values]
+    return np.unique(numbers, return_counts=True)
+
+
+def _count_texts(values: pa.Array) -> FrequencySketch:
+    counted = values.cast(pa.large_binary()).value_counts()
+    texts, counts = counted.field("values"), counted.field("counts").to_numpy()
+    sketch = FrequencySketch.of(texts, counts, fingerprint_values(texts))
+    shown = [readable(text) for text in sketch.entries["value"].to_pylist()]
+    entries = sketch.entries.set_column(0, "value", pa.array(shown, pa.string()))
+    return replace(sketch, entries=entries)
+
+
+@dataclass(frozen=True)
+class RawFeature:
+    """Where the raw values of a feature stand.
+
+    Attributes:
+        name: The feature.
+        column: Its first raw column.
+        value_type: Type of the column's values.
+        is_list: Whether the column holds lists.
+        max_len: Values of each list that the feature reads; None for all.
+        keeps_values: Whether the values are kept, not only counted where they are missing.
+        first_token_id: First id of a token, where ids before it are buckets of unknown ones.
+    """
+
+    name: str
+    column: str
+    value_type: pa.DataType
+    is_list: bool
+    max_len: int | None
+    keeps_values: bool
+    first_token_id: int | None
+
+    def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> RawStatistics:
+        """Describes the raw column of some rows, and the ids that were made of it."""
+        column = source.column(source.schema.get_field_index(self.column))
+        if pt.is_null(column.type):
+            kind = pa.list_(self.value_type) if self.is_list else self.value_type
+            column = pa.nulls(len(column), kind)
+        values, nulls = column, 0
+        if self.is_list and (self.keeps_values or column.flatten().null_count):
+            lists = flatten_lists(column, self.max_len)
+            nulls = lists.values.null_count
+            values = lists.rebuild(cast_values(lists.values, self.value_type))
+        elif self.keeps_values:
+            values = cast_values(column, self.value_type)
+        counts = {
+            "missing": column.null_count,
+            "null_values": nulls,
+            "bucketed": self._count_bucketed(records),
+        }
+        kept = FeatureStatistics.of(self.name, values) if self.keeps_values else None
+        return RawStatistics(counts, kept)
+
+    def _count_bucketed(self, records: pa.RecordBatch) -> int:
+        if self.first_token_id is None:
+            return 0
+        ids = records.column(self.name)
+        plain = (ids.flatten() if is_list(ids.type) else ids).drop_null()
+        numbers = plain.to_numpy(zero_copy_only=False)
+        return int(np.count_nonzero((numbers >= FIRST_TOKEN_ID) & (numbers < self.first_token_id)))
+
+
+def plan_raw_features(plan: EncoderPlan, names: Collection[str]) -> tuple[RawFeature, ...]:
+    """Plans the raw statistics of some features; those that are their raw column need none."""
+    known = {vocabulary.name: vocabulary for vocabulary in plan.vocabularies}
+    planned = []
+    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
+        if column.encoder == IDENTITY or spec.name not in names:
+            continue
+        raw, vocabulary = raw_inputs(spec, column)[0], known.get(column.encoder)
+        has_buckets = vocabulary is not None and vocabulary.oov_buckets
+        planned.append(
+            RawFeature(
+                name=spec.name,
+                column=raw.name,
+                value_type=RAW_TYPES[raw.dtype],
+                is_list=raw.is_list,
+                max_len=spec.max_len if spec.is_ragged else None,
+                keeps_values=column.operation is not None
+                and column.operation.raw_values != "counted",
+                first_token_id=vocabulary.first_token_id if vocabulary and has_buckets else None,
+            )
+        )
+    return tuple(planned)
 
 
 class StatisticsAccumulator:
@@ -66,7 +394,7 @@ class StatisticsAccumulator:
         schema: Types of the features: integers, booleans, floats, decimals, strings, binaries,
             and lists of them.
         focus: The label that features are compared with, or None.
-        raw: Statistics of the raw columns, or None; then each update brings these.
+        raw: Features whose raw columns are described too; then each update brings these.
 
     Raises:
         InputDataError: A feature is of another type.
@@ -76,201 +404,81 @@ class StatisticsAccumulator:
         self,
         schema: pa.Schema,
         focus: LabelFocus | None = None,
-        raw: RawStatistics | None = None,
+        raw: Sequence[RawFeature] = (),
     ) -> None:
-        self._by_label = None if focus is None else LabelAccumulator(schema, focus)
-        self._weighted = None if focus is None else WeightedSums(schema, focus)
-        self._features = {field.name: build_feature(field) for field in schema}
-        self._raw = raw
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_bytes = 0
+        for field in schema:
+            find_dtype(field.name, field.type.value_type if is_list(field.type) else field.type)
+        self._schema, self._raw = schema, {feature.name: feature for feature in raw}
+        self._focus = focus if focus is not None and focus.label in schema.names else None
+        self._pending: list[tuple[pa.RecordBatch, pa.RecordBatch | None]] = []
+        self._parts: list[dict[str, FeatureStatistics]] = []
+        self._rows = self._pending_bytes = 0
 
     def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
-        """Adds the rows of a batch; holds on to it until some more have come.
-
-        Args:
-            batch: Columns as in `schema`.
-            source: The raw columns that the rows were made of, where they are known.
-        """
-        if self._raw is not None and source is not None:
-            self._raw.update(source, batch)
-        self._pending.append(batch)
+        """Adds the rows of a batch; holds on to it until some more have come."""
+        self._pending.append((batch, source if self._raw else None))
         self._pending_bytes += batch.nbytes
-        if self._pending_bytes >= _PENDING_BYTES or len(self._pending) >= _PENDING_BATCHES:
+        if self._pending_bytes >= _PENDING_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        # Feature by feature, so that each feature's counters are fetched into the cache once.
-        for name, feature in self._features.items():
-            for batch in self._pending:
-                feature.update(batch.column(name))
-        if self._by_label is not None:
-            for batch in self._pending:
-                self._by_label.update(batch)
-        if self._weighted is not None:
-            for batch in self._pending:
-                self._weighted.update(batch)
+        batches = [batch for batch, _ in self._pending] or [
+            pa.RecordBatch.from_pylist([], schema=self._schema)
+        ]
+        sources = [source for _, source in self._pending if source is not None]
+        source = pa.concat_batches(sources) if sources else None
+        self._parts.append(self._describe(pa.concat_batches(batches), source))
         self._pending, self._pending_bytes = [], 0
+        if len(self._parts) >= _PENDING_PARTS:
+            self._parts = [_merge_parts(self._parts)]
+
+    def _describe(
+        self, batch: pa.RecordBatch, source: pa.RecordBatch | None
+    ) -> dict[str, FeatureStatistics]:
+        found = {n: FeatureStatistics.of(n, batch.column(n)) for n in batch.schema.names}
+        for name, feature in self._raw.items() if source is not None else ():
+            found[name] = replace(found[name], raw=feature.describe(source, batch))
+        if self._focus is not None:
+            found = self._compare(self._focus, batch, found)
+        self._rows += batch.num_rows
+        return found
+
+    def _compare(
+        self, focus: LabelFocus, batch: pa.RecordBatch, found: dict[str, FeatureStatistics]
+    ) -> dict[str, FeatureStatistics]:
+        label, compared = to_floats(batch.column(focus.label)), dict(found)
+        left = max(COMPARED_ROWS - self._rows, 0)
+        for name, feature in found.items():
+            if feature.lengths is None and name != focus.label:
+                rows = None if name in focus.slices else left
+                column, is_slice = batch.column(name)[:rows], name in focus.slices
+                comparison = Comparison.of(column, label[:rows], is_slice)
+                compared[name] = replace(feature, comparison=comparison)
+        if focus.weight in found:
+            weights = to_floats(batch.column(focus.weight))
+            for name in focus.weighted:
+                if name in found and is_numeric(batch.column(name).type):
+                    sums = sum_weighted(batch.column(name), weights)
+                    compared[name] = replace(compared[name], weighted=sums)
+        return compared
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics by feature, as JSON values; `merge_statistics` takes them.
-
-        Per feature: `dtype`, `rows`, `missing` (null), `values` (list elements counted one by
-        one), and by type: `zeros`, `oov` (ids equal to 1), `nan`, `infinite`, `min`, `max`,
-        `mean`, `std` (of the finite values), `histogram`; `distinct` and `top` with whether they
-        are exact; `quantiles` of numbers; `length` for lists; `raw` of the raw column;
-        `weighted` of labels; `sketch`, `summary` and `by_label`, which only merging reads.
-        """
-        self._flush()
-        features = {name: feature.to_dict() for name, feature in self._features.items()}
-        for name, raw in (self._raw.to_dict() if self._raw else {}).items():
-            features[name][_RAW] = raw
-        for name, comparison in (self._by_label.to_dict() if self._by_label else {}).items():
-            features[name]["by_label"] = comparison
-        for name, sums in (self._weighted.to_dict() if self._weighted else {}).items():
-            features[name][_WEIGHTED] = sums
-        return features
+        """Returns the statistics by feature as `FeatureStatistics.to_json` gives them."""
+        if self._pending or not self._parts:
+            self._flush()
+        return {name: found.to_json() for name, found in _merge_parts(self._parts).items()}
 
 
-class FeatureAccumulator(Protocol):
-    """Statistics of one feature."""
-
-    def update(self, column: pa.Array) -> None:
-        """Adds the rows of a column."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics as JSON values."""
-
-
-class _ScalarAccumulator:
-    def __init__(self, values: ValueAccumulator) -> None:
-        self._values = values
-        self._rows = self._missing = 0
-
-    def update(self, column: pa.Array) -> None:
-        self._rows += len(column)
-        self._missing += column.null_count
-        self._values.update(_without_nulls(column))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "dtype": self._values.dtype,
-            "rows": self._rows,
-            "missing": self._missing,
-            "values": self._rows - self._missing,
-            **self._values.to_dict(),
-        }
-
-
-class _ListAccumulator:
-    def __init__(self, values: ValueAccumulator) -> None:
-        self._values = values
-        self._rows = self._missing = self._count = 0
-        self._total_length = 0
-        self._shortest: int | None = None
-        self._longest: int | None = None
-        self._bins = np.zeros(LENGTH_BINS, np.int64)
-
-    def update(self, column: pa.Array) -> None:
-        self._rows += len(column)
-        self._missing += column.null_count
-        lengths = _without_nulls(pc.list_value_length(column)).to_numpy(zero_copy_only=True)
-        if len(lengths):
-            shortest, longest = int(lengths.min()), int(lengths.max())
-            self._shortest = min(shortest, shortest if self._shortest is None else self._shortest)
-            self._longest = max(longest, longest if self._longest is None else self._longest)
-            self._total_length += int(lengths.sum())
-            self._bins += length_bins(lengths)
-        values = _without_nulls(column.flatten())
-        self._count += len(values)
-        self._values.update(values)
-
-    def to_dict(self) -> dict[str, Any]:
-        present = self._rows - self._missing
-        return {
-            "dtype": self._values.dtype,
-            "rows": self._rows,
-            "missing": self._missing,
-            "values": self._count,
-            **self._values.to_dict(),
-            "length": {
-                "min": self._shortest,
-                "max": self._longest,
-                "mean": self._total_length / present if present else None,
-                "total": self._total_length,
-                "histogram": length_histogram(self._bins),
-            },
-        }
-
-
-def _without_nulls(values: pa.Array) -> pa.Array:
-    return values.drop_null() if values.null_count else values
-
-
-def build_feature(field: pa.Field) -> FeatureAccumulator:
-    """Builds the statistics of a feature.
-
-    Args:
-        field: Its name and type; see `StatisticsAccumulator`.
-
-    Raises:
-        InputDataError: It is of a type without statistics.
-    """
-    if is_list(field.type):
-        return _ListAccumulator(_build_values(field.name, field.type.value_type))
-    return _ScalarAccumulator(_build_values(field.name, field.type))
-
-
-def _build_values(name: str, data_type: pa.DataType) -> ValueAccumulator:
-    if pt.is_integer(data_type) or pt.is_boolean(data_type):
-        return Int64Values()
-    if pt.is_floating(data_type) or pt.is_decimal(data_type):
-        return Float32Values()
-    if any(
-        is_type(data_type)
-        for is_type in (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
-    ):
-        return BytesValues()
-    raise InputDataError(
-        f"there are no statistics for feature {name!r}",
-        received=data_type,
-        allowed="integers, booleans, floats, decimals, strings, binaries, and lists of them",
-    )
-
-
-_ADDED = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
-_SKETCH, _SUMMARY, _BY_LABEL, _RAW = "sketch", "summary", "by_label", "raw"
-_WEIGHTED = "weighted"
-_OPAQUE = (_SKETCH, _SUMMARY, _BY_LABEL, _RAW, _WEIGHTED)
-_RAW_COUNTS = ("missing", "null_values", "bucketed")
+def _merge_parts(parts: Sequence[Mapping[str, FeatureStatistics]]) -> dict[str, FeatureStatistics]:
+    return {name: FeatureStatistics.merge([part[name] for part in parts]) for name in parts[0]}
 
 
 def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges statistics; counts and histograms come out as from one pass over all rows.
-
-    Mean and standard deviation agree with one pass to rounding. Merge in the order of the
-    shards, and the result is the same in each run.
-
-    Args:
-        parts: What `StatisticsAccumulator.to_dict` or this function returned.
-
-    Returns:
-        Statistics by feature, in the same form; empty where there are no parts.
-
-    Raises:
-        InputDataError: The parts have different features, or were summarised before.
-    """
+    """Merges what `StatisticsAccumulator.to_dict` or this function returned, in the same form."""
     if not parts:
         return {}
-    names = list(parts[0])
-    for part in parts[1:]:
-        if list(part) != names:
-            raise InputDataError(
-                "statistics of different features cannot be merged",
-                received=", ".join(part),
-                allowed=", ".join(names),
-            )
-    return {name: _merge_feature(name, [part[name] for part in parts]) for name in names}
+    loaded = [{n: FeatureStatistics.from_json(f) for n, f in part.items()} for part in parts]
+    return {name: found.to_json() for name, found in _merge_parts(loaded).items()}
 
 
 def count_labelled(
@@ -289,87 +497,64 @@ def count_labelled(
 
 
 def summarize_statistics(merged: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops what only merging needs.
-
-    Args:
-        merged: Statistics by feature.
-
-    Returns:
-        The same without `sketch` and `summary`, with `label` for `by_label`, `weighted_mean` for
-        `weighted`, and of `raw` the counts alone: small enough for a manifest.
-    """
+    """Drops what only merging needs."""
     return {name: _summarize_feature(feature) for name, feature in merged.items()}
+
+
+_OPAQUE = ("sketch", "summary", "by_label", "raw", "weighted")
 
 
 def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     summary = {key: value for key, value in feature.items() if key not in _OPAQUE}
-    if _BY_LABEL in feature:
-        summary["label"] = summarize_comparison(feature[_BY_LABEL])
-    if _WEIGHTED in feature:
-        sums = feature[_WEIGHTED]
-        summary[WEIGHTED_MEAN] = sums["total"] / sums["weights"] if sums["weights"] else None
-    if _RAW in feature:
-        raw = feature[_RAW]
-        summary[_RAW] = {key: raw[key] for key in _RAW_COUNTS}
-        summary[_RAW]["nan"] = raw.get("values", {}).get("nan", 0)
+    if "by_label" in feature:
+        summary["label"] = Comparison.from_json(feature["by_label"]).summarize()
+    if "weighted" in feature:
+        weights, total = feature["weighted"]
+        summary[WEIGHTED_MEAN] = total / weights if weights else None
+    if raw := feature.get("raw"):
+        nan = raw.get("values", {}).get("nan", 0)
+        summary["raw"] = {**{key: raw[key] for key in _RAW_COUNTS}, "nan": nan}
     return summary
 
 
-def _merge_feature(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    kinds = {(part["dtype"], "length" in part) for part in parts}
-    if len(kinds) > 1 or not all(_SKETCH in part for part in parts):
-        raise InputDataError(
-            f"statistics of feature {name!r} cannot be merged",
-            received=", ".join(sorted(str(dtype) for dtype, _ in kinds)),
-            allowed="one type, with the `sketch` that summarising drops",
-        )
-    merged: dict[str, Any] = {"dtype": parts[0]["dtype"]}
-    merged |= {key: sum(part[key] for part in parts) for key in _ADDED if key in parts[0]}
-    if "mean" in parts[0]:
-        merged |= _merge_moments(parts)
-    if "histogram" in parts[0]:
-        merged["histogram"] = merge_histograms([part["histogram"] for part in parts])
-    sketch = merge_sketches([FrequencySketch.loads(part[_SKETCH]) for part in parts])
-    merged |= sketch.to_json()
-    if _SUMMARY in parts[0]:
-        summaries = [QuantileSummary.loads(part[_SUMMARY]) for part in parts]
-        merged |= (summarize_counted(sketch) or merge_summaries(summaries)).to_json()
-    if "length" in parts[0]:
-        merged["length"] = _merge_lengths(parts, merged["rows"] - merged["missing"])
-    if all(_BY_LABEL in part for part in parts):
-        merged[_BY_LABEL] = merge_comparisons([part[_BY_LABEL] for part in parts])
-    # Shards that an earlier release wrote have none: then the whole has none.
-    if all(_WEIGHTED in part for part in parts):
-        sums = [part[_WEIGHTED] for part in parts]
-        merged[_WEIGHTED] = {key: sum(s[key] for s in sums) for key in ("weights", "total")}
-    if all(_RAW in part for part in parts):
-        merged[_RAW] = _merge_raw(name, [part[_RAW] for part in parts])
-    return merged
+def refuse_negative_weights(
+    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuses weights of samples below 0: a model would learn the opposite of such a row."""
+    for split, by_feature in statistics.items():
+        for spec in schema.by_role("weight"):
+            low = by_feature.get(spec.name, {}).get("min")
+            if low is not None and low < 0:
+                raise InputDataError(
+                    f"weights of samples are below 0: feature {spec.name!r}, split {split}",
+                    received=f"{low:g} at least",
+                    allowed="0 or more: a row of weight 0 is not learned",
+                    fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
+                    "rows, which are counted and left out",
+                )
 
 
-def _merge_raw(name: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    merged: dict[str, Any] = {key: sum(part[key] for part in parts) for key in _RAW_COUNTS}
-    if all("values" in part for part in parts):
-        merged["values"] = _merge_feature(name, [part["values"] for part in parts])
-    return merged
+def find_not_finite(statistics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Finds features with values that are no numbers: a line for each feature of a split."""
+    return [
+        f"feature {name!r}, split {split}: {found['nan']:,} values are NaN and "
+        f"{found['infinite']:,} infinite; training on it ends with exit code 5"
+        for split, by_feature in statistics.items()
+        for name, found in by_feature.items()
+        if found.get("nan") or found.get("infinite")
+    ]
 
 
-def _merge_moments(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    merged = RunningMoments()
-    for part in parts:
-        count = part["values"] - part.get("nan", 0) - part.get("infinite", 0)
-        merged = merged.merge(RunningMoments.from_json(count, part))
-    return merged.to_json()
-
-
-def _merge_lengths(parts: Sequence[Mapping[str, Any]], present: int) -> dict[str, Any]:
-    lengths = [part["length"] for part in parts]
-    known = [length for length in lengths if length["min"] is not None]
-    total = sum(length["total"] for length in lengths)
-    return {
-        "min": min((length["min"] for length in known), default=None),
-        "max": max((length["max"] for length in known), default=None),
-        "mean": total / present if present else None,
-        "total": total,
-        "histogram": merge_histograms([length["histogram"] for length in lengths]),
-    }
+def find_unscaled(
+    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Finds numbers far from 1, which models read as they are and learn badly from."""
+    found = {}
+    for spec in schema.by_role("user", "item", "context"):
+        values = statistics["train"].get(spec.name, {})
+        mean, std = values.get("mean"), values.get("std")
+        if spec.vocabulary_size is not None or spec.encoding != IDENTITY or mean is None:
+            continue
+        if max(abs(mean), std) > UNSCALED:
+            found[spec.name] = f"mean {mean:.3g}, deviation {std:.3g}"
+    return found

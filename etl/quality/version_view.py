@@ -25,44 +25,23 @@ from etl.quality.figures import VersionFigures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 
 STATISTICS_FILE = "statistics.json"
-_FORMAT_VERSION = 1
 _SPECIAL = {PAD_ID: "(pad)", OOV_ID: "(oov)"}
 
 
 def write_statistics(version: Path, statistics: Mapping[str, Mapping[str, Any]]) -> FileInfo:
-    """Writes the unabridged statistics beside the manifest.
-
-    Args:
-        version: Directory of the version.
-        statistics: By split and feature, as `merge_statistics` returns them.
-
-    Returns:
-        The file.
-    """
-    data = {"format_version": _FORMAT_VERSION, "splits": statistics}
-    file = version / STATISTICS_FILE
+    """Writes the unabridged statistics beside the manifest."""
+    file, data = version / STATISTICS_FILE, {"splits": statistics}
     write_text_atomic(file, json.dumps(data, sort_keys=True, allow_nan=False) + "\n")
     return describe_file(version, file)
 
 
 def read_statistics(version: Path) -> dict[str, dict[str, Any]]:
-    """Reads them back; empty for a version that was published without.
-
-    Raises:
-        InputDataError: The file is damaged or of another format version.
-    """
+    """Reads them back; empty for a version that was published without."""
     file = version / STATISTICS_FILE
     if not file.is_file():
         return {}
     try:
-        data = parse_json(file.read_text(encoding="utf-8"))
-        if data["format_version"] != _FORMAT_VERSION:
-            raise InputDataError(
-                f"{file} has another format version",
-                received=data["format_version"],
-                allowed=_FORMAT_VERSION,
-            )
-        return dict(data["splits"])
+        return dict(parse_json(file.read_text(encoding="utf-8"))["splits"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputDataError(f"{file} cannot be read", received=repr(error)) from error
 
@@ -76,7 +55,6 @@ class VersionView:
         schema: Its features.
         source_rows: Rows that parsed, by source.
         split_rows: Records by split.
-        label: The label's feature, or None.
         figures: What its figures are taken from, or None where that is not known.
     """
 
@@ -84,7 +62,6 @@ class VersionView:
     schema: FeatureSchema
     source_rows: Mapping[str, int]
     split_rows: Mapping[str, int]
-    label: str | None = None
     figures: VersionFigures | None = None
 
     @cached_property
@@ -120,10 +97,7 @@ class VersionView:
         return {**_SPECIAL, **buckets, **dict(zip(known, map(str, found), strict=True))}
 
     def distribution(self, split: str, name: str) -> Distribution | None:
-        """Returns the distribution of a feature as it stands in the records.
-
-        None where there are no statistics of it.
-        """
+        """Returns the distribution of a feature as it stands in the records, if there is one."""
         feature = self.feature(split, name)
         if feature is None or not feature.get("values"):
             return None
@@ -144,15 +118,15 @@ class VersionView:
         if self.is_vocabulary(name):
             return {TOKENS: plain}
         column = next((c for c in self._plan.columns if c.feature == name), None)
-        if column is None or column.operation is None:
+        operation = None if column is None else column.operation
+        if column is None or operation is None:
             return {RAW_VALUES: plain}
-        feature = self.statistics[split][name]
-        if isinstance(column.operation, SparseIndices):
+        feature, found = self.statistics[split][name], {}
+        if isinstance(operation, SparseIndices):
             return {INDICES: _name_indices(feature, plain, column)}
-        found = {}
-        if column.operation.raw_values == "compared" and "values" in feature.get("raw", {}):
-            raw = feature["raw"]
-            are_numbers = set(column.operation.accepts) <= set(NUMBERS)
+        raw = feature.get("raw", {})
+        if operation.raw_values == "compared" and "values" in raw:
+            are_numbers = set(operation.accepts) <= set(NUMBERS)
             found[RAW_VALUES] = build_distribution(
                 raw["values"], are_numbers=are_numbers, nulls=raw["null_values"]
             )
@@ -188,13 +162,7 @@ def _name_indices(
 
 @dataclass(frozen=True)
 class ComparedFeature:
-    """One feature in two versions.
-
-    Attributes:
-        before: Its distribution in the earlier version; None where that has no values of it.
-        after: The same of the later version.
-        gap: Why the two cannot be compared although there are values; None where they can.
-    """
+    """One feature in two versions, and why the two cannot be compared although there are values."""
 
     before: Distribution | None
     after: Distribution | None
@@ -228,7 +196,6 @@ def view_version(version: Path, manifest: Manifest) -> VersionView:
         manifest.schema,
         {name: rows - bad.get(name, 0) for name, rows in counts.read.items()},
         {split.name: split.rows for split in manifest.splits},
-        manifest.keys.label,
         read_figures(manifest),
     )
 

@@ -81,10 +81,9 @@ class RecordHooks:
 
     def accumulate(self, schema: pa.Schema) -> StatisticsAccumulator:
         """Statistics of flat records, and of the raw values that they are encoded from."""
-        from etl.quality.raw_statistics import RawAccumulator
-        from etl.quality.statistics import StatisticsAccumulator
+        from etl.quality.statistics import StatisticsAccumulator, plan_raw_features
 
-        raw = RawAccumulator(open_encoders(self.encoders).plan, schema.names)
+        raw = plan_raw_features(open_encoders(self.encoders).plan, schema.names)
         return StatisticsAccumulator(schema, self.focus, raw)
 
 

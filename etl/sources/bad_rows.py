@@ -8,10 +8,10 @@ from __future__ import annotations
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
@@ -144,6 +144,7 @@ class SourceCounts:
         values: Good rows that have a value, by nullable column.
         new: Keys of one of the rows that are not declared.
         times: Values of the good rows by magnitude, by time column.
+        asked: What `Source.asked` gives; empty where no row is good.
     """
 
     read: int
@@ -151,6 +152,7 @@ class SourceCounts:
     values: Mapping[str, int] = field(default_factory=dict)
     new: tuple[str, ...] = ()
     times: Mapping[str, TimeValues] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bad_rows(self) -> int:
@@ -166,6 +168,7 @@ def count_rows(source: Source, scan: TimeScan | None = None) -> SourceCounts:
         scan: Time columns whose values are counted by magnitude; None: there are none.
     """
     asked = [F.count(name).alias(name) for name in source.nullable]
+    asked += [column.alias(name) for name, column in source.asked.items()]
     groups = [] if scan is None else time_groups(scan, source)
     asked += [] if scan is None else time_aggregates(scan, source)
     if NEW_COLUMN in source.rows.columns:
@@ -189,7 +192,16 @@ def count_rows(source: Source, scan: TimeScan | None = None) -> SourceCounts:
         values,
         tuple(max((keys for keys in new if keys), default=())),
         {name: read_spans(scan, name, good) for name in scan.columns} if scan is not None else {},
+        {name: _combine(name, [row[name] for row in good]) for name in source.asked if good},
     )
+
+
+_COMBINED: Mapping[str, Callable[[Sequence[Any]], Any]] = {"sum": sum, "min": min, "max": max}
+
+
+def _combine(name: str, values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return _COMBINED[name.split(" ")[0]](known) if known else None
 
 
 def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -> None:

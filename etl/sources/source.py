@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -42,6 +42,8 @@ class Source:
         files: The input files, as they stood.
         headers: Number of header lines: one per file that has a line, or none.
         nullable: Columns that may be null, and should not be so in every row.
+        asked: Further aggregates over the good rows, by name; the name's first word (`sum`, `min`
+            or `max`) says how those of several groups of rows become one.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Source:
     files: tuple[InputFile, ...]
     headers: int = 0
     nullable: tuple[str, ...] = ()
+    asked: Mapping[str, Column] = field(default_factory=dict)
 
     @property
     def good(self) -> DataFrame:

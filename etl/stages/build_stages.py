@@ -23,7 +23,7 @@ from etl.events.negatives import Negatives, add_negatives
 from etl.events.sample_filter import check_where
 from etl.events.split_bounds import check_built_by_day, check_spans
 from etl.quality.figures import VersionFigures, share_kept, share_matched
-from etl.quality.mistakes import (
+from etl.quality.lint import (
     find_early_ends,
     find_late,
     find_odd_values,
@@ -31,6 +31,7 @@ from etl.quality.mistakes import (
     find_test_in_log,
     find_unturned_lists,
 )
+from etl.quality.rules import ask_rules
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView
 from etl.records.fitted_encoders import fit_encoders, take_over_encoders
@@ -43,7 +44,7 @@ from etl.stages.stage import Build, ConfigChecks, Stage, logger
 
 def _read_sources(build: Build) -> None:
     config = build.inputs.config
-    counted = count_sources(config, build.inputs.sources)
+    counted = count_sources(config, ask_rules(config, build.inputs.sources))
     settle_bad_rows(counted.sources, counted.counts, config.sources, build.inputs.staging)
     build.counted = counted
 
@@ -188,8 +189,7 @@ def _check_version(build: Build) -> None:
     joined, converted = share_matched(events.matches), share_kept(events.lost_conversions)
     figures = VersionFigures(schema, written.statistics, joined, converted, tokens)
     rows = {split.name: split.rows for split in written.splits}
-    label = inputs.plan.keys.label
-    build.checks.check_version(VersionView(inputs.staging, schema, {}, rows, label, figures))
+    build.checks.check_version(VersionView(inputs.staging, schema, {}, rows, figures))
 
 
 CHECK_FEATURES = Stage("check features", _check_version)

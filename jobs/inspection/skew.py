@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +12,9 @@ import typer
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
-from conf.etl.spark_session import SparkConfig
 from conf.local_paths import local_path
-from conf.manifest import Manifest
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from etl.quality.skew import SkewReport
 
 app = typer.Typer(add_completion=False)
@@ -41,15 +36,6 @@ class Logged:
     file_format: str | None = None
     encoded: bool = False
     keys: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Recomputed:
-    """A split of a dataset version."""
-
-    version: Path
-    manifest: Manifest
-    split: str
 
 
 @app.command()
@@ -74,35 +60,20 @@ def main(
 ) -> int:
     """Compare logged serving features with recomputed ones, by key."""
     from etl.quality.skew import refuse_skew
-    from etl.tfrecord.spark.failures import known_failures
-    from jobs.support.spark_session import build_session
 
     if log_format is not None and log_format not in FORMATS:
         raise ConfigError("no such format", received=log_format, allowed=", ".join(FORMATS))
-    version = resolve_version(local_path(dataset))
-    manifest = read_manifest(version)
-    session = build_session(SparkConfig(), "sluice skew")
-    try:
-        source = Logged(logged, log_format, encoded, tuple(key or ()))
-        with known_failures():
-            report = compare(session, Recomputed(version, manifest, split), source, tolerance)
-    finally:
-        with contextlib.suppress(Exception):
-            session.stop()
-    print(json.dumps(report.to_json(), indent=1)) if as_json else print_report(report)
+    source = Logged(logged, log_format, encoded, tuple(key or ()))
+    report = compare(resolve_version(local_path(dataset)), split, source, tolerance)
+    print(json.dumps(asdict(report), indent=1)) if as_json else print_report(report)
     refuse_skew(report, max_mismatch)
     return 0
 
 
-def compare(
-    session: SparkSession, recomputed: Recomputed, logged: Logged, tolerance: float = 1e-6
-) -> SkewReport:
-    """Compares a serving log with a split.
+def compare(version: Path, split: str, logged: Logged, tolerance: float = 1e-6) -> SkewReport:
+    """Compares a serving log with a split of a dataset version."""
+    import pyarrow as pa
 
-    Raises:
-        ConfigError: The log, its format or its keys do not fit.
-        InputDataError: A value of the log is not what its feature's encoder takes.
-    """
     from conf.artefacts.encoder_files import read_plan_file
     from conf.encoders import ENCODERS_DIR
     from etl.quality.skew import (
@@ -112,18 +83,22 @@ def compare(
         plan_skew,
         read_logged,
         read_split,
+        wire_types,
     )
 
-    version, manifest = recomputed.version, recomputed.manifest
-    plan = read_plan_file(version / ENCODERS_DIR)
-    rows = read_logged(session, logged.path, logged.file_format)
-    features = find_features(plan, rows.columns, logged.encoded, recomputed.split)
-    for name, reason in features.left_out.items():
+    manifest, plan = read_manifest(version), read_plan_file(version / ENCODERS_DIR)
+    inputs = [raw for column in plan.columns for raw in column.inputs]
+    names = {*(column.column for column in plan.columns), *(raw.name for raw in inputs)}
+    names -= {raw.name for raw in inputs if not raw.is_served}
+    types = wire_types(manifest) if logged.encoded else dict.fromkeys(sorted(names), pa.null())
+    rows = read_logged(logged.path, logged.file_format, types)
+    features, left_out = find_features(plan, rows.schema.names, logged.encoded, split)
+    for name, reason in left_out.items():
         print(f"{name} is not compared: {reason}", file=sys.stderr)
-    config = replace(plan_skew(plan, manifest, features.names, logged.keys), tolerance=tolerance)
+    config = replace(plan_skew(plan, manifest, features, logged.keys), tolerance=tolerance)
     if not logged.encoded:
-        rows = encode_logged(rows, version, features.names)
-    records = read_split(session, version, manifest, recomputed.split)
+        rows = encode_logged(rows, version, features)
+    records = read_split(version, manifest, split, (*config.keys, *config.features))
     return compare_features(rows, records, config)
 
 

@@ -129,9 +129,8 @@ def view_features(data: RunData) -> dict[str, Any]:
 def _feature_row(spec: FeatureSpec, found: Mapping[str, Any]) -> list[Any]:
     is_plain = spec.vocabulary_size is None  # ids have no meaningful range
     distinct, length = as_mapping(found.get("distinct")), as_mapping(found.get("length"))
-    bins, shown, size = found.get("histogram"), "Values", MISSING
+    bins, size = fill_length_bins(length.get("histogram") or ()), MISSING
     if spec.is_list:
-        bins, shown = fill_length_bins(length.get("histogram") or ()), "Lengths"
         size = f"{format_number(length.get('mean'))}, up to {format_number(length.get('max'))}"
     return [
         spec.name,
@@ -143,7 +142,7 @@ def _feature_row(spec: FeatureSpec, found: Mapping[str, Any]) -> list[Any]:
         _share_cell(None if is_plain else count_unknown(found), found.get("values")),
         *(found.get(key) if is_plain else None for key in ("min", "mean", "max")),
         size if length else MISSING,
-        {"value": f"{shown} of {spec.name}", "bins": [*map(_name_bin, bins)]} if bins else MISSING,
+        {"value": f"Lengths of {spec.name}", "bins": [*map(_name_bin, bins)]} if bins else MISSING,
     ]
 
 

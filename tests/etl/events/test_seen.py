@@ -13,7 +13,7 @@ from conf.etl.build import BuildConfig
 from etl.events.event_counts import check_seen, count_events
 from etl.events.event_log import kept, prepare_events
 from etl.features.plan import plan_features
-from etl.quality.mistakes import find_unturned_lists
+from etl.quality.lint import find_unturned_lists
 from etl.records.samples import build_samples, build_users
 from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest

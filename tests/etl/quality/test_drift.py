@@ -80,12 +80,6 @@ def test_disjoint_is_farthest_and_nothing_is_no_distance(measure):
         assert apart == 1.0
 
 
-def test_a_textbook_example_of_the_index():
-    # 0.1 ln 1.5 + 0 - 0.1 ln(0.3 / 0.4)
-    found = population_stability_index(np.array([30, 30, 40]), np.array([20, 30, 50]))
-    assert found == pytest.approx(0.1 * math.log(1.5) - 0.1 * math.log(0.8))
-
-
 def distribution(values, kind=None, tokens=None):
     array = pa.array(values, kind)
     accumulator = StatisticsAccumulator(pa.schema([("x", array.type)]))

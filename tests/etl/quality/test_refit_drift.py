@@ -31,8 +31,11 @@ from etl.encoders.target import build_statistic_table, write_statistic_table
 from etl.encoders.vocabulary import assign_ids, write_vocabulary
 from etl.quality.contract import check_feature_rules
 from etl.quality.drift import measure_drift
-from etl.quality.raw_statistics import RawAccumulator
-from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
+from etl.quality.statistics import (
+    StatisticsAccumulator,
+    merge_statistics,
+    plan_raw_features,
+)
 from etl.quality.version_view import VersionView, compare_feature, write_statistics
 from tests.etl.logs import build_config
 
@@ -78,7 +81,7 @@ def write_shards(folder: Path, column: pa.Array, pipeline: EncoderPipeline, raw:
     for half in (column[: len(column) // 3], column[len(column) // 3 :]):
         source = pa.record_batch({"x": half})
         records = pipeline.apply(source)
-        kept = RawAccumulator(pipeline.plan, records.schema.names) if raw else None
+        kept = plan_raw_features(pipeline.plan, records.schema.names) if raw else ()
         accumulator = StatisticsAccumulator(records.schema, None, kept)
         accumulator.update(records, source)
         parts.append(accumulator.to_dict())
@@ -99,20 +102,14 @@ def numbers(column: pa.Array) -> np.ndarray:
     return column.drop_null().to_numpy()
 
 
-def standard(column: pa.Array, **prepared: Any) -> Normalize:
+def standard(column: pa.Array) -> Normalize:
     found = numbers(column)
-    return Normalize(center=float(found.mean()), factor=float(1 / found.std()), **prepared)
+    return Normalize(center=float(found.mean()), factor=float(1 / found.std()))
 
 
 def log(column: pa.Array) -> Normalize:
     found = np.log1p(numbers(column))
     return Normalize(log1p=True, center=float(found.mean()), factor=float(1 / found.std()))
-
-
-def min_max(column: pa.Array) -> Normalize:
-    # A day with an extreme value of its own, as min-max meets it.
-    low, high = numbers(column).min(), numbers(column).max() + len(column) % 7
-    return Normalize(center=float(low), factor=float(1 / (high - low)))
 
 
 def quantiles(column: pa.Array) -> Bucketize:
@@ -122,10 +119,7 @@ def quantiles(column: pa.Array) -> Bucketize:
 
 FITS: dict[str, Callable[[pa.Array], Operation]] = {
     "standard": standard,
-    "clip": lambda column: standard(column, maximum=float(np.quantile(numbers(column), 0.9))),
-    "fill": lambda column: standard(column, fill=float(np.median(numbers(column)))),
     "log": log,
-    "min_max": min_max,
     "quantiles": quantiles,
 }
 
@@ -261,16 +255,6 @@ def test_a_scaling_that_is_new_is_compared_with_the_plain_column(tmp_path):
         "x",
     )
     assert measure_drift("psi", found.before, found.after) < 0.01
-
-
-def test_the_manifest_gets_the_counts_alone(tmp_path):
-    column = draw(900, 1, nulls=0.3)
-    view = write_version(tmp_path / "v", column, standard(column))
-    raw = view.statistics["train"]["x"]["raw"]
-    assert raw["missing"] == column.null_count
-    assert raw["values"]["rows"] == 900
-    short = summarize_statistics(view.statistics["train"])["x"]["raw"]
-    assert short == {"missing": column.null_count, "null_values": 0, "bucketed": 0, "nan": 0}
 
 
 def test_oov_buckets_and_nulls_inside_of_lists_are_counted(tmp_path):

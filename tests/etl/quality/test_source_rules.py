@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl.contract import ContractConfig
-from etl.quality.source_rules import SourcesAsRead, check_source_rules
+from etl.quality.rules import SourcesAsRead, ask_rules, check_source_rules
 from etl.sources.bad_rows import count_rows
 from etl.sources.read import read_source
 from tests.etl.logs import build_config
@@ -60,16 +60,16 @@ def read(spark, tmp_path_factory):
         name: read_source(spark, name, source, str(folder))
         for name, source in config.sources.items()
     }
-    counts = {name: count_rows(source) for name, source in sources.items()}
-    return config, SourcesAsRead(sources, counts, {"log": 8}, date(1970, 1, 1))
+    return config, sources
 
 
-def check(read, *rules, run_date="as read"):
-    config, as_read = read
+def check(read, *rules, run_date=date(1970, 1, 1)):
+    config, sources = read
     contract = ContractConfig.model_validate({"rules": rules})
-    if run_date != "as read":
-        as_read = SourcesAsRead(as_read.sources, as_read.counts, as_read.previous_rows, run_date)
-    return check_source_rules(config.model_copy(update={"contract": contract}), as_read)
+    config = config.model_copy(update={"contract": contract})
+    sources = ask_rules(config, sources)
+    counts = {name: count_rows(source) for name, source in sources.items()}
+    return check_source_rules(config, SourcesAsRead(sources, counts, {"log": 8}, run_date))
 
 
 LOG_RULES = [

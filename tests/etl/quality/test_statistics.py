@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 
 from conf.errors import InputDataError
 from etl.quality.label_statistics import COMPARED_ROWS, MAX_GROUPS, LabelFocus
-from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
+from etl.quality.statistics import (
+    DENSE_VALUES,
+    FeatureStatistics,
+    StatisticsAccumulator,
+    merge_statistics,
+    summarize_statistics,
+)
 
 SCHEMA = pa.schema(
     [("item", pa.int64()), ("history", pa.list_(pa.int64())), ("price", pa.float32()),
@@ -116,41 +123,6 @@ def test_merging_equals_one_pass(shards):
     check_equal(merged, merge_statistics_2([row for rows in shards for row in rows]))
 
 
-@settings(deadline=None, max_examples=30)
-@given(SHARDS)
-def test_merging_is_associative(shards):
-    parts = [merge_statistics_2(rows) for rows in shards]
-    nested = merge_statistics([merge_statistics(parts[:2]), *parts[2:]])
-    check_equal(nested, merge_statistics(parts))
-
-
-def test_the_result_is_json_and_repeatable():
-    parts = [merge_statistics_2([{"item": 3, "history": [1], "price": 0.1 * k}]) for k in range(5)]
-    texts = {json.dumps(merge_statistics(parts), allow_nan=False) for _ in range(3)}
-    assert len(texts) == 1
-
-
-def test_no_parts_give_nothing():
-    assert merge_statistics([]) == {}
-
-
-def test_a_summary_says_the_same_in_less():
-    part = merge_statistics_2([{"item": 3, "history": [1, 2], "price": 0.5, "tag": "a"}])
-    summary = summarize_statistics(part)
-    assert summary["item"]["top"] == part["item"]["top"]
-    assert all("sketch" not in feature for feature in summary.values())
-    with pytest.raises(InputDataError, match="sketch"):
-        merge_statistics([summary, part])
-
-
-def test_parts_that_do_not_belong_together_are_refused():
-    part = merge_statistics_2([{"item": 3}])
-    with pytest.raises(InputDataError, match="different features"):
-        merge_statistics([part, {"item": part["item"]}])
-    with pytest.raises(InputDataError, match="'item'"):
-        merge_statistics([part, {**part, "item": part["tag"]}])
-
-
 FOCUS = LabelFocus("label", ("gender",))
 
 
@@ -195,21 +167,6 @@ def test_correlation_ratio_is_the_variance_between_groups(seed, shards, groups):
     assert found == pytest.approx(np.sqrt(max(epsilon, 0)), abs=1e-6)
 
 
-def test_a_category_that_determines_the_label_and_one_that_only_tells_rows_apart():
-    rng = np.random.default_rng(3)
-    label = rng.integers(0, 2, 600)
-    colour = np.where(label == 1, rng.integers(0, 3, 600), rng.integers(3, 6, 600))
-    found = compare(
-        {
-            "colour": [f"c{c}" for c in colour],
-            "row": np.arange(600),
-            "label": label.astype(np.float32),
-        }
-    )
-    assert found["colour"]["correlation_ratio"] == 1.0
-    assert found["row"]["correlation_ratio"] is None
-
-
 def test_missing_values_are_a_group_of_their_own():
     label = np.array([0, 1] * 200, np.float32)
     found = compare({"x": [None if y else 1.5 for y in label], "label": label})["x"]
@@ -251,7 +208,7 @@ def test_without_the_label_or_for_lists_there_is_nothing_to_compare():
     assert compare({"tags": [[1], [2]], "label": [0.0, 1.0]})["tags"] is None
 
 
-def test_means_of_labels_by_weight_are_those_of_all_rows_and_shards_without_them_leave_none():
+def test_means_of_labels_by_weight_are_those_of_all_rows():
     rng = np.random.default_rng(4)
     label, like = (rng.random(900) < 0.3).astype(np.float32), rng.normal(size=900)
     weight = rng.choice([1.0, 10.0], 900).astype(np.float32)
@@ -267,5 +224,90 @@ def test_means_of_labels_by_weight_are_those_of_all_rows_and_shards_without_them
     assert summary["label"]["weighted_mean"] == pytest.approx(np.average(label, weights=weight))
     assert summary["like"]["weighted_mean"] == pytest.approx(np.average(like, weights=weight))
     assert "weighted_mean" not in summary["weight"]
-    del parts[0]["label"]["weighted"]  # As an earlier release wrote a kept shard.
-    assert "weighted_mean" not in summarize_statistics(merge_statistics(parts))["label"]
+
+
+INTEGERS = st.lists(
+    st.one_of(st.integers(0, 3), st.integers(-(2**63), 2**63 - 1), st.just(DENSE_VALUES)),
+    max_size=60,
+)
+
+
+def describe(*arrays: pa.Array) -> dict:
+    parts = [FeatureStatistics.of("x", array) for array in arrays]
+    return FeatureStatistics.merge(parts).to_json()
+
+
+def check_frequencies(result: dict, values: list) -> None:
+    ordered = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
+    assert result["top"] == {"values": [list(item) for item in ordered[:20]], "exact": True}
+    assert result["distinct"]["count"] == len(set(values))
+    assert result["distinct"]["exact"]
+
+
+def check_moments(result: dict, values: list) -> None:
+    if not values:
+        assert (result["min"], result["max"], result["mean"], result["std"]) == (None,) * 4
+        return
+    numbers = np.array(values, np.float64)
+    assert (result["min"], result["max"]) == (min(values), max(values))
+    scale = float(np.abs(numbers).max())
+    assert result["mean"] == pytest.approx(numbers.mean(), rel=1e-9, abs=1e-9 * scale)
+    assert result["std"] == pytest.approx(numbers.std(), rel=1e-6, abs=1e-6 * scale)
+
+
+@settings(deadline=None)
+@given(INTEGERS, INTEGERS)
+def test_integers(first, second):
+    result = describe(pa.array(first, pa.int64()), pa.array([0, *second], pa.int64())[1:])
+    whole = first + second
+    assert (result["zeros"], result["oov"]) == (whole.count(0), whole.count(1))
+    check_frequencies(result, whole)
+    check_moments(result, whole)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1.0])), max_size=60))
+def test_floats(floats):
+    first, second = pa.array(floats[:20], pa.float32()), pa.array(floats[20:], pa.float64())
+    finite = [value for value in floats if np.isfinite(value)]
+    result = describe(first, second)
+    assert result["nan"] == int(np.isnan(floats).sum())
+    assert result["infinite"] == int(np.isinf(floats).sum())
+    assert result["zeros"] == finite.count(0.0)
+    check_frequencies(result, finite)
+    check_moments(result, finite)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("ab é漢\0", max_size=12), max_size=60))
+def test_strings(texts):
+    result = describe(pa.array(texts, pa.string())[3:], pa.array(texts[:3], pa.large_binary()))
+    check_frequencies(result, texts)
+
+
+def test_long_and_undecodable_strings_stay_apart_and_short():
+    texts = [b"x" * 500 + b"1", b"x" * 500 + b"2", b"\xff", b"x" * 500 + b"2"]
+    shown = [text for text, _ in describe(pa.array(texts))["top"]["values"]]
+    assert len(set(shown)) == 3
+    assert all(len(text) <= 64 for text in shown)
+    assert "\\xff" in shown
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.arange(-50_000, 100_000),
+        np.arange(100_000, dtype=np.float32),
+        np.arange(100_000).astype(str),
+    ],
+    ids=["integers", "floats", "texts"],
+)
+def test_many_values_are_estimated_and_leaders_still_exact(numbers):
+    leader = numbers[70_000]
+    batches = np.array_split(numbers, 10)
+    result = describe(pa.array([leader] * 10), *map(pa.array, batches))
+    assert not result["distinct"]["exact"]
+    assert result["distinct"]["count"] == pytest.approx(len(numbers), rel=0.13)
+    assert result["top"]["values"][0][0] == leader
+    assert not result["top"]["exact"]  # 20 of 100,000 that occur once
+    assert len(result["sketch"]) < 10_000

@@ -142,7 +142,6 @@ def test_lists_have_lengths_and_a_histogram_of_them(finished):
     assert history["Length"].endswith(", up to 50")
     labels = _histograms(finished)
     assert any(label.startswith("Lengths of history: 0: ") for label in labels)
-    assert any(label.startswith("Values of rating: ") for label in labels)
 
 
 def test_features_without_values_in_a_split_are_left_out(finished):

@@ -18,7 +18,7 @@ from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import assign_ids, find_odd_tokens
 from etl.events.event_counts import EventCounts
 from etl.quality.figures import Share
-from etl.quality.mistakes import (
+from etl.quality.lint import (
     MIN_ROWS,
     describe_constant,
     find_constants,
@@ -30,10 +30,9 @@ from etl.quality.mistakes import (
     find_unknown,
     find_unmatched,
     list_nothing_matched,
-    refuse_negative_weights,
 )
-from etl.quality.rules import RuleResult, settle_results
-from etl.quality.statistics import StatisticsAccumulator
+from etl.quality.rules import settle_results
+from etl.quality.statistics import StatisticsAccumulator, refuse_negative_weights
 from tests.etl.logs import build_config
 
 USERS = {"matched": 0, "unknown_key": 40, "null_key": 2}
@@ -136,13 +135,6 @@ def test_conversions_that_nothing_led_to_are_refused_with_why(tmp_path):
     assert found.allowed_as == ("unmatched", "items")
 
 
-def test_what_is_known_of_the_cause_comes_first_in_the_fix(tmp_path):
-    found = find_unmatched(make_config(tmp_path), {"users": USERS}, {}, {})
-    with pytest.raises(InputDataError) as error:
-        settle_results(found, ["'7' is in 'users' as '007'"])
-    assert str(error.value.fix).startswith("'7' is in 'users' as '007'; correct the input")
-
-
 def test_empty_vocabularies_are_refused_unless_named_or_nothing_else_could_be(tmp_path):
     tokens = {"gender": 0, "tags": 4, "item": 2}
     (found,) = find_empty_vocabularies(make_config(tmp_path), tokens, ())
@@ -206,13 +198,6 @@ def test_a_column_is_constant_where_every_row_is_the_same(column, said):
     assert found == (
         None if said is None else f"{said} in all {len(column)} rows of the train split"
     )
-
-
-def test_a_constant_column_shows_behind_what_an_encoder_makes_of_it():
-    found = gather(x=pa.array([[0.0, 1.0]] * N, pa.list_(pa.float32())), raw=pa.array(["x"] * N))
-    assert describe_constant(found["x"]) is None
-    found["x"]["raw"] = {"values": found["raw"]}
-    assert describe_constant(found["x"]).startswith("the value x in all")
 
 
 SCHEMA = FeatureSchema(
@@ -316,15 +301,6 @@ def test_names_that_are_not_there_are_refused_before_anything_is_read(tmp_path, 
     with pytest.raises(ValidationError, match=hint) as error:
         make_config(tmp_path, {key: [name]})
     assert f"contract.allow.{key}" in str(error.value)
-
-
-def test_violated_rules_and_mistakes_are_refused_together(tmp_path):
-    rule = RuleResult("range ratings.rating", "error", False, "9", "1 to 5")
-    with pytest.raises(InputDataError) as error:
-        settle_results([rule, *find(make_config(tmp_path))])
-    assert error.value.what == "the data contract is violated (4 rules); nothing was published"
-    assert "contract.rules" in str(error.value.fix)
-    assert "constant: [gender, tags]" in str(error.value.fix)
 
 
 def count_ids(values: int, oov: int, rows: int = 40, bucketed: int = 0) -> dict[str, Any]:
