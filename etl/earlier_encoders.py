@@ -13,12 +13,11 @@ from typing import Any
 from conf.artefacts.dataset import DatasetPaths
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
-from conf.encoders.target import TargetConfig
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.encodings import TargetConfig
 from conf.manifest import Manifest
-from etl.encoders.fit import EarlierEncoders
-from etl.features.encoder_plan import plan_inputs
+from etl.encoders.fit import EarlierEncoders, plan_inputs
 from etl.features.plan import FeaturePlan
 from etl.versions.run_fingerprint import Parent
 
@@ -40,12 +39,7 @@ def find_earlier_encoders(
 ) -> EarlierEncoders | None:
     """Returns the encoders of the current version, where a build continues them.
 
-    Args:
-        paths: The dataset.
-        config: The build's config.
-        features: Its features.
-        parent: The current version.
-        keeps_numbers: Whether fitted numbers are kept; vocabularies that grow always do.
+    Fitted numbers are kept where `keeps_numbers` says so, vocabularies that grow always.
 
     Raises:
         InputDataError: The version is damaged, or a file of its encoders is gone: its tokens would
@@ -54,23 +48,22 @@ def find_earlier_encoders(
     keeps_numbers = keeps_numbers and features.fits_numbers
     if parent is None or not (features.has_incremental_vocabulary or keeps_numbers):
         return None
+    fix = "roll back to an earlier version by `sluice versions rollback`"
+    fix += "" if features.has_incremental_vocabulary else ", or fit anew by --refit"
     if parent.manifest is None:
-        advice = "" if features.has_incremental_vocabulary else ", or fit anew by --refit"
         raise InputDataError(
             "the current version, whose encoders the new one continues, is damaged",
             received=parent.damage,
-            fix=f"roll back to an earlier version by `sluice versions rollback`{advice}",
+            fix=fix,
         )
     directory = paths.version(parent.version_id) / ENCODERS_DIR
     plan = read_plan_file(directory)
     if plan.fingerprint != parent.manifest.encoders_fingerprint:
-        advice = "" if features.has_incremental_vocabulary else ", or fit anew by --refit"
         raise InputDataError(
             "the encoders of the current version, which the new one continues, were changed",
             received=f"{directory}: fingerprint {plan.fingerprint}",
             allowed=f"{parent.manifest.encoders_fingerprint}, as the manifest says",
-            fix="restore encoders.json, roll back to an earlier version by "
-            f"`sluice versions rollback`{advice}",
+            fix=f"restore encoders.json, {fix}",
         )
     kept = _find_kept(config, features, parent.manifest, plan) if keeps_numbers else frozenset()
     return EarlierEncoders(parent.version_id, directory, plan, kept)
@@ -110,20 +103,23 @@ def _settings(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_meaning(config: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Returns all of a config that says what some columns hold; equal where they mean the same.
+    """Returns all of a resolved config that says what some columns hold.
 
-    Args:
-        config: A resolved config, as a manifest holds it.
-        columns: Names of event columns.
+    It is equal where they mean the same.
     """
     meaning: dict[str, Any] = {}
+    known = {
+        declared.get("name")
+        for source in config.get("sources", {}).values()
+        for declared in source.get("columns", ())
+    }
     left = list(columns)
     while left:
         column = left.pop()
         if column in meaning:
             continue
         meaning[column] = list(_find_declared(config, column)) or _find_maker(config, column)
-        left += [name for name in _list_words(meaning[column]) if _is_column(config, name)]
+        left += [name for name in _list_words(meaning[column]) if name in known]
     return meaning
 
 
@@ -156,17 +152,6 @@ def _find_maker(config: Mapping[str, Any], column: str) -> Any:
 def _list_words(found: Any) -> Iterator[str]:
     if isinstance(found, str):
         yield found
-    elif isinstance(found, Mapping):
-        for value in found.values():
+    elif isinstance(found, Mapping | list | tuple):
+        for value in found.values() if isinstance(found, Mapping) else found:
             yield from _list_words(value)
-    elif isinstance(found, list | tuple):
-        for value in found:
-            yield from _list_words(value)
-
-
-def _is_column(config: Mapping[str, Any], name: str) -> bool:
-    return any(
-        declared.get("name") == name
-        for source in config.get("sources", {}).values()
-        for declared in source.get("columns", ())
-    )

@@ -259,8 +259,3 @@ class EncoderPlan:
     def fingerprint(self) -> str:
         """Hex SHA-256 over the plan, vocabulary checksums included."""
         return fingerprint(self.to_json())
-
-
-def fold_column(folds: int) -> str:
-    """Name of the column that holds a train row's fold, and null in every other row."""
-    return f"__fold_{folds}"

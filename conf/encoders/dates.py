@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from conf.dates import PART_SIZES, Part, Period, TimeUnit
-from conf.encoders.declaration import Encoding, Operation, OperationOutput, key
+from conf.encoders.declaration import Operation, OperationOutput
 from conf.schema import FIRST_TOKEN_ID
-
-
-class TimeConfig(Encoding):
-    """How a time is read."""
-
-    unit: TimeUnit | None = key(
-        None,
-        description="Unit of the raw column; None: that of the events' time or the "
-        "dictionary's where it is that column, else ms.",
-    )
-    utc_offset_minutes: int = key(
-        0,
-        ge=-24 * 60,
-        le=24 * 60,
-        description="Minutes east of UTC at which the day and hour are read.",
-    )
 
 
 class DatePart(Operation):
@@ -47,15 +29,6 @@ class DatePart(Operation):
         return OperationOutput("int64", FIRST_TOKEN_ID + PART_SIZES[self.part])
 
 
-class DatePartConfig(TimeConfig):
-    """A part of the date, as an id."""
-
-    kind: Literal["date_part"] = "date_part"
-    operation = DatePart
-    is_stated = True
-    part: Part = key(description="Which part of the date.")
-
-
 class Cyclical(Operation):
     """Sine and cosine of the position within a period, to the second; a week starts on Monday."""
 
@@ -66,14 +39,3 @@ class Cyclical(Operation):
     period: Period
     unit: TimeUnit = "ms"
     utc_offset_minutes: int = 0
-
-
-class CyclicalConfig(TimeConfig):
-    """Sine and cosine of the position in a period: two floats."""
-
-    kind: Literal["cyclical"] = "cyclical"
-    operation = Cyclical
-    is_stated = True
-    takes = "values"
-    sets_length = True
-    period: Period = key(description="Period in which the position is taken.")

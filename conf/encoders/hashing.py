@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-from conf.encoders.dates import DatePartConfig
 from conf.encoders.declaration import (
-    MAX_BUCKETS,
     NUMBERS,
     TEXT,
-    Encoding,
     Operation,
     OperationOutput,
-    key,
     operation_from_json,
 )
-from conf.encoders.numbers import BucketizeConfig, QuantileConfig
 from conf.schema import FIRST_TOKEN_ID
-
-if TYPE_CHECKING:
-    from pydantic import Field
 
 CROSS_SEPARATOR = "\x1f"
 """Stands between the fields of a cross: ASCII's unit separator, which text does not hold."""
@@ -43,26 +35,6 @@ class Hash(Operation):
         return OperationOutput(
             "int64", None if self.buckets is None else FIRST_TOKEN_ID + self.buckets
         )
-
-
-class HashConfig(Encoding):
-    """FarmHash buckets, equal to `tf.strings.to_hash_bucket_fast`; nothing is fitted."""
-
-    kind: Literal["hash"] = "hash"
-    operation = Hash
-    is_stated = True
-    buckets: int = key(ge=1, le=MAX_BUCKETS, description="Ids that values are hashed to.")
-
-
-class HashKeyConfig(Encoding):
-    """The whole 64-bit fingerprint as an id, for tables that grow by key."""
-
-    kind: Literal["hash_key"] = "hash_key"
-    operation = Hash
-
-    def state(self) -> Operation:
-        """Returns the operation."""
-        return Hash(None)
 
 
 class Cross(Operation):
@@ -106,29 +78,3 @@ class Cross(Operation):
         parts = data.get("prepared", ())
         prepared = [None if own is None else operation_from_json(own) for own in parts]
         return super().from_json({**data, "prepared": prepared})
-
-
-class CrossConfig(Encoding):
-    """Hash of this column's value joined with those of others; of lists, each combination."""
-
-    kind: Literal["cross"] = "cross"
-    operation = Cross
-    further_columns_key = "crossed_with"
-    crossed_with: tuple[str, ...] = key(
-        min_length=1, description="Columns whose values are joined to this one's."
-    )
-    buckets: int = key(ge=1, le=MAX_BUCKETS, description="Ids that combinations are hashed to.")
-    prepared: dict[
-        str,
-        Annotated[BucketizeConfig | QuantileConfig | DatePartConfig, Field(discriminator="kind")],
-    ] = key({}, description="By column: the buckets or part of the date that take its place.")
-
-    def check(self) -> None:
-        """Refuses a column that is crossed with itself."""
-        if len(set(self.crossed_with)) < len(self.crossed_with):
-            raise ValueError("`crossed_with` names a column twice")
-
-    @property
-    def fits_numbers(self) -> bool:
-        """Whether a column is cut into equally full buckets."""
-        return any(isinstance(part, QuantileConfig) for part in self.prepared.values())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from conf.encoders.declaration import TEXT, Operation, OperationOutput
 
-from conf.encoders.declaration import TEXT, Operation, OperationOutput, key
-from conf.encoders.tokens import TokensConfig
+FOLDS = 5
+"""Parts of the train split; a train row's mean comes from the other parts."""
+FOLD_COLUMN = f"__fold_{FOLDS}"
+"""Column that holds a train row's fold, and null in every other row."""
 
 
 class Statistic(Operation):
@@ -25,33 +27,3 @@ class Statistic(Operation):
     output = OperationOutput("float32", shape=())
     vocabulary: str
     table: str
-
-
-class StatisticConfig(TokensConfig):
-    """A statistic per token."""
-
-    operation = Statistic
-    takes = "values"
-    sets_length = True
-    fits_numbers = True
-
-
-class TargetConfig(StatisticConfig):
-    """Smoothed mean of the label per token, out of fold for train rows."""
-
-    kind: Literal["target"] = "target"
-    folds: int = key(
-        5,
-        ge=2,
-        le=100,
-        description="Parts of the train split; a row's mean comes from the other parts.",
-    )
-    prior_weight: float = key(20.0, gt=0, description="Rows that the overall mean counts for.")
-    label: str | None = key(None, description="Numeric column; null: the build's label.")
-
-
-class CountConfig(StatisticConfig):
-    """Occurrences of a token in the train split."""
-
-    kind: Literal["count"] = "count"
-    log1p: bool = key(False, description="log(1 + count) in place of the count.")

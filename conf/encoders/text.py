@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from conf.encoders.declaration import MAX_BUCKETS, Encoding, Operation, OperationOutput, key
+from conf.encoders.declaration import Operation, OperationOutput
 from conf.schema import FIRST_TOKEN_ID
-
-if TYPE_CHECKING:
-    from pydantic import Field
 
 TextUnit = Literal["word", "char"]
 
@@ -37,18 +34,3 @@ class Ngrams(Operation):
     def output(self) -> OperationOutput:
         """Type and shape of the result."""
         return OperationOutput("int64", FIRST_TOKEN_ID + self.buckets, (None,))
-
-
-class NgramsConfig(Encoding):
-    """Text to hashed runs of words or characters."""
-
-    kind: Literal["ngrams"] = "ngrams"
-    operation = Ngrams
-    is_stated = True
-    takes = "values"
-    buckets: int = key(ge=1, le=MAX_BUCKETS, description="Ids that runs are hashed to.")
-    unit: TextUnit = key("word", description="What a run is made of.")
-    sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = key(
-        (1,), min_length=1, description="Lengths of the runs."
-    )
-    lower: bool = key(True, description="Lower-case ASCII letters.")

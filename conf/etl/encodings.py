@@ -1,77 +1,484 @@
-"""Features and their encodings, as a config states them.
+"""Features and their encodings, as a config states them; `conf.encoders` is what they compute.
 
-What each kind of encoding takes is declared in `conf/encoders/`, without pydantic. Here the models
-are made that read and check it: subclasses of what is declared there, of the same name.
+Ids follow the rule of the vocabularies: 0 pads, 1 stands for a missing value, values start at 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_type_hints
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict
-from conf.encoders.declaration import ENCODINGS, Encoding, Options, load_families
-from conf.encoders.tokens import TokensConfig
+from conf.dates import Part, Period, TimeUnit
+from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, VectorType, Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.declaration import MAX_BUCKETS, NUMBERS, Operation
+from conf.encoders.hashing import Cross, Hash
+from conf.encoders.numbers import Bucketize, IsMissing, Normalize
+from conf.encoders.target import Statistic
+from conf.encoders.text import Ngrams, TextUnit
 from conf.schema import Role
 
+_MAX_VECTOR = 65_536
 
-class _Model(Strict, Options):
-    """What all models of declared options do."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _complete(cls, data: Any) -> Any:
-        return cls.complete(data) if isinstance(data, Mapping) else data
+class Encoding(Strict):
+    """What is declared of each kind of encoding.
+
+    Attributes:
+        operation: The operation that executes it; None: it needs none.
+        is_stated: Whether its keys are the operation's fields; else the operation is fitted.
+        takes: Whether its column holds a value of each row, a list, or either.
+        sets_length: Whether it says itself how long the feature is.
+        further_columns_key: The key that names what it reads beside its feature's column.
+    """
+
+    if TYPE_CHECKING:
+        kind: str
+    operation: ClassVar[type[Operation] | None] = None
+    is_stated: ClassVar[bool] = False
+    takes: ClassVar[Literal["values", "lists", "either"]] = "either"
+    sets_length: ClassVar[bool] = False
+    further_columns_key: ClassVar[str | None] = None
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Types of raw values that its column may have; empty: any."""
+        return () if self.operation is None else self.operation.accepts
+
+    @property
+    def further_columns(self) -> tuple[str, ...]:
+        """Columns that it reads by name beside its feature's own."""
+        named = getattr(self, self.further_columns_key) if self.further_columns_key else None
+        return (named,) if isinstance(named, str) else named or ()
+
+    @property
+    def fits_numbers(self) -> bool:
+        """Whether numbers are fitted for it on the train split; ids of tokens are none."""
+        return False
+
+    @property
+    def loses_values(self) -> bool:
+        """Whether values cannot be told from what a model reads, and what they become is fitted."""
+        return self.fits_numbers
+
+    def state(self) -> Operation | None:
+        """Returns the operation, where it follows from the config; None: it is fitted."""
+        if self.operation is None or not self.is_stated:
+            return None
+        given = {own.name: getattr(self, own.name) for own in fields(self.operation)}
+        return self.operation(**{name: own for name, own in given.items() if own is not None})
+
+
+class TopPerGroupConfig(Strict):
+    """Keeps the most frequent tokens of each group, so that a small group is not crowded out."""
+
+    column: str = Field(description="Column of the event whose values are the groups.")
+    k: int = Field(ge=1, description="Tokens kept of each group.")
+
+
+class TokensConfig(Encoding):
+    """The tokens of the train split that a vocabulary holds."""
+
+    name: Name | None = Field(None, description="Vocabulary to share; None: one of its own.")
+    min_count: int = Field(
+        1, ge=1, description="Tokens with fewer occurrences in the train split are left out."
+    )
+    max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
+    top_per_group: TopPerGroupConfig | None = None
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="File of the tokens by rising id, in the place of those of the train "
+        "split: text, one on each line, or Parquet with a column `token`.",
+    )
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.check()
+    def _path_gives_all_tokens(self) -> Self:
+        limits = self.min_count > 1 or self.max_size or self.top_per_group
+        if self.path is not None and (limits or getattr(self, "incremental", False)):
+            raise ValueError(
+                "`path` gives all tokens: leave `min_count`, `max_size`, `top_per_group` and "
+                "`incremental` out"
+            )
         return self
 
 
-def _build_models() -> dict[str, Any]:
-    """Makes the model of each class of options, by its name."""
-    load_families()
-    models: dict[str, Any] = {}
-    for declared in Options.declared:
-        if issubclass(declared, Encoding) and declared not in ENCODINGS.values():
-            continue  # what several kinds have in common
-        # Names of declared classes stand for their models.
-        types = get_type_hints(
-            declared, localns={"Field": Field, "Name": Name, **models}, include_extras=True
-        )
-        keys: dict[str, Any] = {}
-        for key in fields(declared):  # type: ignore[arg-type]
-            default = key.default if key.default_factory is MISSING else key.default_factory()
-            default = ... if default is MISSING else default
-            keys[key.name] = (types[key.name], Field(default, **key.metadata))
-        models[declared.__name__] = create_model(
-            declared.__name__,
-            __base__=(_Model, declared),
-            __doc__=declared.__doc__,
-            __module__=__name__,
-            **keys,
-        )
-    return models
+class VocabularyConfig(TokensConfig):
+    """A vocabulary fitted on the train split: 0 pad, 1 OOV, then by falling frequency."""
+
+    kind: Literal["vocabulary"] = "vocabulary"
+    oov_buckets: int | None = Field(
+        None, ge=1, le=MAX_BUCKETS, description="Ids that unknown tokens are hashed to."
+    )
+    incremental: bool = Field(
+        False, description="Keep the ids of the previous version; append what is new."
+    )
+    expire_after_days: int | None = Field(
+        None, ge=1, description="Retire tokens not seen for longer than this; incremental only."
+    )
+
+    @model_validator(mode="after")
+    def _only_what_grows_expires(self) -> Self:
+        if self.expire_after_days is not None and not self.incremental:
+            raise ValueError("`expire_after_days` needs `incremental: true`")
+        return self
 
 
-_MODELS = _build_models()
-_BY_KIND = {kind: _MODELS[declared.__name__] for kind, declared in sorted(ENCODINGS.items())}
+class IdentityConfig(Encoding):
+    """The value as it is, cast to the feature's type."""
 
-if TYPE_CHECKING:
-    EncodingConfig = Encoding
-else:
-    _Encodings = Union[tuple(_BY_KIND.values())]  # noqa: UP007 - known at run time alone
-    EncodingConfig = Annotated[_Encodings, Field(discriminator="kind")]
+    kind: Literal["identity"] = "identity"
 
 
-def build_encoding(kind: str, **keys: Any) -> Encoding:
-    """Returns an encoding of a kind with some keys, as a config would state it."""
-    encoding: Encoding = _BY_KIND[kind](**keys)
-    return encoding
+class MultiHotConfig(TokensConfig):
+    """A vector with 1.0 at each token that the row holds; for small vocabularies."""
+
+    kind: Literal["multi_hot"] = "multi_hot"
+    operation = MultiHot
+    further_columns_key = "weights"
+    sets_length = True
+    weights: str | None = Field(
+        None, description="Column of a weight for each value, in the place of 1.0; None: none."
+    )
+
+    @property
+    def loses_values(self) -> bool:
+        """Its tokens are no ids of the record."""
+        return True
+
+
+class StatisticConfig(TokensConfig):
+    """A statistic of the train split per token."""
+
+    operation = Statistic
+    takes = "values"
+    sets_length = True
+
+    @property
+    def fits_numbers(self) -> bool:
+        """The statistics are."""
+        return True
+
+
+class TargetConfig(StatisticConfig):
+    """Smoothed mean of the label per token, out of fold for train rows."""
+
+    kind: Literal["target"] = "target"
+    label: str | None = Field(None, description="Numeric column; null: the build's label.")
+
+
+class CountConfig(StatisticConfig):
+    """Occurrences of a token in the train split."""
+
+    kind: Literal["count"] = "count"
+    log1p: bool = Field(False, description="log(1 + count) in place of the count.")
+
+
+class SparseIndicesConfig(Encoding):
+    """libfm indices, of one list column or of several with index spaces of their own."""
+
+    kind: Literal["sparse_indices"] = "sparse_indices"
+    operation = SparseIndices
+    further_columns_key = "merged_with"
+    takes = "lists"
+    merged_with: tuple[str, ...] = Field(
+        (), description="Further list columns, each an index space behind the one before it."
+    )
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="Size of each index space; null: the highest of the train split, plus 1."
+    )
+
+    @model_validator(mode="after")
+    def _a_size_for_each_column(self) -> Self:
+        if self.sizes is not None and len(self.sizes) != 1 + len(self.merged_with):
+            raise ValueError("`sizes` needs one entry per column: this one, then `merged_with`")
+        return self
+
+    @property
+    def fits_numbers(self) -> bool:
+        """Whether the sizes are fitted."""
+        return self.sizes is None
+
+    def state(self) -> Operation | None:
+        """Returns the operation; None: its sizes are fitted."""
+        return None if self.sizes is None else SparseIndices(self.sizes)
+
+
+class BagWeightsConfig(Encoding):
+    """Weights beside the ids of another feature, one for one."""
+
+    kind: Literal["weights"] = "weights"
+    operation = Weights
+    is_stated = True
+    further_columns_key = "merged_with"
+    takes = "lists"
+    of: Name = Field(description="Feature whose ids are weighted.")
+    merged_with: tuple[str, ...] = Field((), description="Weights of its further columns.")
+    scaled: bool = Field(False, description="Divide by the sum of the row's weights.")
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Numbers; the operation reads the ids that are weighted too, of any type."""
+        return NUMBERS
+
+
+class LengthConfig(Encoding):
+    """Number of values of a list."""
+
+    kind: Literal["length"] = "length"
+    operation = Length
+    takes = "lists"
+    of: str = Field(description="List feature, whose `max_len` then holds too, or list column.")
+
+
+class VectorBytesConfig(Encoding):
+    """A list of numbers as the bytes of their values, as numpy's `tobytes` writes them."""
+
+    kind: Literal["vector_bytes"] = "vector_bytes"
+    operation = VectorBytes
+    is_stated = True
+    takes = "lists"
+    sets_length = True
+    length: int = Field(ge=1, le=_MAX_VECTOR, description="Numbers that each list has.")
+    dtype: VectorType = Field("float64", description="Type of the values, little-endian.")
+
+
+class BucketizeConfig(Encoding):
+    """Intervals between given boundaries: `(-inf, b0)`, `[b0, b1)`, …"""
+
+    kind: Literal["bucketize"] = "bucketize"
+    operation = Bucketize
+    is_stated = True
+    boundaries: tuple[float, ...] = Field(
+        min_length=1, description="Rising boundaries between the intervals."
+    )
+
+    @model_validator(mode="after")
+    def _boundaries_rise(self) -> Self:
+        finite = all(abs(boundary) < float("inf") for boundary in self.boundaries)
+        if not finite or list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError("`boundaries` must be finite and rise")
+        return self
+
+
+class QuantileConfig(Encoding):
+    """Intervals that hold equally many values of the train split."""
+
+    kind: Literal["quantile"] = "quantile"
+    operation = Bucketize
+    buckets: int = Field(ge=2, le=10_000, description="Intervals.")
+
+    @property
+    def fits_numbers(self) -> bool:
+        """The boundaries are."""
+        return True
+
+
+class ClipConfig(Strict):
+    """Bounds of a raw value."""
+
+    minimum: float | None = Field(
+        None, description="Smaller values become this one; None: no bound."
+    )
+    maximum: float | None = Field(
+        None, description="Larger values become this one; None: no bound."
+    )
+
+    @model_validator(mode="after")
+    def _leaves_something(self) -> Self:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("`clip` needs `minimum` or `maximum`")
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise ValueError("`clip.minimum` is above `clip.maximum`")
+        return self
+
+
+class ScalingConfig(Strict):
+    """A scaling by given numbers: `(x - center) / scale`."""
+
+    center: float = Field(0.0, allow_inf_nan=False, description="What is taken off.")
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="What the rest is divided by.")
+
+
+class NormalizeConfig(Encoding):
+    """Fill, clip, logarithm, scale: in this order, each where it is asked for."""
+
+    kind: Literal["normalize"] = "normalize"
+    operation = Normalize
+    method: Literal["standard", "min_max", "robust"] | None = Field(
+        "standard",
+        description="(x - mean) / std (of the population: divided by n, not by n - 1), "
+        "(x - min) / (max - min), (x - median) / IQR; null: none.",
+    )
+    constants: ScalingConfig | None = Field(
+        None, description="Numbers to scale by, in the place of `method`; nothing is fitted."
+    )
+    fill_missing: float | None = Field(None, description="Null: a missing value becomes 0.")
+    clip: ClipConfig | None = None
+    log1p: bool = Field(False, description="sign(x) * log(1 + |x|), before scaling.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constants_are_the_method(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or given.get("constants") is None:
+            return given
+        if given.get("method") is not None:
+            raise ValueError("`constants` are the scaling: leave `method` out")
+        return {**given, "method": None}
+
+    @property
+    def fits_numbers(self) -> bool:
+        """Whether the scaling is fitted."""
+        return self.method is not None
+
+    @property
+    def preparation(self) -> Normalize:
+        """All that is done before scaling."""
+        clip = self.clip or ClipConfig.model_construct()
+        return Normalize(self.fill_missing, clip.minimum, clip.maximum, self.log1p)
+
+    def state(self) -> Operation | None:
+        """Returns the operation; None: its scaling is fitted."""
+        if self.method is not None:
+            return None
+        own = self.constants or ScalingConfig()
+        return replace(self.preparation, center=own.center, factor=1 / own.scale)
+
+
+class IsMissingConfig(Encoding):
+    """1.0 where the column has no value, else 0.0: beside an encoding that fills it in."""
+
+    kind: Literal["is_missing"] = "is_missing"
+    operation = IsMissing
+    is_stated = True
+    takes = "values"
+
+
+class TimeConfig(Encoding):
+    """How a time is read."""
+
+    is_stated = True
+    unit: TimeUnit | None = Field(
+        None,
+        description="Unit of the raw column; None: that of the events' time or the "
+        "dictionary's where it is that column, else ms.",
+    )
+    utc_offset_minutes: int = Field(
+        0,
+        ge=-24 * 60,
+        le=24 * 60,
+        description="Minutes east of UTC at which the day and hour are read.",
+    )
+
+
+class DatePartConfig(TimeConfig):
+    """A part of the date, as an id."""
+
+    kind: Literal["date_part"] = "date_part"
+    operation = DatePart
+    part: Part = Field(description="Which part of the date.")
+
+
+class CyclicalConfig(TimeConfig):
+    """Sine and cosine of the position in a period: two floats."""
+
+    kind: Literal["cyclical"] = "cyclical"
+    operation = Cyclical
+    takes = "values"
+    sets_length = True
+    period: Period = Field(description="Period in which the position is taken.")
+
+
+class HashConfig(Encoding):
+    """FarmHash buckets, equal to `tf.strings.to_hash_bucket_fast`; nothing is fitted."""
+
+    kind: Literal["hash"] = "hash"
+    operation = Hash
+    is_stated = True
+    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that values are hashed to.")
+
+
+class HashKeyConfig(Encoding):
+    """The whole 64-bit fingerprint as an id, for tables that grow by key."""
+
+    kind: Literal["hash_key"] = "hash_key"
+    operation = Hash
+
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Hash(None)
+
+
+class CrossConfig(Encoding):
+    """Hash of this column's value joined with those of others; of lists, each combination."""
+
+    kind: Literal["cross"] = "cross"
+    operation = Cross
+    further_columns_key = "crossed_with"
+    crossed_with: tuple[str, ...] = Field(
+        min_length=1, description="Columns whose values are joined to this one's."
+    )
+    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that combinations are hashed to.")
+    prepared: dict[
+        str,
+        Annotated[BucketizeConfig | QuantileConfig | DatePartConfig, Field(discriminator="kind")],
+    ] = Field({}, description="By column: the buckets or part of the date that take its place.")
+
+    @model_validator(mode="after")
+    def _each_column_once(self) -> Self:
+        if len(set(self.crossed_with)) < len(self.crossed_with):
+            raise ValueError("`crossed_with` names a column twice")
+        return self
+
+    @property
+    def fits_numbers(self) -> bool:
+        """Whether a column is cut into equally full buckets."""
+        return any(isinstance(part, QuantileConfig) for part in self.prepared.values())
+
+
+class NgramsConfig(Encoding):
+    """Text to hashed runs of words or characters, ASCII letters in lower case."""
+
+    kind: Literal["ngrams"] = "ngrams"
+    operation = Ngrams
+    takes = "values"
+    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that runs are hashed to.")
+    unit: TextUnit = Field("word", description="What a run is made of.")
+    sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(
+        (1,), min_length=1, description="Lengths of the runs."
+    )
+
+    def state(self) -> Operation:
+        """Returns the operation."""
+        return Ngrams(self.unit, self.sizes, self.buckets)
+
+
+EncodingConfig = Annotated[
+    BucketizeConfig
+    | CountConfig
+    | CrossConfig
+    | CyclicalConfig
+    | DatePartConfig
+    | HashConfig
+    | HashKeyConfig
+    | IdentityConfig
+    | IsMissingConfig
+    | LengthConfig
+    | MultiHotConfig
+    | NgramsConfig
+    | NormalizeConfig
+    | QuantileConfig
+    | SparseIndicesConfig
+    | TargetConfig
+    | VectorBytesConfig
+    | VocabularyConfig
+    | BagWeightsConfig,
+    Field(discriminator="kind"),
+]
 
 
 class FeatureConfig(Strict):
@@ -83,7 +490,7 @@ class FeatureConfig(Strict):
         description="Which side of a model reads it; `id` is carried along and read by none."
     )
     encoding: EncodingConfig = Field(
-        build_encoding("vocabulary"), description="How the column's value becomes the feature's."
+        VocabularyConfig(), description="How the column's value becomes the feature's."
     )
     max_len: int | None = Field(None, ge=1, description="List features: values kept.")
     length: int | None = Field(None, ge=1, description="Lists of exactly this many values.")

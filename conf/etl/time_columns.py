@@ -13,10 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from conf.dates import UNITS_PER_SECOND
-from conf.encoders.dates import CyclicalConfig, DatePartConfig
-from conf.encoders.hashing import CrossConfig
 from conf.etl.contract import ContractConfig, FreshnessRule
-from conf.etl.encodings import FeatureConfig
+from conf.etl.encodings import CrossConfig, CyclicalConfig, DatePartConfig, FeatureConfig
 from conf.etl.events import EventsConfig, JoinConfig
 from conf.etl.labels import LabelConfig
 from conf.etl.sources import EPOCH_UNITS, ColumnConfig

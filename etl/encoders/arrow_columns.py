@@ -5,9 +5,8 @@ An address is good for as long as the array lives: keep the array as long as its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,27 +15,41 @@ import pyarrow.types as pt
 
 from etl.tfrecord.codec.kernels import inlined, is_valid, load_i32, load_i64
 from etl.tfrecord.types.features import buffer_address
+from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
 
+RAW_TYPES: Mapping[str, pa.DataType] = {
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
 WIDE_TYPES = (pa.large_string(), pa.large_binary())
 BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)
+MAX_VALUES = 2**31 - 1
+"""What the 32-bit offsets of a list column can address."""
+
+
+class Encoder(Protocol):
+    """Turns raw values into feature values, `output_type`, one for one; of lists their values.
+
+    A value that it cannot take raises `pa.ArrowInvalid`; who calls names the column.
+    """
+
+    @property
+    def output_type(self) -> pa.DataType: ...
+
+    def encode(self, values: pa.Array) -> pa.Array: ...
 
 
 class ArrayBuffers(NamedTuple):
-    """Where the values of an array lie; the array must outlive it.
+    """Where the values of an array lie; the array must outlive it."""
 
-    Attributes:
-        validity: Address of the bitmap, 0 where all are valid.
-        offsets: Address of the offsets of strings and binaries, else 0.
-        data: Address of the values or bytes.
-        first: Position of the first row in all three.
-        wide: Whether the offsets have 64 bits.
-    """
-
-    validity: int
-    offsets: int
-    data: int
-    first: int
-    wide: bool
+    validity: int  # address of the bitmap, 0 where all are valid
+    offsets: int  # address of the offsets of strings and binaries, else 0
+    data: int  # address of the values or bytes
+    first: int  # position of the first row in all three
+    wide: bool  # whether the offsets have 64 bits
 
 
 def int64_buffers(values: pa.Array) -> ArrayBuffers:
@@ -53,17 +66,8 @@ def bytes_buffers(values: pa.Array) -> ArrayBuffers:
     return ArrayBuffers(_validity(values, validity), *addresses, values.offset, wide)
 
 
-def to_arrow(values: np.ndarray) -> pa.Array:
-    """Returns an array without nulls that shares the memory of a NumPy one `[rows]`."""
-    data_type = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(data_type, len(values), [None, pa.py_buffer(values)], null_count=0)
-
-
-def valid_mask(values: pa.Array) -> np.ndarray:
-    """Returns which rows are not null, bool `[rows]`."""
-    if not values.null_count:
-        return np.ones(len(values), np.bool_)
-    return values.is_valid().to_numpy(zero_copy_only=False)
+def _validity(values: pa.Array, buffer: pa.Buffer | None) -> int:
+    return buffer_address(buffer) if values.null_count else 0
 
 
 @inlined
@@ -85,26 +89,26 @@ def load_span(buffers, row):  # type: ignore[no-untyped-def]
     return buffers[2] + start, length
 
 
-def _validity(values: pa.Array, buffer: pa.Buffer | None) -> int:
-    return buffer_address(buffer) if values.null_count else 0
+def to_arrow(values: np.ndarray) -> pa.Array:
+    """Returns an array without nulls that shares the memory of a NumPy one `[rows]`."""
+    data_type = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(data_type, len(values), [None, pa.py_buffer(values)], null_count=0)
+
+
+def valid_mask(values: pa.Array) -> np.ndarray:
+    """Returns which rows are not null, bool `[rows]`."""
+    return values.is_valid().to_numpy(zero_copy_only=False)
 
 
 _INFINITY_TEXT = r"^[+-]?(?i:inf|infinity)$"
 
 
 def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Casts values without losing them.
+    """Casts values to int64, float32, float64, string or binary without losing them.
 
     Numbers are rounded to the nearest float32, as anywhere in training; nothing else is lost:
     an integer out of range, a fraction, a finite number beyond float32, text that is no number
     and bytes that are no UTF-8 are refused. Null stays null.
-
-    Args:
-        values: Integers, booleans, floats, decimals, strings or binaries `[rows]`.
-        target: int64, float32, float64, string or binary.
-
-    Returns:
-        The values as `target`, `[rows]`.
 
     Raises:
         pa.ArrowInvalid: A value would be lost, or no value of that type has a meaning there.
@@ -127,12 +131,8 @@ def _is_text(source: pa.DataType) -> bool:
 
 
 def _is_bytes(source: pa.DataType) -> bool:
-    return (
-        pt.is_binary(source)
-        or pt.is_large_binary(source)
-        or pt.is_binary_view(source)
-        or pt.is_fixed_size_binary(source)
-    )
+    checks = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
+    return any(check(source) for check in checks)
 
 
 def _is_allowed(source: pa.DataType, target: pa.DataType) -> bool:
@@ -162,112 +162,59 @@ def _cast_to_float32(values: pa.Array) -> pa.Array:
     return result
 
 
-MAX_VALUES = 2**31 - 1
-"""What the 32-bit offsets of a list column can address."""
-
-
-@dataclass(frozen=True)
-class FlatLists:
-    """A list column as one run of values.
-
-    Attributes:
-        values: The values of all lists, one list after the other `[values]`.
-        offsets: Where each list starts, and the last one ends, int32 `[rows + 1]`.
-        missing: Which rows are null, bool `[rows]`, or None where no row is.
-    """
-
-    values: pa.Array
-    offsets: np.ndarray
-    missing: pa.Array | None
-
-    def rebuild(self, values: pa.Array) -> pa.Array:
-        """Returns the column with other values in the same places.
-
-        Args:
-            values: `[values]`.
-        """
-        return pa.ListArray.from_arrays(pa.array(self.offsets), values, mask=self.missing)
+def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:
+    """Puts values `[values]` into the lists of rows; refuses a batch that is too large."""
+    if rows.offsets[-1] > MAX_VALUES:
+        raise pa.ArrowInvalid(f"{rows.offsets[-1]} values in one batch; at most {MAX_VALUES} fit")
+    return rows.build(values, pa.list_(values.type))
 
 
 def flatten_lists(
     lists: pa.Array, max_len: int | None = None, exact_len: int | None = None
-) -> FlatLists:
-    """Takes a list column apart.
+) -> tuple[pa.Array, ListRows]:
+    """Takes a list column apart: the values `[values]`, and where those of each row lie.
 
     Args:
         lists: list, large_list or fixed_size_list `[rows]`, possibly sliced.
         max_len: How many values of each list are kept, from its start; None keeps all.
         exact_len: Length that each list must have, or None.
 
-    Returns:
-        Values and offsets; null rows are empty and marked as missing.
-
     Raises:
-        pa.ArrowInvalid: A list has not `exact_len` values, or the batch too many.
+        pa.ArrowInvalid: A list has not `exact_len` values.
     """
-    missing = pc.is_null(lists) if lists.null_count else None
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    values, rows = split_lists(lists)
+    lengths = rows.lengths
     if exact_len is not None:
-        _check_lengths(lengths, missing, exact_len)
-    values = lists.flatten()
-    kept = lengths if max_len is None else np.minimum(lengths, max_len)
-    offsets = _offsets(kept)
-    if offsets[-1] != len(values):
-        # Position of each kept value: its place in the result plus what was cut before its list.
-        cut_before = _offsets(lengths)[:-1] - offsets[:-1]
-        positions = np.arange(offsets[-1]) + np.repeat(cut_before, kept)
-        values = values.take(pa.array(positions))
-    if offsets[-1] > MAX_VALUES:
-        raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; at most {MAX_VALUES} fit")
-    return FlatLists(values, offsets.astype(np.int32), missing)
+        wrong = lengths != exact_len
+        if rows.is_null is not None:
+            wrong &= ~rows.is_null
+        if wrong.any():
+            row = int(wrong.argmax())
+            received = f"the list of row {row} has {lengths[row]} values"
+            raise pa.ArrowInvalid(f"{received}, not {exact_len}")
+    if max_len is None or lengths.max(initial=0) <= max_len:
+        return values, rows
+    kept = np.arange(len(values)) - np.repeat(rows.offsets[:-1], lengths) < max_len
+    return values.filter(pa.array(kept)), rows.keep(kept)
 
 
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(lengths)))
-
-
-def _check_lengths(lengths: np.ndarray, missing: pa.Array | None, exact_len: int) -> None:
-    wrong = lengths != exact_len
-    if missing is not None:
-        wrong &= ~missing.to_numpy(zero_copy_only=False)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise pa.ArrowInvalid(f"the list of row {row} has {lengths[row]} values, not {exact_len}")
-
-
-@dataclass(frozen=True)
-class ListProduct:
-    """The combinations of each row, one row after the other, as positions in what they are made of.
-
-    Attributes:
-        offsets: Where each row's combinations start, and the last ones end, int32 `[rows + 1]`.
-        rows: Row of each combination, int64 `[combinations]`.
-        positions: By list, the position of its value among all of its values, int64
-            `[combinations]`.
-        missing: Rows in which a list is null, bool `[rows]`, or None where there is none.
-    """
-
-    offsets: np.ndarray
-    rows: np.ndarray
-    positions: tuple[np.ndarray, ...]
-    missing: pa.Array | None
-
-    def rebuild(self, values: pa.Array) -> pa.Array:
-        """Returns the lists `[rows]` of one value per combination `[combinations]`."""
-        return pa.ListArray.from_arrays(pa.array(self.offsets), values, mask=self.missing)
-
-
-def multiply_lists(lists: Sequence[FlatLists], max_len: int | None) -> ListProduct:
+def multiply_lists(
+    lists: Sequence[ListRows], max_len: int | None
+) -> tuple[ListRows, np.ndarray, list[np.ndarray]]:
     """Combines the values of lists, the last list's varying fastest (as `itertools.product`).
 
     Args:
         lists: One or more list columns of the same rows.
         max_len: Combinations kept of each row, the first ones; None keeps all.
 
+    Returns:
+        Where the combinations of each row lie, one row after the other; the row of each, int64
+        `[combinations]`; and by list the position of its value among all of its values.
+
     Raises:
         pa.ArrowInvalid: A batch has more combinations than a list column can hold.
     """
-    lengths = [np.diff(part.offsets).astype(np.int64) for part in lists]
+    lengths = [part.lengths for part in lists]
     limit = np.int64(MAX_VALUES if max_len is None else max_len)
     # How many combinations of the later lists one value stands in. Beyond the limit it makes no
     # difference, and a product of three lengths might not fit.
@@ -275,21 +222,15 @@ def multiply_lists(lists: Sequence[FlatLists], max_len: int | None) -> ListProdu
     for length in reversed(lengths):
         strides.append(np.minimum(strides[-1] * length, limit))
     counts, strides = strides[-1], strides[-2::-1]
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    if offsets[-1] >= MAX_VALUES:
+    offsets = offsets_of(counts)
+    if offsets[-1] >= MAX_VALUES:  # What was bounded by the limit may be more.
         raise pa.ArrowInvalid(f"{offsets[-1]} values in one batch; less than {MAX_VALUES} fit")
     rows = np.repeat(np.arange(len(counts)), counts)
     place = np.arange(offsets[-1]) - offsets[rows]
-    positions = tuple(
+    positions = [
         part.offsets[rows] + place // stride[rows] % length[rows]
         for part, stride, length in zip(lists, strides, lengths, strict=True)
-    )
-    return ListProduct(offsets.astype(np.int32), rows, positions, _any_missing(lists))
-
-
-def _any_missing(lists: Sequence[FlatLists]) -> pa.Array | None:
-    missing = None
-    for part in lists:
-        if part.missing is not None:
-            missing = part.missing if missing is None else pc.or_(missing, part.missing)
-    return missing
+    ]
+    nulls = [part.is_null for part in lists if part.is_null is not None]
+    is_null = np.logical_or.reduce(nulls) if nulls else None
+    return ListRows(offsets, is_null), rows, positions

@@ -1,4 +1,4 @@
-"""Hashed ids: FarmHash Fingerprint64, buckets, 64-bit keys, crosses of fields.
+"""Hashed ids: FarmHash Fingerprint64, buckets, 64-bit keys, crosses of fields, n-grams of text.
 
 Fingerprint64 is the hash of `tf.strings.to_hash_bucket_fast`, so that a served model computes
 the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be for ever).
@@ -9,57 +9,39 @@ the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders import ColumnEncoding
-from conf.encoders.declaration import Operation
-from conf.encoders.hashing import CROSS_SEPARATOR, Cross, CrossConfig, Hash
-from conf.encoders.numbers import QuantileConfig
+from conf.encoders.hashing import CROSS_SEPARATOR, Hash
+from conf.encoders.text import Ngrams
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
 from etl.encoders.arrow_columns import (
     BYTES_TYPES,
+    Encoder,
+    build_lists,
     bytes_buffers,
     cast_values,
     flatten_lists,
     has_value,
-    int64_buffers,
     load_span,
     multiply_lists,
     to_arrow,
     valid_mask,
 )
-from etl.encoders.base import (
-    RAW_TYPES,
-    Encoder,
-    Fitted,
-    fits,
-    number_requests,
-    row_encoders,
-    value_encoders,
-)
-from etl.encoders.number_fit import NumberRequest, name_request
-from etl.encoders.numbers import cut_equally, request_quantiles
 from etl.tfrecord.codec.kernels import (
     inlined,
     kernel,
-    load_i64,
     load_u8,
     load_u32,
     load_u64,
     outlined,
     store_u8,
 )
-
-if TYPE_CHECKING:
-    from conf.etl.encodings import FeatureConfig
-    from etl.encoders.fit import OperationFit
-    from etl.features.plan import FeaturePlan
+from etl.tfrecord.types.parts import ListRows, null_mask
 
 _WEYL = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
@@ -105,30 +87,17 @@ _K1 = np.uint64(0xB492B66FBE98F273)
 _K2 = np.uint64(0x9AE16A3B2F90404F)
 _SEED = np.uint64(81)
 _WORD_BITS = np.uint64(64)
-_DECIMAL_BYTES = 20  # of the least int64, its sign included
 
 
 def fingerprint_values(values: pa.Array) -> np.ndarray:
-    """Hashes the text of each value; integers stand for their decimal text.
+    """Hashes the text of each value, uint64 `[rows]`; integers stand for their decimal text.
 
-    Args:
-        values: Integers, strings or binaries `[rows]`, possibly sliced; nulls give any number.
-
-    Returns:
-        uint64 `[rows]`.
-
-    Raises:
-        pa.ArrowInvalid: Values of a type that has no exact text.
+    Nulls give any number; values of a type that has no exact text are refused.
     """
+    if values.type not in BYTES_TYPES:
+        values = cast_values(values, pa.string())
     hashes = np.zeros(len(values), np.uint64)
-    if values.type in BYTES_TYPES:
-        _fingerprint_bytes(bytes_buffers(values), hashes)
-        return hashes
-    if not pa.types.is_integer(values.type) or values.type == pa.uint64():
-        return fingerprint_values(cast_values(values, pa.string()))
-    values = cast_values(values, pa.int64())
-    digits = np.empty(_DECIMAL_BYTES, np.uint8)
-    _fingerprint_int64(int64_buffers(values), digits.ctypes.data, hashes)
+    _fingerprint_bytes(bytes_buffers(values), hashes)
     return hashes
 
 
@@ -138,28 +107,6 @@ def _fingerprint_bytes(buffers, hashes):
         if has_value(buffers, row):
             address, length = load_span(buffers, row)
             hashes[row] = fingerprint64(address, length)
-
-
-@kernel
-def _fingerprint_int64(buffers, digits, hashes):
-    for row in range(hashes.size):
-        if has_value(buffers, row):
-            value = load_i64(buffers[2] + 8 * (buffers[3] + row))
-            rest = np.uint64(value)
-            if value < 0:
-                rest = ~rest + np.uint64(1)
-            at = digits + _DECIMAL_BYTES
-            while True:
-                at -= 1
-                tenth = rest // np.uint64(10)
-                store_u8(at, np.uint8(rest - tenth * np.uint64(10)) + np.uint8(48))
-                rest = tenth
-                if rest == np.uint64(0):
-                    break
-            if value < 0:
-                at -= 1
-                store_u8(at, np.uint8(45))
-            hashes[row] = fingerprint64(at, digits + _DECIMAL_BYTES - at)
 
 
 @outlined
@@ -298,15 +245,12 @@ def hash_to_buckets(values: pa.Array, buckets: int) -> np.ndarray:
     return (fingerprint_values(values) % np.uint64(buckets)).astype(np.int64)
 
 
-@value_encoders.declare(Hash)
 @dataclass(frozen=True)
 class HashEncoder:
     """Ids from the hash of each value's text; null is OOV.
 
-    Attributes:
-        raw_type: Type that the raw column was declared with.
-        operation: Number of buckets, or none for the whole fingerprint as a key. The two keys that
-            would read as padding and OOV are moved up by 2.
+    Without buckets the whole fingerprint is a key. The two keys that would read as padding and OOV
+    are moved up by 2.
     """
 
     raw_type: pa.DataType
@@ -326,20 +270,43 @@ class HashEncoder:
 
 
 @dataclass(frozen=True)
+class ListShape:
+    """How many values of a list are kept, or how many it must have."""
+
+    max_len: int | None
+    exact_len: int | None
+
+    @classmethod
+    def of(cls, spec: FeatureSpec) -> ListShape:
+        return cls(spec.max_len, None if spec.is_ragged else spec.shape[0])
+
+
+@dataclass(frozen=True)
+class CrossField:
+    """A field of a cross: its values, or the ids that an encoder makes of them."""
+
+    raw_type: pa.DataType
+    encoder: Encoder | None = None
+    is_list: bool = False
+
+    def read(self, column: pa.Array) -> pa.Array:
+        """Returns the text of each value, binary `[values]`, null where it is missing."""
+        if self.encoder is None:
+            return _to_bytes(cast_values(column, self.raw_type))
+        ids = self.encoder.encode(column)
+        return _to_bytes(pc.if_else(pc.equal(ids, OOV_ID), pa.scalar(None, pa.int64()), ids))
+
+
+@dataclass(frozen=True)
 class CrossEncoder:
     """Ids from the hash of several fields; OOV where one of them is missing.
 
-    Attributes:
-        fields: By column, what makes the field of it: a cast, or an encoder whose ids are the
-            field, missing where the id is OOV.
-        buckets: Number of buckets.
-        shape: What is kept of the lists where a field is one: then each combination of their
-            values is crossed, the last list's varying fastest. None where all are scalars.
+    Of lists each combination of their values is crossed, the last list's varying fastest.
     """
 
     fields: tuple[CrossField, ...]
     buckets: int
-    shape: ListShape | None = None
+    shape: ListShape | None = None  # None where all fields are scalars
 
     @property
     def output_type(self) -> pa.DataType:
@@ -358,15 +325,13 @@ class CrossEncoder:
             for field, column in zip(self.fields, columns, strict=True)
             if field.is_list
         ]
-        product = multiply_lists(lists, self.shape.max_len)
-        values, positions = iter(lists), iter(product.positions)
-        texts = [
-            field.read(next(values).values).take(pa.array(next(positions)))
-            if field.is_list
-            else field.read(column).take(pa.array(product.rows))
-            for field, column in zip(self.fields, columns, strict=True)
-        ]
-        return product.rebuild(self._hash(texts)).cast(self.output_type)
+        rows, row, positions = multiply_lists([own for _, own in lists], self.shape.max_len)
+        parts = zip((values for values, _ in lists), positions, strict=True)
+        texts = []
+        for field, column in zip(self.fields, columns, strict=True):
+            values, places = next(parts) if field.is_list else (column, row)
+            texts.append(field.read(values).take(pa.array(places)))
+        return build_lists(rows, self._hash(texts))
 
     def _hash(self, texts: Sequence[pa.Array]) -> pa.Array:
         joined = pc.binary_join_element_wise(
@@ -375,78 +340,106 @@ class CrossEncoder:
         return HashEncoder(pa.binary(), Hash(self.buckets)).encode(joined)
 
 
-@dataclass(frozen=True)
-class ListShape:
-    """How many values of a list are kept, or how many it must have."""
-
-    max_len: int | None
-    exact_len: int | None
-
-
-@dataclass(frozen=True)
-class CrossField:
-    """A field of a cross.
-
-    Attributes:
-        raw_type: Declared type of its column.
-        encoder: What makes ids of the values that take their place, or None.
-        is_list: Whether its column holds lists.
-    """
-
-    raw_type: pa.DataType
-    encoder: Encoder | None = None
-    is_list: bool = False
-
-    def read(self, column: pa.Array) -> pa.Array:
-        """Returns the text of each value, binary `[values]`, null where it is missing."""
-        if self.encoder is None:
-            return _to_bytes(cast_values(column, self.raw_type))
-        ids = self.encoder.encode(column)
-        return _to_bytes(pc.if_else(pc.equal(ids, OOV_ID), pa.scalar(None, pa.int64()), ids))
-
-
 def _to_bytes(values: pa.Array) -> pa.Array:
     text = values if values.type == pa.binary() else cast_values(values, pa.string())
     return text.cast(pa.binary())
 
 
-@row_encoders.declare(Cross)
-def _build_cross(
-    operation: Cross, spec: FeatureSpec, column: ColumnEncoding, _: Fitted
-) -> CrossEncoder:
-    fields = []
-    for number, raw in enumerate(column.inputs):
-        raw_type, preparation = RAW_TYPES[raw.dtype], operation.preparation(number)
-        prepare = None
-        if preparation is not None:
-            prepare = value_encoders[preparation](raw_type, preparation)
-        fields.append(CrossField(raw_type, prepare, raw.is_list))
-    shape = None
-    if spec.is_list:
-        shape = ListShape(spec.max_len, None if spec.is_ragged else spec.shape[0])
-    return CrossEncoder(tuple(fields), operation.buckets, shape)
+_SPACE = np.uint8(32)
 
 
-@number_requests.declare(CrossConfig)
-def _request_quantiles(
-    feature: FeatureConfig, config: CrossConfig, plan: FeaturePlan
-) -> Mapping[str, NumberRequest]:
-    return {
-        name_request(feature, column): request_quantiles(own, column, plan.is_list(column))
-        for column, own in config.prepared.items()
-        if isinstance(own, QuantileConfig)
-    }
+@dataclass(frozen=True)
+class NgramEncoder:
+    """Hashed n-grams of a text; null stays null, text without words gives an empty list."""
+
+    operation: Ngrams
+    max_len: int | None
+    output_type = pa.list_(pa.int64())
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one text column `[rows]` to lists of int64 ids `[rows]`."""
+        texts = cast_values(columns[0], pa.string())
+        by_word, sizes = self.operation.unit == "word", np.array(self.operation.sizes, np.int64)
+        size = pc.sum(pc.binary_length(texts)).as_py() or 0
+        bounds = np.zeros(len(texts) + 1, np.int64)
+        # A byte of slack: an empty buffer has no address of its own.
+        plain = np.empty(size + 1, np.uint8)
+        _simplify(bytes_buffers(texts), self.operation.lower, plain.ctypes.data, bounds)
+        spans = np.empty((int(np.diff(bounds).max(initial=0)) + 1, 2), np.int64)
+        ids = np.empty(size * len(sizes), np.int64)
+        limit = len(ids) if self.max_len is None else self.max_len
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        shape = (by_word, sizes, limit, np.uint64(self.operation.buckets))
+        _hash_grams(plain.ctypes.data, bounds, shape, spans, offsets, ids)
+        return build_lists(ListRows(offsets, null_mask(texts)), pa.array(ids[: offsets[-1]]))
 
 
-@fits.declare(CrossConfig)
-def _fit_cross(feature: FeatureConfig, config: CrossConfig, fit: OperationFit) -> Cross:
-    if not config.prepared:
-        return Cross(config.buckets)
-    made: list[Operation | None] = []
-    for column in feature.columns:
-        own = config.prepared.get(column)
-        if isinstance(own, QuantileConfig):
-            made.append(cut_equally(fit.numbers[name_request(feature, column)]))
+@inlined
+def _separates(byte):
+    """Whether a byte is ASCII and neither letter nor digit."""
+    letter = byte | np.uint8(32)
+    is_letter = letter >= np.uint8(97) and letter <= np.uint8(122)
+    is_digit = byte >= np.uint8(48) and byte <= np.uint8(57)
+    return byte < np.uint8(128) and not is_letter and not is_digit
+
+
+@kernel
+def _simplify(buffers, lower, plain, bounds):
+    """Copies the words of each text with one space between; `bounds[row + 1]` is where it ends."""
+    at = 0
+    for row in range(bounds.size - 1):
+        start = at
+        if has_value(buffers, row):
+            address, length = load_span(buffers, row)
+            pending = False
+            for i in range(length):
+                byte = load_u8(address + i)
+                if _separates(byte):
+                    pending = at > start
+                    continue
+                if pending:
+                    store_u8(plain + at, _SPACE)
+                    at += 1
+                    pending = False
+                if lower and byte >= np.uint8(65) and byte <= np.uint8(90):
+                    byte = byte + np.uint8(32)
+                store_u8(plain + at, byte)
+                at += 1
+        bounds[row + 1] = at
+
+
+@inlined
+def _find_units(plain, start, end, by_word, spans):
+    """Writes first and last position of each word or character; returns how many there are."""
+    count = 0
+    for i in range(start, end):
+        byte = load_u8(plain + i)
+        if by_word:
+            begins = i == start or load_u8(plain + i - 1) == _SPACE
         else:
-            made.append(None if own is None else own.state())
-    return Cross(config.buckets, tuple(made))
+            begins = (byte & np.uint8(0xC0)) != np.uint8(0x80)
+        if begins and not (by_word and byte == _SPACE):
+            spans[count, 0] = i
+            count += 1
+        if not (by_word and byte == _SPACE):
+            spans[count - 1, 1] = i + 1
+    return count
+
+
+@kernel
+def _hash_grams(plain, bounds, shape, spans, offsets, ids):
+    """Fills `ids`, and where those of each row end; a row has `limit` of them at most."""
+    by_word, sizes, limit, buckets = shape
+    at = 0
+    for row in range(bounds.size - 1):
+        units = _find_units(plain, bounds[row], bounds[row + 1], by_word, spans)
+        end = at + limit
+        for size in sizes:
+            for i in range(units - size + 1):
+                if at == end:
+                    break
+                begin = spans[i, 0]
+                length = spans[i + size - 1, 1] - begin
+                ids[at] = FIRST_TOKEN_ID + np.int64(fingerprint64(plain + begin, length) % buckets)
+                at += 1
+        offsets[row + 1] = at

@@ -1,4 +1,4 @@
-"""The fit of columns of numbers in Spark: moments and quantiles.
+"""The fit of numbers in Spark: moments and quantiles of columns, statistics of tokens.
 
 It does not depend on how the data is partitioned. Sums run over integers: values, or
 of large numbers close by each other distances from the least, as multiples of 2**-40 of the largest
@@ -11,17 +11,22 @@ hash of the row's key, whose ranks are off by less than 0.2 % of all values in 9
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from conf.encoders.numbers import Normalize
+from conf.encoders.target import FOLD_COLUMN, FOLDS
 from conf.errors import InputDataError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-    from conf.etl.encodings import FeatureConfig
+from etl.encoders.vocabulary import first_token_id, live_tokens
+from etl.tfrecord.spark.schema import quote_name
 
 SAMPLE_VALUES = 1_000_000
 _STEP_BITS = 40
@@ -29,66 +34,42 @@ _CLOSE = 2.0**-20
 _HASH_STEPS = 2**30
 _SAMPLE_SEED = 20
 _KEY = "__key"
+_AS_IT_IS = Normalize()
+_FOLD_SEED = 41
+_PRIOR_ROWS = 20.0
+"""Rows that the overall mean counts for in the mean of a token."""
+# Labels are summed as decimals: sums of floats depend on the order of the rows.
+_LABEL_TYPE = "decimal(28,9)"
 
 
 @dataclass(frozen=True)
-class FittedMoments:
-    """Finite values of one column, NaN and null left out.
-
-    Attributes:
-        count: How many there are.
-        minimum: The least.
-        maximum: The largest.
-        mean: Their mean.
-        deviation: Their standard deviation, of the population.
-    """
+class FittedNumbers:
+    """Finite values of one column, NaN and null left out; the deviation is the population's."""
 
     count: int
     minimum: float
     maximum: float
     mean: float
     deviation: float
+    quantiles: tuple[float, ...] = ()  # in the order of the request
 
 
 @dataclass(frozen=True)
 class NumberRequest:
-    """A column of numbers to fit.
-
-    Attributes:
-        column: Its name.
-        is_list: Whether it holds lists, of which each value counts.
-        prepare: What is done to values before they are measured, doubles; None: nothing.
-        probabilities: Quantiles to compute, in [0, 1].
-    """
+    """A column of numbers to fit."""
 
     column: str
-    is_list: bool
-    prepare: Callable[[Column], Column] | None = None
-    probabilities: tuple[float, ...] = ()
-
-
-def name_request(feature: FeatureConfig, column: str) -> str:
-    """Returns the name of what is fitted for one column of a feature that reads several."""
-    return f"{feature.name}#{column}"
-
-
-@dataclass(frozen=True)
-class FittedNumbers:
-    """Moments and quantiles of a column, in the order of the request."""
-
-    moments: FittedMoments
-    quantiles: tuple[float, ...]
+    is_list: bool  # each value of its lists counts
+    prepare: Normalize = _AS_IT_IS  # bounds and logarithm, applied before values are measured
+    probabilities: tuple[float, ...] = ()  # quantiles to compute, in [0, 1]
 
 
 def fit_numbers(
     df: DataFrame, requests: Mapping[str, NumberRequest], key: Sequence[str]
 ) -> dict[str, FittedNumbers]:
-    """Fits columns of numbers; scalar columns share three scans, list columns have their own.
+    """Fits columns of numbers, by name; scalar columns share three scans, lists have their own.
 
-    Args:
-        df: The train split.
-        requests: What to fit, by feature.
-        key: Columns that tell rows apart; they choose the sample of quantiles.
+    The key tells rows apart, and chooses the sample of quantiles.
 
     Raises:
         InputDataError: A column has no finite value.
@@ -96,12 +77,10 @@ def fit_numbers(
     fitted: dict[str, FittedNumbers] = {}
     for frame in _select_values(df, requests, key):
         names = [name for name in frame.columns if name != _KEY]
-        moments = fit_moments(frame, names)
-        wanted = {name: requests[name].probabilities for name in names}
-        counts = {name: moments[name].count for name in names}
-        quantiles = fit_quantiles(frame, counts, {k: v for k, v in wanted.items() if v})
-        for name in names:
-            fitted[name] = FittedNumbers(moments[name], tuple(quantiles.get(name, ())))
+        moments = _fit_moments(frame, names)
+        wanted = {n: requests[n].probabilities for n in names if requests[n].probabilities}
+        quantiles = _fit_quantiles(frame, moments, wanted)
+        fitted |= {n: replace(moments[n], quantiles=tuple(quantiles.get(n, ()))) for n in names}
     return fitted
 
 
@@ -109,10 +88,6 @@ def _select_values(
     df: DataFrame, requests: Mapping[str, NumberRequest], key: Sequence[str]
 ) -> list[DataFrame]:
     """Frames of doubles, null where a value is missing or not finite, with a hash of the key."""
-    from pyspark.sql import functions as F
-
-    from etl.tfrecord.spark.schema import quote_name
-
     named = [F.col(quote_name(name)) for name in key]
     row_key = F.xxhash64(F.lit(_SAMPLE_SEED), *named).alias(_KEY)
     scalars = [
@@ -129,109 +104,143 @@ def _select_values(
     return frames
 
 
-def _finite(values: Column, prepare: Callable[[Column], Column] | None) -> Column:
-    from pyspark.sql import functions as F
-
+def _finite(values: Column, prepare: Normalize) -> Column:
+    """Does what `NormalizeEncoder` does where records are encoded."""
     number = values.cast("double")
     number = F.when(F.abs(number) < F.lit(math.inf), number)
-    return number if prepare is None else prepare(number)
+    if prepare.minimum is not None:
+        number = F.when(number < prepare.minimum, prepare.minimum).otherwise(number)
+    if prepare.maximum is not None:
+        number = F.when(number > prepare.maximum, prepare.maximum).otherwise(number)
+    return F.signum(number) * F.log1p(F.abs(number)) if prepare.log1p else number
 
 
-def fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedMoments]:
-    """Fits the moments of columns of doubles, in two scans.
-
-    Raises:
-        InputDataError: A column has no finite value.
-    """
-    from pyspark.sql import functions as F
-
-    from etl.tfrecord.spark.schema import quote_name
-
-    bounds = [
-        measure
-        for i, name in enumerate(names)
-        for measure in (
-            F.count(F.col(quote_name(name))).alias(f"n{i}"),
-            F.min(F.col(quote_name(name))).alias(f"low{i}"),
-            F.max(F.col(quote_name(name))).alias(f"high{i}"),
-        )
-    ]
-    ends: Any = frame.agg(*bounds).collect()[0]
-    for i, name in enumerate(names):
-        if not ends[f"n{i}"]:
+def _fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedNumbers]:
+    """Fits the moments of columns of doubles, in two scans."""
+    columns = [F.col(quote_name(name)) for name in names]
+    bounds = [measure(column) for column in columns for measure in (F.count, F.min, F.max)]
+    row: Any = frame.agg(*bounds).collect()[0]
+    ends = [tuple(row[i : i + 3]) for i in range(0, len(row), 3)]
+    for name, (count, _, _) in zip(names, ends, strict=True):
+        if not count:
             raise InputDataError(
                 f"feature {name!r} cannot be fitted: the train split has no finite value of it",
                 fix="check the column, or encode it by `identity`",
             )
-    origins = [_origin(ends[f"low{i}"], ends[f"high{i}"]) for i in range(len(names))]
-    units = [
-        _unit(max(abs(ends[f"low{i}"] - origin), abs(ends[f"high{i}"] - origin)))
-        for i, origin in enumerate(origins)
-    ]
+    scales = [_scale(low, high) for _, low, high in ends]
     sums = []
-    for i, name in enumerate(names):
-        distance = F.col(quote_name(name)) - F.lit(origins[i])
-        steps = F.rint(distance / F.lit(units[i])).cast("decimal(13,0)")
-        sums += [F.sum(steps).alias(f"sum{i}"), F.sum(steps * steps).alias(f"squares{i}")]
+    for column, (origin, unit) in zip(columns, scales, strict=True):
+        steps = F.rint((column - F.lit(origin)) / F.lit(unit)).cast("decimal(13,0)")
+        sums += [F.sum(steps), F.sum(steps * steps)]
     totals: Any = frame.agg(*sums).collect()[0]
     return {
-        name: _moments(
-            (ends[f"n{i}"], ends[f"low{i}"], ends[f"high{i}"]),
-            (totals[f"sum{i}"], totals[f"squares{i}"]),
-            (origins[i], units[i]),
-        )
+        name: _moments(ends[i], totals[2 * i : 2 * i + 2], scales[i])
         for i, name in enumerate(names)
     }
 
 
-def _origin(low: float, high: float) -> float:
-    """Where distances count from: the least of large numbers close by each other, else 0."""
-    return low if high - low < _CLOSE * max(abs(low), abs(high)) else 0.0
+def _scale(low: float, high: float) -> tuple[float, float]:
+    """Where distances count from, and the power of two of which they are taken to be multiples.
 
-
-def _unit(largest: float) -> float:
-    """The power of two of which distances are taken to be multiples."""
+    They count from the least of large numbers close by each other, else from 0.
+    """
+    origin = low if high - low < _CLOSE * max(abs(low), abs(high)) else 0.0
+    largest = max(abs(low - origin), abs(high - origin))
     if largest == 0:
-        return 1.0
-    return max(math.ldexp(1.0, math.frexp(largest)[1] - _STEP_BITS), 2.0**-1022)
+        return origin, 1.0
+    return origin, max(math.ldexp(1.0, math.frexp(largest)[1] - _STEP_BITS), 2.0**-1022)
 
 
 def _moments(
-    ends: tuple[int, float, float], sums: tuple[Decimal, Decimal], scale: tuple[float, float]
-) -> FittedMoments:
+    ends: tuple[int, float, float], sums: Sequence[Decimal], scale: tuple[float, float]
+) -> FittedNumbers:
     (count, low, high), (origin, unit) = ends, scale
     total, squares = int(sums[0]), int(sums[1])
     mean = total / count
     variance = (count * squares - total * total) / (count * count)
-    return FittedMoments(count, low, high, origin + mean * unit, math.sqrt(variance) * unit)
+    return FittedNumbers(count, low, high, origin + mean * unit, math.sqrt(variance) * unit)
 
 
-def fit_quantiles(
-    frame: DataFrame, counts: Mapping[str, int], probabilities: Mapping[str, Sequence[float]]
+def _fit_quantiles(
+    frame: DataFrame,
+    moments: Mapping[str, FittedNumbers],
+    probabilities: Mapping[str, Sequence[float]],
 ) -> dict[str, list[float]]:
-    """Fits quantiles of columns, in one scan.
+    """Fits quantiles of columns, interpolated between neighbouring values, in one scan.
 
-    Args:
-        frame: Columns of doubles, and the hash of each row's key.
-        counts: Number of values by column, which decides on the sample.
-        probabilities: Probabilities by column, in [0, 1].
-
-    Returns:
-        The quantiles by column, interpolated between neighbouring values.
+    The number of a column's values decides whether those of a sample of rows are read.
     """
-    from pyspark.sql import functions as F
-
-    from etl.tfrecord.spark.schema import quote_name
-
     if not probabilities:
         return {}
     position = F.pmod(F.col(_KEY), F.lit(_HASH_STEPS))
     measures = []
     for name, asked in probabilities.items():
         values = F.col(quote_name(name))
-        if counts[name] > SAMPLE_VALUES:
-            bound = int(_HASH_STEPS * SAMPLE_VALUES / counts[name])
+        if moments[name].count > SAMPLE_VALUES:
+            bound = int(_HASH_STEPS * SAMPLE_VALUES / moments[name].count)
             values = F.when(position < bound, values)
         measures.append(F.percentile(values, F.array(*map(F.lit, asked))).alias(name))
     row: Any = frame.agg(*measures).collect()[0]
     return {name: list(row[name]) for name in probabilities}
+
+
+def add_folds(rows: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Adds a row's fold, bigint in `[0, FOLDS)`, by the columns that tell rows apart."""
+    row_key = F.xxhash64(F.lit(_FOLD_SEED), *[F.col(quote_name(name)) for name in key])
+    return rows.withColumn(FOLD_COLUMN, F.pmod(row_key, F.lit(FOLDS)).cast("bigint"))
+
+
+def fit_target(df: DataFrame, vocabulary: pa.Table, token: str, label: str) -> np.ndarray:
+    """Fits the smoothed mean of the label per token: `(sum + w * prior) / (count + w)`.
+
+    The prior of a fold is the mean of the other folds, as its counts and sums are: nothing in a
+    train row's value comes from the row's own fold (Micci-Barreca 2001, smoothed; folds as in
+    Prokhorenkova et al. 2018, section 3.2, "holdout").
+
+    Args:
+        df: The samples of the train split with their folds.
+        vocabulary: The fitted vocabulary of the tokens.
+        token: Column of the tokens.
+        label: Numeric column.
+
+    Returns:
+        float64 `[vocabulary_size, 1 + folds]`; tokens that no sample has, or that are
+        retired, have the prior.
+    """
+    rows = df.select(
+        F.col(quote_name(token)).alias("token"),
+        F.col(quote_name(label)).cast(_LABEL_TYPE).alias("label"),
+        F.col(FOLD_COLUMN).cast("int").alias("fold"),
+    ).where(F.col("label").isNotNull())
+    measures = (F.count("*").alias("n"), F.sum("label").cast("double").alias("total"))
+    overall = rows.groupBy("fold").agg(*measures).toArrow()
+    tokens = df.sparkSession.createDataFrame(live_tokens(vocabulary))
+    by_token = rows.join(tokens, "token", "left_semi").groupBy("token", "fold").agg(*measures)
+    grouped = by_token.toArrow()
+    places = pc.index_in(grouped["token"], value_set=vocabulary["token"].combine_chunks())
+    counts, sums = _total(grouped, places.to_numpy(), len(vocabulary))
+    all_counts, all_sums = _total(overall, np.zeros(len(overall), np.int64), 1)
+    prior = all_sums / np.maximum(all_counts, 1.0)
+    smoothed = (sums + _PRIOR_ROWS * prior) / (counts + _PRIOR_ROWS)
+    first = first_token_id(vocabulary)
+    return np.concatenate([np.repeat(prior, first, axis=0), smoothed])
+
+
+def _total(grouped: pa.Table, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and sums of all folds, then of all but each one: float64 `[size, 1 + folds]`."""
+    by_fold = np.zeros((2, size, FOLDS))
+    fold = grouped["fold"].to_numpy()
+    by_fold[:, rows, fold] = [grouped["n"].to_numpy(), grouped["total"].to_numpy()]
+    total = by_fold.sum(axis=2, keepdims=True)
+    counts, sums = np.concatenate([total, total - by_fold], axis=2)
+    return counts, sums
+
+
+def fit_counts(vocabulary: pa.Table, log1p: bool) -> np.ndarray:
+    """Returns how often each id's token occurs in the train split, or `log(1 + count)` of it.
+
+    The vocabulary has counted already; `[vocabulary_size, 1]`.
+    """
+    first = first_token_id(vocabulary)
+    counts = np.concatenate([np.zeros(first), vocabulary["count"].to_numpy()])
+    return (np.log1p(counts) if log1p else counts)[:, None]

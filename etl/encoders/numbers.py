@@ -1,35 +1,28 @@
-"""Encoders of numbers: normalisation, buckets between boundaries, marks of missing values."""
+"""Encoders of numbers and times.
+
+Numbers are scaled, cut into buckets, or marked where they are missing. Parts of dates and positions
+within a period are integers all the way, so that every engine agrees to the bit; times are taken
+apart into days and seconds before an offset is added: nothing can overflow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders.numbers import (
-    LEAST_NUMBER,
-    Bucketize,
-    IsMissing,
-    Normalize,
-    NormalizeConfig,
-    QuantileConfig,
-)
+from conf.dates import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.numbers import LEAST_NUMBER, Bucketize, IsMissing, Normalize
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
-from etl.encoders.arrow_columns import cast_values, to_arrow
-from etl.encoders.base import fits, number_requests, value_encoders
-from etl.encoders.number_fit import FittedNumbers, NumberRequest
+from etl.encoders.arrow_columns import cast_values, to_arrow, valid_mask
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
-
-    from conf.etl.encodings import FeatureConfig
-    from etl.encoders.fit import OperationFit
-    from etl.features.plan import FeaturePlan
+_DAY = 86_400
+_ERA_DAYS = 146_097  # 400 years
 
 
 def read_numbers(values: pa.Array, raw_type: pa.DataType) -> np.ndarray:
@@ -42,7 +35,6 @@ def read_numbers(values: pa.Array, raw_type: pa.DataType) -> np.ndarray:
     return numbers
 
 
-@value_encoders.declare(Bucketize)
 @dataclass(frozen=True)
 class BucketizeEncoder:
     """Ids of the intervals between boundaries; a missing value is OOV."""
@@ -64,7 +56,6 @@ class BucketizeEncoder:
         return np.asarray(rounded, np.float64)
 
 
-@value_encoders.declare(IsMissing)
 @dataclass(frozen=True)
 class MissingEncoder:
     """Marks of missing values; NaN is one."""
@@ -80,7 +71,6 @@ class MissingEncoder:
         return to_arrow(is_missing.astype(np.float32))
 
 
-@value_encoders.declare(Normalize)
 @dataclass(frozen=True)
 class NormalizeEncoder:
     """Numbers brought to a scale; never null or NaN."""
@@ -97,95 +87,93 @@ class NormalizeEncoder:
         if operation.fill is not None:
             numbers[missing] = operation.fill
         with np.errstate(over="ignore"):  # beyond the range is infinite, as anywhere in training
-            scaled = (prepare_numbers(numbers, operation) - operation.center) * operation.factor
+            if operation.minimum is not None:
+                numbers = np.maximum(numbers, operation.minimum)
+            if operation.maximum is not None:
+                numbers = np.minimum(numbers, operation.maximum)
+            if operation.log1p:
+                numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
+            scaled = (numbers - operation.center) * operation.factor
             if operation.fill is None:
                 scaled[missing] = 0.0
             return to_arrow(scaled.astype(np.float32))
 
 
-def prepare_numbers(numbers: np.ndarray, operation: Normalize) -> np.ndarray:
-    """Clips numbers and takes their logarithm, as far as the operation asks for it.
+@dataclass(frozen=True)
+class DatePartEncoder:
+    """2 + the part of the date; null is OOV."""
 
-    Args:
-        numbers: float64 `[rows]`.
-        operation: The normalisation.
+    raw_type: pa.DataType
+    operation: DatePart
+    output_type = pa.int64()
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Encodes times `[values]` to int64 ids `[values]`."""
+        values = cast_values(values, self.raw_type)
+        seconds = _seconds(values, self.operation.unit)
+        days, rest = np.divmod(seconds, _DAY)
+        over, rest = np.divmod(rest + 60 * self.operation.utc_offset_minutes, _DAY)
+        ids = _part(self.operation.part, days + over, rest) + FIRST_TOKEN_ID
+        ids[~valid_mask(values)] = OOV_ID
+        return to_arrow(ids)
+
+
+@dataclass(frozen=True)
+class CyclicalEncoder:
+    """Sine and cosine of the position within a period; null stays null."""
+
+    operation: Cyclical
+    output_type = pa.list_(pa.float32())
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one column of times `[rows]` to float32 pairs `[rows]`."""
+        values = cast_values(columns[0], pa.int64())
+        period = PERIOD_SECONDS[self.operation.period]
+        shift = 60 * self.operation.utc_offset_minutes
+        if self.operation.period == "week":
+            shift += MONDAY_SECONDS
+        phase = (_seconds(values, self.operation.unit) % period + shift) % period
+        angle = phase.astype(np.float64) * (2.0 * np.pi / period)
+        pairs = np.stack([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
+        offsets = np.arange(0, 2 * len(values) + 1, 2, dtype=np.int32)
+        mask = values.is_null() if values.null_count else None
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(pairs.reshape(-1)), mask=mask)
+
+
+def _seconds(values: pa.Array, unit: str) -> np.ndarray:
+    return values.fill_null(0).to_numpy(zero_copy_only=False) // UNITS_PER_SECOND[unit]
+
+
+def _part(part: str, days: np.ndarray, second_of_day: np.ndarray) -> np.ndarray:
+    if part == "hour":
+        return second_of_day // 3_600
+    if part == "minute":
+        return second_of_day // 60 % 60
+    weekday = (days + 3) % 7
+    if part == "weekday":
+        return weekday
+    if part == "is_weekend":
+        return (weekday >= 5).astype(np.int64)
+    day_of_year, month, day = _civil(days)
+    return {"day_of_year": day_of_year, "month": month, "day": day}[part]
+
+
+def _civil(days: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Day of the year, month and day of the month, from 0, of days since the epoch.
+
+    Source: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years
+    that begin in March, so that a leap day is the last of its year.
     """
-    if operation.minimum is not None:
-        numbers = np.maximum(numbers, operation.minimum)
-    if operation.maximum is not None:
-        numbers = np.minimum(numbers, operation.maximum)
-    if operation.log1p:
-        numbers = np.sign(numbers) * np.log1p(np.abs(numbers))
-    return numbers
-
-
-def prepare_column(numbers: Column, operation: Normalize) -> Column:
-    """Does what `prepare_numbers` does, where Spark measures the train split: doubles."""
-    from pyspark.sql import functions as F
-
-    if operation.minimum is not None:
-        numbers = F.when(numbers < operation.minimum, operation.minimum).otherwise(numbers)
-    if operation.maximum is not None:
-        numbers = F.when(numbers > operation.maximum, operation.maximum).otherwise(numbers)
-    return F.signum(numbers) * F.log1p(F.abs(numbers)) if operation.log1p else numbers
-
-
-@number_requests.declare(NormalizeConfig)
-def _request_scaling(
-    feature: FeatureConfig, config: NormalizeConfig, plan: FeaturePlan
-) -> Mapping[str, NumberRequest]:
-    if config.method is None:
-        return {}
-    operation = config.preparation
-    request = NumberRequest(
-        feature.column,
-        plan.is_list(feature.column),
-        lambda numbers: prepare_column(numbers, operation),
-        (0.25, 0.5, 0.75) if config.method == "robust" else (),
-    )
-    return {feature.name: request}
-
-
-@fits.declare(NormalizeConfig)
-def _fit_scaling(feature: FeatureConfig, config: NormalizeConfig, fit: OperationFit) -> Normalize:
-    prepared: Normalize = config.preparation
-    if config.constants is not None:
-        return replace(prepared, center=config.constants.center, factor=1 / config.constants.scale)
-    if config.method is None:
-        return prepared
-    fitted = fit.numbers[feature.name]
-    moments = fitted.moments
-    if config.method == "standard":
-        center, spread = moments.mean, moments.deviation
-    elif config.method == "min_max":
-        center, spread = moments.minimum, moments.maximum - moments.minimum
-    else:
-        low, center, high = fitted.quantiles
-        spread = high - low
-    with np.errstate(divide="ignore", over="ignore"):
-        factor = float(np.float64(1.0) / np.float64(spread))
-    # A constant column has no spread to divide by: its values become 0.
-    return replace(prepared, center=center, factor=factor if np.isfinite(factor) else 1.0)
-
-
-def request_quantiles(config: QuantileConfig, column: str, is_list: bool) -> NumberRequest:
-    """Returns what is measured of a column that is cut into equally full buckets."""
-    inner = tuple(i / config.buckets for i in range(1, config.buckets))
-    return NumberRequest(column, is_list, probabilities=inner)
-
-
-def cut_equally(fitted: FittedNumbers) -> Bucketize:
-    """Returns the buckets between fitted quantiles."""
-    return Bucketize(tuple(sorted(set(fitted.quantiles))))
-
-
-@number_requests.declare(QuantileConfig)
-def _request_quantiles(
-    feature: FeatureConfig, config: QuantileConfig, plan: FeaturePlan
-) -> Mapping[str, NumberRequest]:
-    return {feature.name: request_quantiles(config, feature.column, plan.is_list(feature.column))}
-
-
-@fits.declare(QuantileConfig)
-def _fit_quantiles(feature: FeatureConfig, config: QuantileConfig, fit: OperationFit) -> Bucketize:
-    return cut_equally(fit.numbers[feature.name])
+    day_of_era = (days % _ERA_DAYS + 719_468) % _ERA_DAYS
+    leaps = day_of_era // 1_460 - day_of_era // 36_524 + day_of_era // 146_096
+    year_of_era = (day_of_era - leaps) // 365
+    day_from_march = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (5 * day_from_march + 2) // 153
+    day = day_from_march - (153 * month_from_march + 2) // 5
+    # January and February belong to the year after; they come 306 days after the first of March.
+    is_late = day_from_march >= 306
+    month = np.where(is_late, month_from_march - 10, month_from_march + 2)
+    year = year_of_era + is_late
+    is_leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    day_of_year = np.where(is_late, day_from_march - 306, day_from_march + 59 + is_leap)
+    return day_of_year, month, day

@@ -1,46 +1,123 @@
-"""The encoder pipeline: a batch of raw columns in, a batch of features out, in one pass.
-
-A plan is checked against itself and against what was fitted before a row is encoded; what its
-operations are executed by stands in the file of each family.
-"""
+"""The encoder pipeline: a batch of raw columns in, a batch of features out, in one pass."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from conf.artefacts.encoder_files import read_plan_file
-from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
+from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, Weights
+from conf.encoders.dates import Cyclical, DatePart
+from conf.encoders.declaration import Operation
+from conf.encoders.hashing import Cross, Hash
+from conf.encoders.numbers import Bucketize, IsMissing, Normalize
+from conf.encoders.target import Statistic
+from conf.encoders.text import Ngrams
 from conf.errors import InputDataError, did_you_mean
 from conf.local_paths import local_path
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.base import (
-    RAW_TYPES,
-    Fitted,
-    IdentityEncoder,
-    RowEncoder,
-    ValueEncoder,
-    row_encoders,
-    value_encoders,
+from etl.encoders.arrow_columns import RAW_TYPES, Encoder, build_lists, cast_values, flatten_lists
+from etl.encoders.bags import (
+    LengthEncoder,
+    MultiHotEncoder,
+    SparseIndicesEncoder,
+    VectorBytesEncoder,
+    WeightsEncoder,
 )
-from etl.encoders.target import load_statistic_table
-from etl.encoders.token_lookup import ListTokenEncoder, TokenEncoder
-from etl.encoders.vocabulary import load_vocabulary
+from etl.encoders.hashing import CrossEncoder, CrossField, HashEncoder, ListShape, NgramEncoder
+from etl.encoders.numbers import (
+    BucketizeEncoder,
+    CyclicalEncoder,
+    DatePartEncoder,
+    MissingEncoder,
+    NormalizeEncoder,
+)
+from etl.encoders.token_lookup import ListTokenEncoder, StatisticEncoder, TokenEncoder
+from etl.encoders.vocabulary import load_statistic_table, load_vocabulary
 from etl.tfrecord.types.features import is_list
 
 
+class RowEncoder(Protocol):
+    """Turns whole raw columns `[rows]`, in the plan's order, into one feature `[rows]`.
+
+    A value that it cannot take raises `pa.ArrowInvalid`; who calls names the column.
+    """
+
+    @property
+    def output_type(self) -> pa.DataType: ...
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array: ...
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What encoders were fitted to: by vocabulary the encoder of tokens, by name the tables."""
+
+    tokens: Mapping[str, Encoder]
+    list_tokens: Mapping[str, Encoder]  # of the values of lists
+    tables: Mapping[str, pa.Table]
+
+
+@dataclass(frozen=True)
+class ValueEncoder:
+    """An encoder of single values, applied to scalars or inside of lists.
+
+    A null list stays null, an empty one empty; a longer one keeps its first `max_len` values.
+    """
+
+    spec: FeatureSpec
+    encoder: Encoder
+
+    @property
+    def output_type(self) -> pa.DataType:
+        """Type of the feature's column."""
+        values = self.encoder.output_type
+        return pa.list_(values) if self.spec.is_list else values
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes one column `[rows]`."""
+        (column,) = columns
+        if not self.spec.is_list:
+            return self.encoder.encode(column)
+        shape = ListShape.of(self.spec)
+        values, rows = flatten_lists(column, shape.max_len, shape.exact_len)
+        return build_lists(rows, self.encoder.encode(values))
+
+
+@dataclass(frozen=True)
+class IdentityEncoder:
+    """Casts values to the declared raw type, as a served model does, then to the feature's."""
+
+    raw_type: pa.DataType
+    output_type: pa.DataType
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Casts values `[values]`; null stays null."""
+        return cast_values(cast_values(values, self.raw_type), self.output_type)
+
+
+_OF_VALUES: Mapping[type[Operation], Callable[[pa.DataType, Any], Encoder]] = {
+    Bucketize: BucketizeEncoder,
+    DatePart: DatePartEncoder,
+    Hash: HashEncoder,
+    IsMissing: MissingEncoder,
+    Normalize: NormalizeEncoder,
+}
+
+
 def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> RowEncoder:
-    """Builds the encoder of a feature; the plan has been checked."""
-    operation = column.operation
+    """Builds the encoder of a feature."""
+    operation, raw_type = column.operation, RAW_TYPES[column.raw_dtype]
+    if operation is not None and type(operation) in _OF_VALUES:
+        return ValueEncoder(spec, _OF_VALUES[type(operation)](raw_type, operation))
     if operation is not None:
-        of_values = value_encoders.find(operation)
-        if of_values is not None:
-            return ValueEncoder(spec, of_values(RAW_TYPES[column.raw_dtype], operation))
-        return row_encoders[operation](operation, spec, column, fitted)
+        return _build_row_encoder(operation, spec, column.inputs, fitted)
     if column.vocabulary is not None:
         tokens = fitted.list_tokens if spec.is_list else fitted.tokens
         return ValueEncoder(spec, tokens[column.vocabulary])
@@ -48,7 +125,45 @@ def build_encoder(spec: FeatureSpec, column: ColumnEncoding, fitted: Fitted) -> 
         output_type = pa.binary() if column.raw_dtype == "bytes" else pa.string()
     else:
         output_type = RAW_TYPES[spec.dtype]
-    return ValueEncoder(spec, IdentityEncoder(RAW_TYPES[column.raw_dtype], output_type))
+    return ValueEncoder(spec, IdentityEncoder(raw_type, output_type))
+
+
+def _build_row_encoder(
+    operation: Operation, spec: FeatureSpec, inputs: Sequence[RawColumn], fitted: Fitted
+) -> RowEncoder:
+    types = tuple(RAW_TYPES[raw.dtype] for raw in inputs)
+    match operation:
+        case Cross():
+            return _build_cross(operation, spec, inputs)
+        case Cyclical():
+            return CyclicalEncoder(operation)
+        case Length():
+            return LengthEncoder(operation)
+        case MultiHot():
+            tokens = fitted.tokens[operation.vocabulary]
+            return MultiHotEncoder(tokens, operation, inputs[0].is_list, types[1:])
+        case Ngrams():
+            return NgramEncoder(operation, spec.max_len)
+        case SparseIndices():
+            return SparseIndicesEncoder(operation, spec.max_len)
+        case Statistic():
+            tokens = fitted.tokens[operation.vocabulary]
+            return StatisticEncoder(tokens, fitted.tables[operation.table])
+        case VectorBytes():
+            return VectorBytesEncoder(types[0], operation)
+        case Weights():
+            return WeightsEncoder(types[: len(types) // 2], operation, spec.max_len)
+    raise NotImplementedError(f"nothing encodes {operation.kind!r}")
+
+
+def _build_cross(operation: Cross, spec: FeatureSpec, inputs: Sequence[RawColumn]) -> CrossEncoder:
+    fields = []
+    for number, raw in enumerate(inputs):
+        raw_type, own = RAW_TYPES[raw.dtype], operation.preparation(number)
+        encoder = None if own is None else _OF_VALUES[type(own)](raw_type, own)
+        fields.append(CrossField(raw_type, encoder, raw.is_list))
+    shape = ListShape.of(spec) if spec.is_list else None
+    return CrossEncoder(tuple(fields), operation.buckets, shape)
 
 
 def raw_inputs(spec: FeatureSpec, column: ColumnEncoding) -> tuple[RawColumn, ...]:
@@ -56,107 +171,10 @@ def raw_inputs(spec: FeatureSpec, column: ColumnEncoding) -> tuple[RawColumn, ..
     return column.inputs or (RawColumn(column.column, column.raw_dtype, spec.is_list),)
 
 
-_RAW_DTYPES_OF_TOKENS = {"int64": ("int64",), "string": ("string", "bytes")}
-
-
-def check_plan(
-    plan: EncoderPlan, vocabularies: Collection[str], tables: Collection[str] = ()
-) -> None:
-    """Checks that a plan's parts fit each other.
-
-    Args:
-        plan: The plan.
-        vocabularies: Names of the vocabularies that were read.
-        tables: Names of the tables that were read.
-
-    Raises:
-        InputDataError: They do not.
-    """
-    features = [column.feature for column in plan.columns]
-    if features != list(plan.schema.names) or len(set(features)) != len(features):
-        raise InputDataError(
-            "the encoders' columns do not match the features one for one",
-            received=", ".join(features),
-            allowed=", ".join(plan.schema.names),
-        )
-    _check_names("vocabularies", {spec.name for spec in plan.vocabularies}, set(vocabularies))
-    _check_names("tables", {spec.name for spec in plan.tables}, set(tables))
-    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
-        if column.operation is not None:
-            _check_operation(plan, spec, column)
-        _check_values(plan, spec, column)
-
-
-def _check_names(what: str, named: set[str], received: set[str]) -> None:
-    if named != received:
-        raise InputDataError(
-            f"the {what} are not those that the plan names",
-            received=", ".join(sorted(received)) or "none",
-            allowed=", ".join(sorted(named)) or "none",
-        )
-
-
-def _check_operation(plan: EncoderPlan, spec: FeatureSpec, column: ColumnEncoding) -> None:
-    operation = column.operation
-    if operation is None or not column.inputs:
-        raise InputDataError(f"feature {spec.name!r} does not say which columns it reads")
-    for raw in column.inputs:
-        if raw.is_served:
-            _check_raw_dtype(spec, raw.dtype, operation.accepts)
-    output = operation.output
-    shape = spec.shape if output.shape is None else output.shape
-    received = (spec.dtype, spec.vocabulary_size, spec.shape)
-    if received != (output.dtype, output.vocabulary_size, shape):
-        raise InputDataError(
-            f"feature {spec.name!r} is not what its encoder makes",
-            received=received,
-            allowed=(output.dtype, output.vocabulary_size, shape),
-        )
-    table = getattr(operation, "table", None)
-    if table is not None and table not in {known.name for known in plan.tables}:
-        raise InputDataError(f"feature {spec.name!r} reads an unknown table", received=table)
-
-
-def _check_values(plan: EncoderPlan, spec: FeatureSpec, column: ColumnEncoding) -> None:
-    named = {known.name: known for known in plan.vocabularies}
-    if column.vocabulary is None:
-        if column.operation is None:
-            _check_raw_dtype(spec, column.raw_dtype, tuple(RAW_TYPES))
-        return
-    if column.vocabulary not in named:
-        raise InputDataError(
-            f"feature {spec.name!r} has an unknown encoder",
-            received=column.vocabulary,
-            fix=did_you_mean(column.vocabulary, [IDENTITY, *named]),
-        )
-    allowed = _RAW_DTYPES_OF_TOKENS[named[column.vocabulary].token_dtype]
-    _check_raw_dtype(spec, column.raw_dtype, allowed)
-    if column.operation is None and spec.dtype != "int64":
-        raise InputDataError(
-            f"feature {spec.name!r} has a vocabulary, so its type must be int64",
-            received=spec.dtype,
-        )
-
-
-def _check_raw_dtype(spec: FeatureSpec, received: str, allowed: tuple[str, ...]) -> None:
-    if received not in allowed:
-        raise InputDataError(
-            f"feature {spec.name!r} reads a column whose type its encoder does not take",
-            received=received,
-            allowed=", ".join(allowed),
-        )
-
-
 class EncoderPipeline:
     """Applies a plan to Arrow batches. Built once per task; safe to share between threads.
 
-    Args:
-        plan: The encoders.
-        vocabularies: Table (`token`, `id`, `count`) of each vocabulary that the plan names.
-        tables: Table of each statistic that the plan names.
-
-    Raises:
-        InputDataError: The plan contradicts itself or what was fitted.
+    It takes the table of each vocabulary and of each statistic that the plan names.
     """
 
     def __init__(
@@ -166,9 +184,9 @@ class EncoderPipeline:
         tables: Mapping[str, pa.Table] | None = None,
     ) -> None:
         self.plan = plan
-        check_plan(plan, vocabularies, tables or {})
         tokens = {
-            name: TokenEncoder(plan.vocabulary(name), table) for name, table in vocabularies.items()
+            name: TokenEncoder.of(plan.vocabulary(name), table)
+            for name, table in vocabularies.items()
         }
         padded = {
             spec.name: ListTokenEncoder(tokens[spec.name], spec.pad_token)
@@ -181,7 +199,7 @@ class EncoderPipeline:
             for spec, column in zip(plan.schema.features, plan.columns, strict=True)
         )
         self.output_schema: pa.Schema = pa.schema(
-            [pa.field(encoder.spec.name, encoder.output_type) for encoder in self._encoders]
+            [pa.field(made.spec.name, made.encoder.output_type) for made in self._encoders]
         )
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -213,10 +231,6 @@ class _FeatureEncoder:
     inputs: tuple[RawColumn, ...]
     encoder: RowEncoder
 
-    @property
-    def output_type(self) -> pa.DataType:
-        return self.encoder.output_type
-
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
         columns = [self._column(batch, raw) for raw in self.inputs]
         try:
@@ -226,7 +240,7 @@ class _FeatureEncoder:
             raise InputDataError(
                 f"column {names} holds a value that feature {self.spec.name!r} cannot",
                 received=str(error),
-                allowed=f"what becomes {self.output_type} without loss",
+                allowed=f"what becomes {self.encoder.output_type} without loss",
                 fix="declare the column with its real type, or clean it before it is encoded",
             ) from error
 

@@ -1,4 +1,4 @@
-"""Lookup of tokens: known ones to their ids, unknown ones to OOV or its buckets.
+"""Lookup of tokens: their ids, OOV or its buckets where they are unknown, and their statistics.
 
 Tables are immutable and exact: open addressing with linear probing at a load of at most one
 half. A slot is 16 bytes, so that a probe costs one cache line: (token, id) for integers, (64-bit
@@ -10,7 +10,7 @@ which is falling frequency, so the bytes of the common ones share few cache line
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import VocabularySpec
-from conf.errors import InputDataError
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
 from etl.encoders.arrow_columns import (
     BYTES_TYPES,
+    Encoder,
     bytes_buffers,
     cast_values,
     has_value,
@@ -31,9 +31,11 @@ from etl.encoders.arrow_columns import (
     valid_mask,
 )
 from etl.encoders.hashing import hash_bytes, hash_to_buckets, mix64
+from etl.encoders.vocabulary import read_values
 from etl.tfrecord.codec.kernels import inlined, kernel, load_i64, load_u8, load_u64
 
 _EMPTY = 0  # no token has the position 0
+_MIN_TABLE_SLOTS = 16
 
 
 @inlined
@@ -49,27 +51,19 @@ def _probe_int64(token, slots):
 
 
 @kernel
-def fill_int64(tokens, retired, slots):
-    """Fills the table of integers; returns the position of a token seen before, or -1.
+def _fill_int64(tokens, retired, slots):
+    """Fills the table of integers, int64 `[slots, 2]`, zeros before.
 
-    A slot holds a token and its position from 1, negative where the token is retired.
-
-    Args:
-        tokens: int64 `[tokens]`.
-        retired: Tokens that are found as OOV, bool `[tokens]`.
-        slots: The table, int64 `[slots, 2]`, zeros.
+    A slot holds a token and its position from 1, negative where the token is retired: OOV.
     """
     for i in range(tokens.size):
-        slot, found = _probe_int64(tokens[i], slots)
-        if found:
-            return i
+        slot, _ = _probe_int64(tokens[i], slots)
         slots[slot, 0] = tokens[i]
         slots[slot, 1] = -1 - i if retired[i] else 1 + i
-    return -1
 
 
 @kernel
-def find_int64(buffers, first_id, slots, ids):
+def _find_int64(buffers, first_id, slots, ids):
     """Fills `ids`, int64 `[rows]`, from an int64 array's buffers."""
     for row in range(ids.size):
         ids[row] = OOV_ID
@@ -109,28 +103,17 @@ def _probe_bytes(address, length, tokens, slots):
 
 
 @kernel
-def fill_bytes(tokens, retired, slots):
-    """Fills the table of strings; returns the position of a token seen before, or -1.
-
-    A slot holds the hash of a token and its position from 1, negative where it is retired.
-
-    Args:
-        tokens: Buffers of the tokens.
-        retired: Tokens that are found as OOV, bool `[tokens]`.
-        slots: The table, int64 `[slots, 2]`, zeros.
-    """
+def _fill_bytes(tokens, retired, slots):
+    """Fills the table of strings; a slot holds the hash of a token and its position, as above."""
     for i in range(retired.size):
         address, length = load_span(tokens, i)
-        slot, found = _probe_bytes(address, length, tokens, slots)
-        if found:
-            return i
+        slot, _ = _probe_bytes(address, length, tokens, slots)
         slots[slot, 0] = np.int64(hash_bytes(address, length))
         slots[slot, 1] = -1 - i if retired[i] else 1 + i
-    return -1
 
 
 @kernel
-def find_bytes(buffers, tokens, first_id, slots, ids):
+def _find_bytes(buffers, tokens, first_id, slots, ids):
     """Fills `ids`, int64 `[rows]`, from the buffers of strings or binaries."""
     for row in range(ids.size):
         ids[row] = OOV_ID
@@ -141,208 +124,76 @@ def find_bytes(buffers, tokens, first_id, slots, ids):
                 ids[row] = first_id + slots[slot, 1] - 1
 
 
-_MIN_TABLE_SLOTS = 16
+class TokenEncoder:
+    """Ids of distinct tokens in id order, int64, string or binary `[tokens]`.
 
-
-class TokenLookup(ABC):
-    """A vocabulary in the form in which columns are encoded.
-
-    Args:
-        tokens: Tokens in id order `[tokens]`.
-        first_id: Id of the first of them.
-        retired: Tokens that are no longer known, though they keep their ids, bool `[tokens]`;
-            None: no token is.
-
-    Raises:
-        InputDataError: A token is null or stands there twice.
+    Unknown tokens are `OOV_ID`, or hashed to `oov_buckets` ids before the first token. So are
+    `retired` ones, bool `[tokens]`, though they keep their ids.
     """
 
     output_type = pa.int64()
 
     def __init__(
-        self, tokens: pa.Array, first_id: int = FIRST_TOKEN_ID, retired: np.ndarray | None = None
+        self,
+        tokens: pa.Array,
+        oov_buckets: int | None = None,
+        retired: np.ndarray | None = None,
     ) -> None:
-        _refuse_nulls(tokens)
+        self._is_integer = tokens.type == pa.int64()
+        self._oov_buckets = oov_buckets
         # A copy of its own, at offset 0; it lives as long as the table that points into it.
-        self._tokens = self._own_tokens(tokens)
-        self._first_id = first_id
-        if retired is None:
-            retired = np.zeros(len(tokens), np.bool_)
-        self._slots = np.zeros((_slot_count(len(tokens)), 2), np.int64)
-        _refuse_repeated(tokens, self._fill(retired))
+        owned = tokens if self._is_integer else tokens.cast(pa.large_binary())
+        self._tokens = pa.concat_arrays([owned])
+        retired = np.zeros(len(tokens), np.bool_) if retired is None else retired
+        slots = max(_MIN_TABLE_SLOTS, 1 << (2 * len(tokens) - 1).bit_length() if len(tokens) else 0)
+        self._slots = np.zeros((slots, 2), np.int64)
+        if self._is_integer:
+            _fill_int64(self._tokens.to_numpy(zero_copy_only=True), retired, self._slots)
+        else:
+            _fill_bytes(bytes_buffers(self._tokens), retired, self._slots)
+
+    @classmethod
+    def of(cls, spec: VocabularySpec, table: pa.Table) -> TokenEncoder:
+        """Builds the encoder of a vocabulary's table."""
+        is_incremental = RETIRED_COLUMN in table.schema.names
+        retired = table[RETIRED_COLUMN].to_numpy() if is_incremental else None
+        return cls(table["token"].combine_chunks(), spec.oov_buckets, retired)
 
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self._tokens)
 
-    def encode(self, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Looks up each token.
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Encodes tokens `[values]` to int64 ids; null is always `OOV_ID`.
 
-        Args:
-            values: What `cast` takes, `[rows]`, sliced or chunked.
-
-        Returns:
-            Ids, int64 `[rows]`; `OOV_ID` for nulls and unknown tokens.
+        Integers stand for their decimal text, where tokens are strings.
 
         Raises:
             pa.ArrowInvalid: A value cannot be a token.
         """
-        if isinstance(values, pa.ChunkedArray):
-            chunks = [self.encode(chunk) for chunk in values.chunks]
-            return pa.concat_arrays(chunks) if chunks else pa.array([], self.output_type)
-        values = self.cast(values)
+        if self._is_integer:
+            values = cast_values(values, pa.int64())
+        elif values.type not in BYTES_TYPES:
+            values = cast_values(values, pa.string())
         ids = np.empty(len(values), np.int64)
-        self._find(values, ids)
+        self._find(values, FIRST_TOKEN_ID + (self._oov_buckets or 0), ids)
+        if self._oov_buckets is not None:
+            unknown = (ids == OOV_ID) & valid_mask(values)
+            if unknown.any():
+                rest = values.filter(pa.array(unknown))
+                ids[unknown] = hash_to_buckets(rest, self._oov_buckets) + FIRST_TOKEN_ID
         return to_arrow(ids)
 
-    @abstractmethod
-    def cast(self, values: pa.Array) -> pa.Array:
-        """Returns values in a type that can be looked up; refuses what would lose them."""
-
-    @abstractmethod
-    def _own_tokens(self, tokens: pa.Array) -> pa.Array:
-        """A copy of the tokens."""
-
-    @abstractmethod
-    def _fill(self, retired: np.ndarray) -> int:
-        """Fills the slots; returns the position of a token seen before, or -1."""
-
-    @abstractmethod
-    def _find(self, values: pa.Array, ids: np.ndarray) -> None:
-        """Fills `ids` `[rows]`."""
-
-
-class Int64Lookup(TokenLookup):
-    """Ids of integer tokens; looks up integers, and what casts to int64 without loss."""
-
-    def cast(self, values: pa.Array) -> pa.Array:
-        """Returns int64 values."""
-        return cast_values(values, pa.int64())
-
-    def _own_tokens(self, tokens: pa.Array) -> pa.Array:
-        return pa.concat_arrays([tokens])
-
-    def _fill(self, retired: np.ndarray) -> int:
-        tokens = self._tokens.to_numpy(zero_copy_only=True)
-        return int(fill_int64(tokens, retired, self._slots))
-
-    def _find(self, values: pa.Array, ids: np.ndarray) -> None:
-        find_int64(int64_buffers(values), self._first_id, self._slots, ids)
-
-
-class BytesLookup(TokenLookup):
-    """Ids of string tokens, compared byte by byte.
-
-    Looks up strings and binaries, of 32 or 64 bit offsets, and integers, which stand for their
-    decimal text.
-    """
-
-    def cast(self, values: pa.Array) -> pa.Array:
-        """Returns strings or binaries."""
-        return values if values.type in BYTES_TYPES else cast_values(values, pa.string())
-
-    def _own_tokens(self, tokens: pa.Array) -> pa.Array:
-        return pa.concat_arrays([tokens.cast(pa.large_binary())])
-
-    def _fill(self, retired: np.ndarray) -> int:
-        tokens = bytes_buffers(self._tokens)
-        return int(fill_bytes(tokens, retired, self._slots))
-
-    def _find(self, values: pa.Array, ids: np.ndarray) -> None:
-        tokens = bytes_buffers(self._tokens)
-        find_bytes(bytes_buffers(values), tokens, self._first_id, self._slots, ids)
-
-
-def build_lookup(
-    tokens: pa.Array | pa.ChunkedArray,
-    first_id: int = FIRST_TOKEN_ID,
-    retired: np.ndarray | None = None,
-) -> TokenLookup:
-    """Builds the table of a vocabulary.
-
-    Args:
-        tokens: Tokens in id order, int64, string or binary `[tokens]`.
-        first_id: Id of the first of them.
-        retired: Tokens that are no longer known, bool `[tokens]`, or None.
-
-    Raises:
-        InputDataError: Another type, a null, or a token twice.
-    """
-    if isinstance(tokens, pa.ChunkedArray):
-        tokens = tokens.combine_chunks()
-    if tokens.type == pa.int64():
-        return Int64Lookup(tokens, first_id, retired)
-    if tokens.type in BYTES_TYPES:
-        return BytesLookup(tokens, first_id, retired)
-    raise InputDataError(
-        "a vocabulary has tokens of another type",
-        received=tokens.type,
-        allowed="int64, string, binary",
-    )
-
-
-def _slot_count(tokens: int) -> int:
-    return max(_MIN_TABLE_SLOTS, 1 << (2 * tokens - 1).bit_length() if tokens else 0)
-
-
-def _refuse_nulls(tokens: pa.Array) -> None:
-    if tokens.null_count:
-        raise InputDataError(
-            "a vocabulary holds a null token",
-            received=f"{tokens.null_count} nulls",
-            fix="fit the vocabulary again; null always has the OOV id",
-        )
-
-
-def _refuse_repeated(tokens: pa.Array, position: int) -> None:
-    if position >= 0:
-        raise InputDataError(
-            "a vocabulary holds a token twice",
-            received=f"{tokens[position].as_py()!r}, again at row {position}",
-            fix="fit the vocabulary again",
-        )
-
-
-class TokenEncoder:
-    """Ids of tokens.
-
-    Args:
-        spec: The plan's entry.
-        table: The vocabulary.
-
-    Raises:
-        InputDataError: The table holds a null or a token twice.
-    """
-
-    output_type = pa.int64()
-
-    def __init__(self, spec: VocabularySpec, table: pa.Table) -> None:
-        retired = None
-        if RETIRED_COLUMN in table.schema.names:
-            retired = table[RETIRED_COLUMN].to_numpy()
-        self._lookup = build_lookup(table["token"], spec.first_token_id, retired)
-        self._oov_buckets = spec.oov_buckets
-
-    def encode(self, values: pa.Array) -> pa.Array:
-        """Encodes tokens `[values]` to int64 ids `[values]`; null is always `OOV_ID`."""
-        if self._oov_buckets is None:
-            return self._lookup.encode(values)
-        values = self._lookup.cast(values)
-        ids = self._lookup.encode(values).to_numpy().copy()
-        unknown = (ids == OOV_ID) & valid_mask(values)
-        if unknown.any():
-            rest = values.filter(pa.array(unknown))
-            ids[unknown] = hash_to_buckets(rest, self._oov_buckets) + FIRST_TOKEN_ID
-        return to_arrow(np.ascontiguousarray(ids))
+    def _find(self, values: pa.Array, first_id: int, ids: np.ndarray) -> None:
+        if self._is_integer:
+            _find_int64(int64_buffers(values), first_id, self._slots, ids)
+        else:
+            tokens = bytes_buffers(self._tokens)
+            _find_bytes(bytes_buffers(values), tokens, first_id, self._slots, ids)
 
 
 class ListTokenEncoder:
-    """Ids of the tokens of lists that the raw data pads.
-
-    Args:
-        tokens: Encoder of a token.
-        pad_token: The token that pads; its id is `PAD_ID`.
-    """
+    """Ids of the tokens of lists that the raw data pads: `PAD_ID` in the place of `pad_token`."""
 
     output_type = pa.int64()
 
@@ -353,3 +204,21 @@ class ListTokenEncoder:
         """Encodes the tokens of lists `[values]` to int64 ids `[values]`."""
         is_pad = pc.equal(values, pa.scalar(self._pad_token, values.type)).fill_null(False)
         return pc.if_else(is_pad, pa.scalar(PAD_ID, pa.int64()), self._tokens.encode(values))
+
+
+class StatisticEncoder:
+    """Looks a token's statistic up, of all train rows but those of the row's own fold."""
+
+    output_type = pa.float32()
+
+    def __init__(self, encoder: Encoder, table: pa.Table) -> None:
+        self._encoder = encoder
+        self._values = read_values(table)
+
+    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Encodes tokens `[rows]`, beside which folds may stand: null outside of train."""
+        ids = self._encoder.encode(columns[0]).to_numpy()
+        if len(columns) == 1:
+            return to_arrow(self._values[ids, 0])
+        folds = cast_values(columns[1], pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        return to_arrow(self._values[ids, folds + 1])

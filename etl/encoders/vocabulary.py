@@ -1,11 +1,17 @@
-"""Vocabularies: the ids of tokens (`assign_ids`), and their files: Parquet, a row per token."""
+"""Vocabularies: the ids of tokens, how they grow, their files, and those of their statistics.
+
+Ids follow falling counts, ties by token. A vocabulary that grows keeps its ids: tokens are
+appended, retired and revived, never renumbered. A file is Parquet, a row per token by rising id.
+"""
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +24,7 @@ from conf.artefacts.encoder_files import (
     EncoderFiles,
     parse_parquet,
 )
-from conf.artefacts.entries import ENTRY_NAME_PATTERN
-from conf.encoders import TokenDType, VocabularySpec
+from conf.encoders import TableSpec, TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
@@ -28,16 +33,15 @@ from etl.tfrecord.codec.crc32c import crc32c
 
 _SUFFIX = ".parquet"
 LAST_SEEN_COLUMN = "last_seen"
-_REBUILD = "fit the vocabulary again, or restore the file"
+_MOST_TOKEN_BYTES = 8 << 30
+_SAMPLE = 20  # tokens that a report names of each kind
 
 
 def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.Schema:
     """Returns the columns of a vocabulary's table.
 
-    Args:
-        token_dtype: Type of the tokens.
-        incremental: Whether later versions append to it: it then has `last_seen`, days
-            since the epoch as date32 or null where that is not known, and `is_retired`.
+    One that later versions append to has `last_seen`, null where that is not known, and
+    `is_retired`.
     """
     fields = [
         pa.field("token", TOKEN_TYPES[token_dtype], nullable=False),
@@ -50,117 +54,200 @@ def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.
     return pa.schema(fields)
 
 
-def order_tokens(counted: pa.Table) -> pa.Table:
+def _order(counted: pa.Table) -> pa.Table:
     """Sorts tokens by falling `count`, ties by `token`."""
     return counted.sort_by([("count", "descending"), ("token", "ascending")])
+
+
+def _number(tokens: pa.Table | pa.Array, first_id: int) -> pa.Array:
+    return pa.array(np.arange(first_id, first_id + len(tokens), dtype=np.int64))
+
+
+def _build(tokens: pa.Array, counts: pa.Array, dtype: TokenDType, first_id: int) -> pa.Table:
+    columns = [tokens, _number(tokens, first_id), counts]
+    table = pa.Table.from_arrays(columns, ["token", "id", "count"])
+    return table.cast(vocabulary_schema(dtype)).combine_chunks()
 
 
 def assign_ids(
     counted: pa.Table, token_dtype: TokenDType, first_id: int = FIRST_TOKEN_ID
 ) -> pa.Table:
-    """Assigns ids by falling count, ties by token.
+    """Returns the vocabulary's table of tokens with their `count`."""
+    ordered = _order(counted)
+    return _build(ordered["token"], ordered["count"], token_dtype, first_id)
+
+
+def number_given(
+    tokens: pa.Array, counted: pa.Table, token_dtype: TokenDType, first_id: int
+) -> pa.Table:
+    """Returns the vocabulary's table of tokens in a given order; those not counted have count 0."""
+    counted = counted.combine_chunks()
+    rows = pc.index_in(tokens, value_set=counted["token"].cast(tokens.type))
+    counts = pc.fill_null(counted["count"].take(rows), 0)
+    return _build(tokens, counts, token_dtype, first_id)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a vocabulary extends that of the version before."""
+
+    known: pa.Table  # the tokens before, with all columns of a vocabulary that grows
+    last_day: datetime.date | None = None  # of the train split, whether or not it has a token
+    expire_after_days: int | None = None  # of a token that was not seen; None: it stays
+
+    @property
+    def oldest_day(self) -> datetime.date | None:
+        """The day since which a token must have been seen; None: it need not."""
+        if self.expire_after_days is None or self.last_day is None:
+            return None
+        return self.last_day - datetime.timedelta(days=self.expire_after_days)
+
+
+def known_tokens(previous: pa.Table | None, token_dtype: TokenDType, first_id: int) -> pa.Table:
+    """Returns an earlier version's tokens with all columns of a vocabulary that grows.
+
+    Raises:
+        ConfigError: They are of another type, or their ids start elsewhere.
+    """
+    schema = vocabulary_schema(token_dtype, incremental=True)
+    if previous is None:
+        return schema.empty_table()
+    received = previous.schema.field("token").type, first_token_id(previous, first_id)
+    if received != (TOKEN_TYPES[token_dtype], first_id):
+        raise ConfigError(
+            "the vocabulary cannot grow out of the previous version's",
+            received=f"tokens {received[0]}, first id {received[1]}",
+            allowed=f"tokens {TOKEN_TYPES[token_dtype]}, first id {first_id}",
+            fix="keep the column's type and `oov_buckets`, or set `incremental: false` once",
+        )
+    if RETIRED_COLUMN not in previous.schema.names:
+        rows = len(previous)
+        previous = previous.append_column(LAST_SEEN_COLUMN, pa.nulls(rows, pa.date32()))
+        previous = previous.append_column(RETIRED_COLUMN, pa.array(np.zeros(rows, np.bool_)))
+    return previous.cast(schema)
+
+
+def extend_vocabulary(
+    found: pa.Table, growth: Growth, max_size: int | None, first_id: int
+) -> pa.Table:
+    """Appends new tokens to the known ones, and retires or revives those.
 
     Args:
-        counted: `token` and `count`.
-        token_dtype: Type of the tokens.
-        first_id: Id of the most frequent one.
+        found: Tokens of the train split: `token`, `count`, `last_seen`, `is_known`.
+        growth: The known tokens, and when they expire.
+        max_size: Most tokens that are not retired; known ones go first. None: no bound.
+        first_id: Id of the first token.
 
     Returns:
-        The vocabulary's table.
+        The vocabulary's table: the known tokens with their ids, then the new ones by falling
+        count, ties by token.
     """
-    ordered = order_tokens(counted)
-    ids = np.arange(first_id, first_id + len(ordered), dtype=np.int64)
-    columns = [ordered["token"], pa.chunked_array([pa.array(ids)]), ordered["count"]]
-    schema = vocabulary_schema(token_dtype)
-    return pa.Table.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, schema, strict=True)],
-        schema=schema,
-    ).combine_chunks()
+    schema = growth.known.schema
+    found = found.set_column(0, "token", found["token"].cast(schema.field("token").type))
+    found = found.combine_chunks()
+    old = _update_known(found, growth)
+    new = _order(found.filter(pc.invert(found["is_known"])))
+    new = new.filter(pc.invert(_is_expired(new[LAST_SEEN_COLUMN], growth)))
+    if max_size is not None:
+        new = new.slice(0, max(0, max_size - len(live_tokens(old))))
+    ids, kept = _number(new, first_id + len(old)), pa.array(np.zeros(len(new), np.bool_))
+    columns = [new["token"], ids, new["count"], new[LAST_SEEN_COLUMN], kept]
+    added = pa.Table.from_arrays(columns, schema.names)
+    return pa.concat_tables([old.cast(schema), added.cast(schema)]).combine_chunks()
 
 
-def number_given(tokens: pa.Array, counted: pa.Table, first_id: int = FIRST_TOKEN_ID) -> pa.Table:
-    """Numbers tokens in the order in which they are given.
+def _update_known(found: pa.Table, growth: Growth) -> pa.Table:
+    known = growth.known
+    rows = pc.index_in(known["token"], value_set=found["token"])
+    counts = pc.fill_null(found["count"].take(rows), 0)
+    # A token whose last day is not known ages from the first incremental version.
+    before = pc.fill_null(known[LAST_SEEN_COLUMN], pa.scalar(growth.last_day, pa.date32()))
+    last_seen = pc.max_element_wise(found[LAST_SEEN_COLUMN].take(rows), before)
+    retired = _is_expired(last_seen, growth)
+    counts = pc.if_else(retired, 0, counts)
+    columns = [known["token"], known["id"], counts, last_seen, retired]
+    return pa.Table.from_arrays(columns, known.schema.names)
 
-    Args:
-        tokens: int64 or string, each once.
-        counted: `token` and `count` of those that the train split has.
-        first_id: Id of the first one.
 
-    Returns:
-        The vocabulary's table; a token that the train split lacks has the count 0.
+def _is_expired(last_seen: pa.ChunkedArray, growth: Growth) -> pa.ChunkedArray:
+    oldest = pa.scalar(growth.oldest_day, pa.date32())
+    return pc.fill_null(pc.less(last_seen, oldest), False)
+
+
+def describe_changes(
+    spec: VocabularySpec, previous: pa.Table | None, current: pa.Table
+) -> dict[str, Any]:
+    """Says what changed between two versions of a vocabulary that grows, as JSON.
+
+    It counts tokens: `kept` are known to both, only the later one has an id for `added`, and no
+    longer knows `retired`, whose ids stay theirs; it knows `revived` again. Some are named.
     """
-    token_table = counted.combine_chunks()
-    rows = pc.index_in(tokens, value_set=token_table["token"].cast(tokens.type))
-    counts = pc.fill_null(token_table["count"].combine_chunks().take(rows), 0)
-    ids = pa.array(np.arange(first_id, first_id + len(tokens), dtype=np.int64))
-    schema = vocabulary_schema("int64" if pa.types.is_integer(tokens.type) else "string")
-    return pa.Table.from_arrays([tokens, ids, counts], schema=schema)
+    size = 0 if previous is None else len(previous)
+    retired = current[RETIRED_COLUMN].to_numpy()
+    was_retired = np.zeros(len(current), np.bool_)
+    if previous is not None and RETIRED_COLUMN in previous.schema.names:
+        was_retired[:size] = previous[RETIRED_COLUMN].to_numpy()
+    is_old = np.arange(len(current)) < size
+    masks = {
+        "added": ~is_old,
+        "retired": is_old & retired & ~was_retired,
+        "revived": is_old & ~retired & was_retired,
+    }
+    return {
+        "name": spec.name,
+        "version": spec.version,
+        "parent_crc32c": spec.parent_crc32c,
+        "kept": int((is_old & ~retired & ~was_retired).sum()),
+        **{kind: int(mask.sum()) for kind, mask in masks.items()},
+        "examples": {kind: _name_some(current["token"], mask) for kind, mask in masks.items()},
+    }
 
 
-_MOST_TOKEN_BYTES = 8 << 30
+def _name_some(tokens: pa.ChunkedArray, mask: np.ndarray) -> list[str]:
+    rows = np.flatnonzero(mask)[:_SAMPLE]
+    return [str(token) for token in tokens.take(pa.array(rows)).to_pylist()]
 
 
 def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
-    """Reads the tokens of a vocabulary that is not fitted.
+    """Reads the tokens of a vocabulary that is not fitted, in the order of the file.
 
-    Args:
-        path: Text, a token on each line, or Parquet with a column `token`.
-        token_dtype: Type of the tokens.
-
-    Returns:
-        int64 or string, in the order of the file.
+    It is text, a token on each line, or Parquet with a column `token`.
 
     Raises:
-        InputDataError: The file cannot be read or is empty, a token occurs twice, or one is null,
-            empty or of another type.
+        InputDataError: It cannot be read, or is no list of distinct tokens.
     """
     fix = "correct the file that the encoding's `path` names"
     try:
         if path.stat().st_size > _MOST_TOKEN_BYTES:
-            raise InputDataError(
-                f"the file of tokens {path} is too large",
-                received=f"{path.stat().st_size:,} bytes",
-                allowed=f"at most {_MOST_TOKEN_BYTES:,}",
-            )
-        data = path.read_bytes()
-        tokens = _parse_tokens(data, path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputDataError(
-            f"cannot read the tokens of {path}", received=str(error), fix=fix
-        ) from error
-    try:
-        typed = tokens.cast(TOKEN_TYPES[token_dtype])
+            raise OSError(f"it has more than {_MOST_TOKEN_BYTES:,} bytes")
+        tokens = _parse_tokens(path.read_bytes(), path).cast(TOKEN_TYPES[token_dtype])
     except pa.ArrowInvalid as error:
         raise InputDataError(
             f"{path} holds a token that is no {token_dtype}", received=str(error), fix=fix
         ) from error
-    distinct, empty = len(pc.unique(typed)), pc.sum(_is_empty(typed)).as_py() or 0
-    if not len(typed) or typed.null_count or empty or distinct < len(typed):
+    except (OSError, UnicodeDecodeError, KeyError) as error:
+        raise InputDataError(
+            f"cannot read the tokens of {path}", received=str(error), fix=fix
+        ) from error
+    missing = tokens.null_count + (pc.sum(pc.equal(tokens.cast("string"), "")).as_py() or 0)
+    distinct = len(pc.unique(tokens))
+    if not len(tokens) or missing or distinct < len(tokens):
         raise InputDataError(
             f"{path} is no list of tokens",
-            received=f"{len(typed):,} tokens, {distinct:,} of them distinct, "
-            f"{typed.null_count + empty:,} null or empty",
+            received=f"{len(tokens):,} tokens, {distinct:,} of them distinct, "
+            f"{missing:,} null or empty",
             allowed="one token or more, each once, none of them empty",
             fix=fix,
         )
-    return typed
+    return tokens
 
 
 def _parse_tokens(data: bytes, path: Path) -> pa.Array:
-    if path.suffix != _SUFFIX:
-        # Ends of lines first, or the last token of a file of Windows would keep its `\r`.
-        text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
-        return pa.array(text.split("\n"))
-    table = parse_parquet(data, str(path))
-    if "token" not in table.schema.names:
-        raise InputDataError(
-            f"{path} has no column `token`", received=", ".join(table.schema.names)
-        )
-    return table["token"].combine_chunks()
-
-
-def _is_empty(tokens: pa.Array) -> pa.Array:
-    return pc.equal(pc.cast(tokens, pa.string()), "")
+    if path.suffix == _SUFFIX:
+        return parse_parquet(data, str(path))["token"].combine_chunks()
+    # Ends of lines first, or the last token of a file of Windows would keep its `\r`.
+    text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    return pa.array(text.split("\n"))
 
 
 def live_tokens(table: pa.Table) -> pa.Table:
@@ -172,26 +259,15 @@ def live_tokens(table: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class OddTokens:
-    """Tokens that are likely no values, but how a file writes them.
+    """Tokens that are likely no values, but how a file writes them."""
 
-    Attributes:
-        quoted: How many are in quotes.
-        example: One of these; None: there are none.
-        headers: Those that name their column, with or without `id`, as a header line does.
-    """
-
-    quoted: int
-    example: str | None
-    headers: tuple[str, ...]
+    quoted: int  # how many are in quotes
+    example: str | None  # one of these
+    headers: tuple[str, ...]  # that name their column, with or without `id`, as a header does
 
 
 def find_odd_tokens(table: pa.Table, columns: Sequence[str]) -> OddTokens:
-    """Finds tokens of a vocabulary that are likely no values.
-
-    Args:
-        table: The vocabulary's table.
-        columns: The columns that its tokens come from.
-    """
+    """Finds tokens of a vocabulary of some columns that are likely no values."""
     tokens = live_tokens(table)["token"]
     if not pa.types.is_string(tokens.type):
         return OddTokens(0, None, ())
@@ -203,9 +279,9 @@ def find_odd_tokens(table: pa.Table, columns: Sequence[str]) -> OddTokens:
     return OddTokens(len(quoted), quoted[0].as_py() if len(quoted) else None, tuple(headers))
 
 
-def first_token_id(table: pa.Table) -> int:
-    """Returns the id of a vocabulary's first token; the usual one where it holds none."""
-    return table["id"][0].as_py() if len(table) else FIRST_TOKEN_ID
+def first_token_id(table: pa.Table, empty: int = FIRST_TOKEN_ID) -> int:
+    """Returns the id of a vocabulary's first token; where it holds none, what is given."""
+    return table["id"][0].as_py() if len(table) else empty
 
 
 def write_vocabulary(
@@ -224,20 +300,10 @@ def write_vocabulary(
 
     Returns:
         What the plan says of the file, `file` being its bare name.
-
-    Raises:
-        ConfigError: The name is not a plain file name.
-        InputDataError: The table is no vocabulary.
     """
     path = Path(path)
-    if path.suffix != _SUFFIX or not ENTRY_NAME_PATTERN.fullmatch(path.stem):
-        raise ConfigError(
-            "a vocabulary's name must be a plain name",
-            received=path.name,
-            allowed="letters, digits, '_', '-', '.', first a letter or digit; then .parquet",
-        )
-    first_id = FIRST_TOKEN_ID + (oov_buckets or 0)
-    token_dtype = _check_table(table, str(path), first_id)
+    is_integer = pa.types.is_integer(table.schema.field("token").type)
+    token_dtype: TokenDType = "int64" if is_integer else "string"
     incremental = RETIRED_COLUMN in table.schema.names
     data = to_parquet(table, vocabulary_schema(token_dtype, incremental))
     write_bytes_atomic(path, memoryview(data))
@@ -245,7 +311,7 @@ def write_vocabulary(
         name=path.stem,
         token_dtype=token_dtype,
         file=path.name,
-        size=first_id + len(table),
+        size=FIRST_TOKEN_ID + (oov_buckets or 0) + len(table),
         file_crc32c=checksum(data),
         oov_buckets=oov_buckets,
         incremental=incremental,
@@ -271,10 +337,6 @@ def checksum(data: pa.Buffer | bytes) -> str:
 def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
     """Reads a vocabulary that a plan names, and checks it against what the plan says.
 
-    Args:
-        directory: Where `encoders.json` lies.
-        spec: The plan's entry.
-
     Raises:
         InputDataError: The file lies elsewhere, cannot be read, or is not the one that the plan
             was written for.
@@ -282,29 +344,34 @@ def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
     return EncoderFiles(directory, crc32c).read_vocabulary(spec)
 
 
-def _check_table(table: pa.Table, origin: str, first_id: int) -> TokenDType:
-    """Returns the token type of a sound vocabulary table."""
-    incremental = RETIRED_COLUMN in table.schema.names
-    token_dtype: TokenDType
-    for token_dtype in TOKEN_TYPES:
-        expected = vocabulary_schema(token_dtype, incremental)
-        if table.schema.names == expected.names and table.schema.types == expected.types:
-            break
-    else:
-        raise InputDataError(
-            f"{origin} is not a vocabulary",
-            received=", ".join(f"{field.name}: {field.type}" for field in table.schema),
-            allowed="token: int64 or string, id: int64, count: int64 (and last_seen: date32, "
-            "is_retired: bool)",
-            fix=_REBUILD,
-        )
-    expected_ids = np.arange(first_id, first_id + len(table))
-    whole = [table[field.name] for field in expected if not field.nullable]
-    if any(column.null_count for column in whole) or not np.array_equal(
-        table["id"].to_numpy(), expected_ids
-    ):
-        raise InputDataError(
-            f"{origin} is not a vocabulary: its ids do not rise from {first_id} without gaps",
-            fix=_REBUILD,
-        )
-    return token_dtype
+def build_statistic_table(values: np.ndarray) -> pa.Table:
+    """Builds a table of float `[vocabulary_size, 1 + folds]`: of all samples, then by fold."""
+    names = ["all", *(f"fold_{fold}" for fold in range(values.shape[1] - 1))]
+    columns = [pa.array(column.astype(np.float32)) for column in values.T]
+    return pa.Table.from_arrays(columns, schema=_schema(names))
+
+
+def write_statistic_table(table: pa.Table, path: Path) -> TableSpec:
+    """Writes a table to `<name>.table.parquet`; the same values give the same bytes."""
+    data = to_parquet(table, _schema(table.schema.names))
+    write_bytes_atomic(path, memoryview(data))
+    name = path.name.removesuffix(".table.parquet")
+    return TableSpec(name, path.name, len(table), checksum(data))
+
+
+def load_statistic_table(directory: Path, spec: TableSpec) -> pa.Table:
+    """Reads a table that a plan names.
+
+    Raises:
+        InputDataError: It is missing, damaged, or not the one that the plan was written for.
+    """
+    return EncoderFiles(directory, crc32c).read_table(spec)
+
+
+def read_values(table: pa.Table) -> np.ndarray:
+    """Returns what a table holds, float32 `[vocabulary_size, 1 + folds]`."""
+    return np.stack([column.to_numpy() for column in table.columns], axis=1)
+
+
+def _schema(names: list[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])

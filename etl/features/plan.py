@@ -6,20 +6,38 @@ Made from the config alone, before anything is read; needs no Spark.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from conf.encoders import RAW_PREFIX
-from conf.encoders.target import TargetConfig
-from conf.encoders.tokens import TopPerGroupConfig, VocabularyConfig
+from conf.encoders.declaration import NUMBERS
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import FeatureConfig, build_encoding
+from conf.etl.encodings import (
+    BagWeightsConfig,
+    CrossConfig,
+    Encoding,
+    FeatureConfig,
+    IdentityConfig,
+    MultiHotConfig,
+    TargetConfig,
+    TokensConfig,
+    TopPerGroupConfig,
+    VocabularyConfig,
+)
 from conf.etl.events import UserHistoryConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
 from conf.schema import Role
-from etl.features.checks import check_encodings, check_fits, value_type
+
+
+def value_type(column_type: str) -> str:
+    """Returns the type of a column's values: of its elements where it holds lists.
+
+    A timestamp is what it is read to, an int64.
+    """
+    name = column_type.removeprefix("list<").removesuffix(">")
+    return "int64" if name == "timestamp" else name
 
 
 def sampling_columns(config: BuildConfig) -> dict[str, Role]:
@@ -40,16 +58,6 @@ def sampling_columns(config: BuildConfig) -> dict[str, Role]:
 def made_sample_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the type of each column that is made of samples, for features to read."""
     return dict.fromkeys(sampling_columns(config), "float32")
-
-
-def automatic_features(config: BuildConfig) -> list[FeatureConfig]:
-    """Returns the features of the made columns that the config does not declare itself."""
-    declared = {feature.column for feature in config.features}
-    return [
-        FeatureConfig(name=name, column=name, role=role, encoding=build_encoding("identity"))
-        for name, role in sampling_columns(config).items()
-        if name not in declared
-    ]
 
 
 def all_histories(config: BuildConfig) -> tuple[UserHistoryConfig, ...]:
@@ -127,39 +135,15 @@ def column_origins(config: BuildConfig) -> dict[str, str]:
     return of_histories | {counted.name: counted.column for counted in config.most_frequent}
 
 
-_LIMITS = (
-    "min_count",
-    "max_size",
-    "top_per_group",
-    "oov_buckets",
-    "incremental",
-    "expire_after_days",
-    "path",
-)
-
-
 @dataclass(frozen=True)
 class VocabularyPlan:
-    """One vocabulary to fit.
-
-    Attributes:
-        name: Its name.
-        columns: Raw columns of the train split whose tokens it holds.
-        token_dtype: `int64` or `string`.
-        min_count: Rarer tokens are OOV.
-        max_size: Most frequent tokens kept, or None for all.
-        top_per_group: Tokens kept of each group, or None for no such rule.
-        oov_buckets: Buckets of unknown tokens, or None.
-        incremental: Whether it appends to the previous version's.
-        expire_after_days: Age at which a token is retired, or None for never.
-        path: File of its tokens, or None: they are those of the train split.
-    """
+    """One vocabulary to fit: columns of the train split, and limits as the config states them."""
 
     name: str
     columns: tuple[str, ...]
-    token_dtype: str
-    min_count: int
-    max_size: int | None
+    token_dtype: str  # int64 or string
+    min_count: int = 1
+    max_size: int | None = None
     top_per_group: TopPerGroupConfig | None = None
     oov_buckets: int | None = None
     incremental: bool = False
@@ -167,26 +151,21 @@ class VocabularyPlan:
     path: str | None = None
 
 
-def plan_vocabularies(
+_LIMITS = [own.name for own in fields(VocabularyPlan)[3:]]
+
+
+def _plan_vocabularies(
     features: Sequence[FeatureConfig],
     types: Mapping[str, str],
     derived: Collection[str],
-    origins: Mapping[str, str] | None = None,
+    origins: Mapping[str, str],
 ) -> tuple[VocabularyPlan, ...]:
     """Plans the vocabularies that features name.
 
-    Args:
-        features: The features.
-        types: Type by column.
-        derived: Columns that hold tokens of other columns, and are not fitted on themselves.
-        origins: By column of a history, the event column whose values it carries along.
-
-    Raises:
-        ConfigError: A vocabulary would hold tokens of two types, or none; or features that share
-            one ask for different limits.
+    `derived` columns hold tokens of other columns, and are not fitted on themselves; `origins`
+    are the event columns whose values histories carry along.
     """
     plans: dict[str, VocabularyPlan] = {}
-    origins = origins or {}
     # What a history carries along comes last: it shares the vocabulary of its column, if any.
     for feature in sorted(features, key=lambda feature: feature.column in origins):
         name = feature.vocabulary
@@ -211,37 +190,32 @@ def plan_vocabularies(
         if known and column in known.columns:
             continue  # Features of one column count it once.
         columns = (*(known.columns if known else ()), column)
-        plans[name] = VocabularyPlan(name, columns, dtype, *_limits(name, features))
+        plans[name] = VocabularyPlan(name, columns, dtype, **_find_limits(name, features))
     for feature in features:
         name = feature.vocabulary
         if name is not None and name not in plans:
-            raise ConfigError(
-                f"feature {feature.name!r} uses a vocabulary that no other feature fits",
-                received=name,
-                allowed=", ".join(plans),
-                fix=did_you_mean(name, plans),
-            )
+            message = f"feature {feature.name!r} uses a vocabulary that no other feature fits"
+            raise _unknown(message, name, plans)
     return tuple(plans.values())
 
 
-def _limits(name: str, features: Sequence[FeatureConfig]) -> tuple[Any, ...]:
-    """The limits that the features of a vocabulary ask for, in the order of `_LIMITS`."""
+def _find_limits(name: str, features: Sequence[FeatureConfig]) -> dict[str, Any]:
+    """The limits that the features of a vocabulary state; those that do not leave it to others."""
     asked = [feature.encoding for feature in features if feature.vocabulary == name]
-    default = build_encoding("vocabulary")
-    found = []
+    usual = VocabularyConfig()
+    found: dict[str, Any] = {}
     for limit in _LIMITS:
-        usual = getattr(default, limit)
-        # Kinds without a limit, and features that do not state it, leave it to the others.
-        values = [getattr(encoding, limit, usual) for encoding in asked]
-        stated = list(dict.fromkeys(value for value in values if value != usual))
+        values = [getattr(encoding, limit, None) for encoding in asked]
+        stated = {value for value in values if value not in (None, getattr(usual, limit))}
         if len(stated) > 1:
             raise ConfigError(
                 f"features that share vocabulary {name!r} ask for different limits",
-                received="; ".join(f"{limit}: {value}" for value in stated),
+                received="; ".join(f"{limit}: {value}" for value in sorted(stated, key=str)),
                 allowed=f"one {limit} per vocabulary",
             )
-        found.append(stated[0] if stated else usual)
-    return tuple(found)
+        if stated:
+            found[limit] = stated.pop()
+    return found
 
 
 _RAW_COLUMN = "__raw_"
@@ -305,20 +279,13 @@ class FeaturePlan:
         return any(feature.encoding.fits_numbers for feature in self.features)
 
     @property
-    def folds(self) -> tuple[int, ...]:
-        """Numbers of folds that out-of-fold encodings ask for."""
-        asked = {f.encoding.folds for f in self.features if isinstance(f.encoding, TargetConfig)}
-        return tuple(sorted(asked))
+    def has_targets(self) -> bool:
+        """Whether an encoding is fitted out of fold."""
+        return any(isinstance(feature.encoding, TargetConfig) for feature in self.features)
 
 
 def plan_features(config: BuildConfig) -> FeaturePlan:
-    """Resolves the features of a config against its declared columns.
-
-    Raises:
-        ConfigError: A feature's column is not declared, an encoding does not take
-            the column's type or names a column that is not there, or one vocabulary is asked to
-            hold tokens of two types.
-    """
+    """Resolves the features of a config against its declared columns; refuses what cannot be."""
     types = declared_columns(config)
     features = (*config.features, *_automatic_features(config, types))
     names = [feature.name for feature in features]
@@ -337,28 +304,20 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
     for feature in features:
         for column in feature.columns:
             if column not in types:
-                raise ConfigError(
-                    f"feature {feature.name!r} reads a column that is not declared",
-                    received=column,
-                    allowed=", ".join(sorted(n for n in types if not n.startswith(_RAW_COLUMN))),
-                    fix=did_you_mean(column, types),
-                )
+                known = sorted(name for name in types if not name.startswith(_RAW_COLUMN))
+                message = f"feature {feature.name!r} reads a column that is not declared"
+                raise _unknown(message, column, known)
     for name in config.output.feature_lists or ():
         if name not in names:
-            raise ConfigError(
-                "output.feature_lists names a feature that is not there",
-                received=name,
-                allowed=", ".join(names),
-                fix=did_you_mean(name, names),
-            )
-    check_encodings(features, types)
-    check_fits(config, features, types)
+            raise _unknown("output.feature_lists names a feature that is not there", name, names)
+    _check_encodings(features, types)
+    _check_fits(config, features, types)
     origins = column_origins(config)
     of_items = {name for name, column in origins.items() if column == config.events.item}
     return FeaturePlan(
         features=features,
         column_types=types,
-        vocabularies=plan_vocabularies(features, types, {SEEN, CANDIDATES, *of_items}, origins),
+        vocabularies=_plan_vocabularies(features, types, {SEEN, CANDIDATES, *of_items}, origins),
         keys=_keys(config, features),
     )
 
@@ -378,28 +337,28 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
     return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
 
 
-def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> tuple[FeatureConfig, ...]:
+def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[FeatureConfig]:
     """What the config says that exists needs no declaration: seen items, label, weight, …."""
-    automatic = automatic_features(config)
     declared = {feature.column for feature in config.features}
+    plain = IdentityConfig()
+    made: list[tuple[str, Role, Encoding]] = []
     items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
     items.sort(key=lambda f: f.encoding.kind != "vocabulary")
-    lists = [column for column in (SEEN, CANDIDATES) if column in types and column not in declared]
     if items:
-        shared = build_encoding("vocabulary", name=_name_of(items[0]))
-        automatic = [
-            FeatureConfig(name=column, column=column, role="id", encoding=shared)
-            for column in lists
-        ] + automatic
-    if EVENT_NUMBER in types and EVENT_NUMBER not in declared:
-        number = {"name": EVENT_NUMBER, "column": EVENT_NUMBER, "role": "id"}
-        automatic.append(FeatureConfig(**number, encoding=build_encoding("identity")))
-    for column, name in raw_value_columns(config).items():
-        raw = {"name": f"{RAW_PREFIX}{column}", "column": name, "role": "id"}
-        automatic += (
-            [FeatureConfig(**raw, encoding=build_encoding("identity"))] if name in types else []
-        )
-    return tuple(automatic)
+        shared = VocabularyConfig(name=_name_of(items[0]))
+        made += [(SEEN, "id", shared), (CANDIDATES, "id", shared)]
+    made += [(name, role, plain) for name, role in sampling_columns(config).items()]
+    made.append((EVENT_NUMBER, "id", plain))
+    automatic = [
+        FeatureConfig(name=name, column=name, role=role, encoding=encoding)
+        for name, role, encoding in made
+        if name in types and name not in declared
+    ]
+    return automatic + [
+        FeatureConfig(name=f"{RAW_PREFIX}{column}", column=name, role="id", encoding=plain)
+        for column, name in raw_value_columns(config).items()
+        if name in types
+    ]
 
 
 def _name_of(feature: FeatureConfig) -> str:
@@ -442,3 +401,126 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
         sampling_probability=find(config.negatives.probability) if config.negatives else None,
         event_number=find(EVENT_NUMBER) if config.numbers_events else None,
     )
+
+
+def _check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str]) -> None:
+    """Checks each feature's encoding against the types and shapes of its columns."""
+    by_name = {feature.name: feature for feature in features}
+    for feature in features:
+        encoding = feature.encoding
+        if encoding.accepts:
+            _check_types(feature, types)
+        crosses = isinstance(encoding, CrossConfig)
+        shaped = feature.columns if crosses else (feature.column,)
+        is_list = any(is_list_type(types[column]) for column in shaped)
+        if feature.length is not None and (not is_list or encoding.kind == "length"):
+            raise _refuse(feature, "`max_len`, or `length` of a list's values", "`length`")
+        if (feature.length or feature.max_len) is not None and encoding.sets_length:
+            raise _refuse(feature, "the encoding itself says how long the feature is", "a length")
+        if isinstance(encoding, BagWeightsConfig):
+            if encoding.of not in by_name:
+                message = f"feature {feature.name!r} weights a feature that is not there"
+                raise _unknown(message, encoding.of, by_name)
+            _check_weights(feature, by_name[encoding.of])
+        elif isinstance(encoding, CrossConfig):
+            _check_cross(feature, encoding, types)
+        elif isinstance(encoding, MultiHotConfig) and encoding.weights:
+            _check_hot_weights(feature, types[encoding.weights], types[feature.column])
+
+
+def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
+    accepts, takes = feature.encoding.accepts, feature.encoding.takes
+    for column in feature.columns:
+        received = f"{column}: {types[column]}"
+        if value_type(types[column]) not in accepts:
+            raise _refuse(feature, f"values of type {', '.join(accepts)}", received)
+        if takes == ("values" if is_list_type(types[column]) else "lists"):
+            raise _refuse(feature, "one value per row" if takes == "values" else takes, received)
+
+
+def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[str, str]) -> None:
+    unknown = sorted(set(encoding.prepared) - set(feature.columns))
+    if unknown:
+        raise _refuse(feature, f"`prepared` of {', '.join(feature.columns)}", ", ".join(unknown))
+    for column in feature.columns:
+        preparation = encoding.prepared.get(column)
+        accepts = ("int64", "string") if preparation is None else preparation.accepts
+        if value_type(types[column]) not in accepts:
+            allowed = f"values of type {', '.join(accepts)}"
+            if preparation is None and value_type(types[column]) in NUMBERS:
+                allowed += f", or `prepared: {{{column}: {{kind: bucketize, boundaries: […]}}}}`"
+            raise _refuse(feature, allowed, f"{column}: {types[column]}")
+    lists = [column for column in feature.columns if is_list_type(types[column])]
+    if len(lists) > 1 and feature.max_len is None:
+        # Two lists of 1,000 values have a million combinations, in each row.
+        allowed = "`max_len`, the number of combinations of the lists' values that a row keeps"
+        raise _refuse(feature, allowed, f"lists {', '.join(lists)}, length {feature.length}")
+
+
+def _check_hot_weights(feature: FeatureConfig, weights: str, tokens: str) -> None:
+    if value_type(weights) not in NUMBERS or is_list_type(weights) != is_list_type(tokens):
+        raise _refuse(feature, f"numbers of the shape of {feature.column!r} as weights", weights)
+
+
+def _check_weights(feature: FeatureConfig, weighted: FeatureConfig) -> None:
+    own, other = [(len(one.columns), one.max_len) for one in (feature, weighted)]
+    if own != other:
+        raise _refuse(
+            feature,
+            f"{other[0]} columns, max_len {other[1]}, as {weighted.name!r} has, which it weights",
+            f"{own[0]} columns, max_len {own[1]}",
+        )
+
+
+def _refuse(feature: FeatureConfig, allowed: str, received: str) -> ConfigError:
+    return ConfigError(
+        f"feature {feature.name!r} cannot be encoded by `{feature.encoding.kind}`",
+        received=received,
+        allowed=allowed,
+    )
+
+
+def _check_fits(
+    config: BuildConfig, features: Sequence[FeatureConfig], types: Mapping[str, str]
+) -> None:
+    """Checks the columns of the train split that encodings name beside the feature's own."""
+    names = {*config.event_column_types, *(rolling.name for rolling in config.rolling)}
+    if config.sessions is not None:
+        names |= {config.sessions.id_column, config.sessions.position_column}
+    names |= {label.name for label in config.all_labels}
+    known = {name: types[name] for name in sorted(names) if not is_list_type(types[name])}
+    numbers = [name for name, kind in known.items() if kind in NUMBERS]
+    for feature in features:
+        encoding = feature.encoding
+        if isinstance(encoding, TargetConfig):
+            label = encoding.label or (config.label.name if config.label else None)
+            _check_named(feature, "label", label, numbers)
+        if isinstance(encoding, TokensConfig) and encoding.top_per_group is not None:
+            _check_named(feature, "top_per_group.column", encoding.top_per_group.column, known)
+        age = getattr(encoding, "expire_after_days", None)
+        if age is not None and config.events.time is None:
+            raise ConfigError(
+                f"the tokens of feature {feature.name!r} cannot expire: events have no time",
+                received=f"expire_after_days: {age}, events.time: null",
+                fix="declare events.time, or leave `expire_after_days` out",
+            )
+
+
+def _check_named(
+    feature: FeatureConfig, key: str, received: str | None, known: Collection[str]
+) -> None:
+    if received is None:
+        raise ConfigError(
+            f"feature {feature.name!r} encodes a target, but the build has no label",
+            fix="declare `label`, or set the encoding's `label` to a numeric column",
+        )
+    if received not in known:
+        message = (
+            f"feature {feature.name!r}: its encoding's `{key}` is no such column of the events"
+        )
+        raise _unknown(message, received, known)
+
+
+def _unknown(message: str, received: str, known: Collection[str]) -> ConfigError:
+    allowed, fix = ", ".join(known), did_you_mean(received, known)
+    return ConfigError(message, received=received, allowed=allowed, fix=fix)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conf.encoders.dates import DatePartConfig
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import FeatureConfig
+from conf.etl.encodings import DatePartConfig, FeatureConfig
 from conf.schema import FeatureSchema
 from conf.splits import TEST
 from etl.quality.figures import (

@@ -23,8 +23,7 @@ from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema
 from conf.splits import CATALOG, USERS
-from etl.encoders.arrow_columns import cast_values, flatten_lists
-from etl.encoders.base import RAW_TYPES
+from etl.encoders.arrow_columns import RAW_TYPES, build_lists, cast_values, flatten_lists
 from etl.encoders.hashing import fingerprint_values
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.label_statistics import (
@@ -341,9 +340,9 @@ class RawFeature:
             column = pa.nulls(len(column), kind)
         values, nulls = column, 0
         if self.is_list and (self.keeps_values or column.flatten().null_count):
-            lists = flatten_lists(column, self.max_len)
-            nulls = lists.values.null_count
-            values = lists.rebuild(cast_values(lists.values, self.value_type))
+            items, rows = flatten_lists(column, self.max_len)
+            nulls = items.null_count
+            values = build_lists(rows, cast_values(items, self.value_type))
         elif self.keeps_values:
             values = cast_values(column, self.value_type)
         counts = {

@@ -15,14 +15,13 @@ from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.splits import TRAIN
 from conf.storage.atomic_output import link_file, write_text_atomic
-from etl.encoders.fit import EarlierEncoders, TrainSplit, fit_operations
+from etl.encoders.fit import EarlierEncoders, TrainSplit, build_plan, fit_operations
 from etl.encoders.vocabulary import OddTokens, find_odd_tokens, live_tokens, load_vocabulary
 from etl.encoders.vocabulary_fit import fit_vocabulary_files
 from etl.events.histories import add_histories
 from etl.events.identity import EVENT_TS_COLUMN, fold_columns
 from etl.events.most_frequent import fit_most_frequent
 from etl.events.splits import SPLIT_COLUMN, is_not_after
-from etl.features.encoder_plan import build_plan
 from etl.features.plan import FeaturePlan, history_names
 from etl.tfrecord.codec.crc32c import describe_file
 
@@ -106,9 +105,9 @@ def fit_encoders(
     fit_most_frequent(known, config, directory)
     previous = None if earlier is None else earlier.directory
     vocabularies = fit_vocabulary_files(train, features, directory, previous)
-    tables = {name: vocabulary.table for name, vocabulary in vocabularies.items()}
+    tables = {name: table for name, (_, table) in vocabularies.items()}
     operations, statistics = fit_operations(train, features, tables, directory, earlier)
-    specs = [vocabulary.spec for vocabulary in vocabularies.values()]
+    specs = [spec for spec, _ in vocabularies.values()]
     plan = build_plan(features, specs, operations, statistics)
     write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
     if earlier is not None:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from conf.encoders import fold_column
+from conf.encoders.target import FOLD_COLUMN
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.splits import CATALOG, TRAIN, USERS
-from etl.encoders.target import add_folds
+from etl.encoders.number_fit import add_folds
 from etl.events.event_log import kept
 from etl.events.histories import add_histories, add_latest_histories, find_position
 from etl.events.identity import (
@@ -271,11 +271,12 @@ def _latest_entries(
 
 
 def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
-    """Adds the folds of train rows that out-of-fold encodings ask for; null in other rows."""
-    folded = add_folds(records, plan.folds, fold_columns(config))
+    """Adds the fold of train rows, where an out-of-fold encoding reads it; null in other rows."""
+    if not plan.has_targets:
+        return records
+    folded = add_folds(records, fold_columns(config))
     is_train = F.col(SPLIT_COLUMN) == TRAIN
-    names = [fold_column(n) for n in plan.folds]
-    return folded.withColumns({name: F.when(is_train, F.col(name)) for name in names})
+    return folded.withColumn(FOLD_COLUMN, F.when(is_train, F.col(FOLD_COLUMN)))
 
 
 def add_raw_values(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
@@ -292,5 +293,5 @@ def add_raw_values(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -
 
 
 def raw_columns(plan: FeaturePlan) -> tuple[str, ...]:
-    """Returns the columns that encoders read: those of the features, and the folds."""
-    return (*plan.columns, *(fold_column(n) for n in plan.folds))
+    """Returns the columns that encoders read: those of the features, and the fold."""
+    return (*plan.columns, FOLD_COLUMN) if plan.has_targets else plan.columns

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.dates import DateRange
-from conf.encoders.tokens import TokensConfig
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.encodings import TokensConfig
 from conf.etl.sources import SourceConfig
 from conf.local_paths import local_path
 from conf.manifest import InputFile, InputTable

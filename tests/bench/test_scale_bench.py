@@ -96,8 +96,8 @@ def test_bytes_that_are_counted_by_hand_are_those_of_the_code():
         slots = count_slots(keys + 2, INDEX_LOAD)
         assert index.bytes == slots * SLOT_BYTES + int(slots * INDEX_LOAD) * 8
         spec = VocabularySpec("v", "int64", "", keys + 2, "")
-        encoder = TokenEncoder(spec, pa.table({"token": pa.array(np.arange(keys))}))
-        assert encoder._lookup._slots.nbytes == count_slots(keys, VOCABULARY_LOAD) * SLOT_BYTES
+        encoder = TokenEncoder.of(spec, pa.table({"token": pa.array(np.arange(keys))}))
+        assert encoder._slots.nbytes == count_slots(keys, VOCABULARY_LOAD) * SLOT_BYTES
     assert index_bytes(10 * M) == 2**24 * 16 + 80 * M
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from conf.artefacts.run import read_json, resolve_run
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import FeatureConfig, build_encoding
+from conf.etl.encodings import FeatureConfig, IdentityConfig
 from conf.load import load_config
 from etl.build import BuildResult, build_dataset
 from jobs.cli import main
@@ -92,9 +92,7 @@ def _config(command: list[str]) -> BuildConfig:
     _, preset, _, data = command
     settings = [f"data_dir={data}", "output.record_type=SequenceExample", "output.shards=2"]
     config = load_config(BuildConfig, "etl", preset, settings)
-    video = FeatureConfig(
-        name="video", column="video", role="id", encoding=build_encoding("identity")
-    )
+    video = FeatureConfig(name="video", column="video", role="id", encoding=IdentityConfig())
     (counted,) = config.most_frequent
     return config.model_copy(update={
         "features": (*config.features, video),

@@ -65,7 +65,7 @@ def encoded_by_label(spark, tmp_path_factory) -> BuildResult:
         {"name": "user", "column": "user", "role": "user"},
         {"name": "item", "column": "item", "role": "item"},
         {"name": "rate", "column": "item", "role": "item",
-         "encoding": {"kind": "target", "name": "item", "folds": 2, "prior_weight": 1}},
+         "encoding": {"kind": "target", "name": "item"}},
         {"name": "gender_x_group", "column": "gender", "role": "user",
          "encoding": {"kind": "cross", "crossed_with": ["group"], "buckets": 99}},
     ]  # fmt: skip

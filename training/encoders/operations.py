@@ -10,14 +10,13 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from conf.dates import MONDAY_SECONDS, PERIOD_SECONDS, UNITS_PER_SECOND
 from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, Weights
 from conf.encoders.dates import Cyclical, DatePart
-from conf.encoders.declaration import Executions, Operation
+from conf.encoders.declaration import Operation
 from conf.encoders.hashing import CROSS_SEPARATOR, Cross, Hash
 from conf.encoders.numbers import LEAST_NUMBER, Bucketize, IsMissing, Normalize
 from conf.encoders.target import Statistic
@@ -67,17 +66,12 @@ class Resources:
     statistics: Mapping[str, tf.Tensor]  # float32 `[vocabulary_size]` by table
 
 
-executions: Executions[Callable[[Any, Sequence[RawValues], Resources], tf.Tensor]] = Executions(
-    "training.encoders.operations"
-)
-"""By operation: what executes it on its raw inputs."""
-
-
+@functools.singledispatch
 def apply_operation(
     operation: Operation, inputs: Sequence[RawValues], resources: Resources
 ) -> tf.Tensor:
     """Executes an operation on its raw inputs, in the plan's order; lists are not yet cut."""
-    return executions[operation](operation, inputs, resources)
+    raise NotImplementedError(f"nothing executes {operation.kind!r}")
 
 
 def hash_text(text: tf.Tensor, buckets: int) -> tf.Tensor:
@@ -85,7 +79,7 @@ def hash_text(text: tf.Tensor, buckets: int) -> tf.Tensor:
     return tf.strings.to_hash_bucket_fast(text, buckets) + FIRST_TOKEN_ID
 
 
-@executions.declare(Hash)
+@apply_operation.register(Hash)
 def _hash(operation: Hash, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     if operation.buckets is not None:
@@ -96,7 +90,7 @@ def _hash(operation: Hash, inputs: Sequence[RawValues], _: Resources) -> tf.Tens
     return raw.finish(tf.where(taken, keys + FIRST_TOKEN_ID, keys), OOV_ID)
 
 
-@executions.declare(Cross)
+@apply_operation.register(Cross)
 def _cross(operation: Cross, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     fields = [_cross_field(operation.preparation(number), raw) for number, raw in enumerate(inputs)]
     lists = [raw for raw in inputs if raw.is_pad is not None]
@@ -163,7 +157,7 @@ def pick_values(
     return tf.gather(one, positions, batch_dims=1), tf.gather(other, positions, batch_dims=1)
 
 
-@executions.declare(Bucketize)
+@apply_operation.register(Bucketize)
 def _bucketize(operation: Bucketize, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     numbers = raw.numbers
@@ -176,7 +170,7 @@ def _bucketize(operation: Bucketize, inputs: Sequence[RawValues], _: Resources) 
     return raw.finish(tf.where(missing, tf.cast(OOV_ID, tf.int64), ids), OOV_ID)
 
 
-@executions.declare(Normalize)
+@apply_operation.register(Normalize)
 def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     numbers = raw.numbers
@@ -195,7 +189,7 @@ def _normalize(operation: Normalize, inputs: Sequence[RawValues], _: Resources) 
     return raw.pad(scaled)
 
 
-@executions.declare(IsMissing)
+@apply_operation.register(IsMissing)
 def _is_missing(operation: IsMissing, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     is_missing = raw.is_null
@@ -204,7 +198,7 @@ def _is_missing(operation: IsMissing, inputs: Sequence[RawValues], _: Resources)
     return tf.cast(is_missing, tf.float32)
 
 
-@executions.declare(MultiHot)
+@apply_operation.register(MultiHot)
 def _multi_hot(operation: MultiHot, inputs: Sequence[RawValues], resources: Resources) -> tf.Tensor:
     raw = inputs[0]
     ids = resources.ids[operation.vocabulary](raw)
@@ -223,7 +217,7 @@ def _multi_hot(operation: MultiHot, inputs: Sequence[RawValues], resources: Reso
     return tf.reduce_sum(own, axis=1)
 
 
-@executions.declare(SparseIndices)
+@apply_operation.register(SparseIndices)
 def _sparse_indices(
     operation: SparseIndices, inputs: Sequence[RawValues], _: Resources
 ) -> tf.Tensor:
@@ -235,7 +229,7 @@ def _sparse_indices(
     return _merge(inputs, merged)
 
 
-@executions.declare(Weights)
+@apply_operation.register(Weights)
 def _weights(operation: Weights, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     half = len(inputs) // 2
     numbers = [raw.numbers for raw in inputs[:half]]
@@ -259,14 +253,14 @@ def scale_weights(weights: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(weights, 0.0), weights, scaled)
 
 
-@executions.declare(Length)
+@apply_operation.register(Length)
 def _length(operation: Length, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     count = tf.math.count_nonzero(tf.logical_not(raw.is_pad), axis=1, dtype=tf.int64)
     return count if operation.max_len is None else tf.minimum(count, operation.max_len)
 
 
-@executions.declare(VectorBytes)
+@apply_operation.register(VectorBytes)
 def _vector_bytes(operation: VectorBytes, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     is_pad = tf.zeros_like(raw.is_null) if raw.is_pad is None else raw.is_pad
@@ -279,7 +273,7 @@ def _vector_bytes(operation: VectorBytes, inputs: Sequence[RawValues], _: Resour
     return tf.where(tf.reduce_all(is_pad, axis=1), tf.constant(b""), joined)
 
 
-@executions.declare(DatePart)
+@apply_operation.register(DatePart)
 def _date_part(operation: DatePart, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     seconds = _seconds(raw, operation.unit)
@@ -289,7 +283,7 @@ def _date_part(operation: DatePart, inputs: Sequence[RawValues], _: Resources) -
     return raw.finish(part + FIRST_TOKEN_ID, OOV_ID)
 
 
-@executions.declare(Cyclical)
+@apply_operation.register(Cyclical)
 def _cyclical(operation: Cyclical, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     period = PERIOD_SECONDS[operation.period]
@@ -340,7 +334,7 @@ def _civil(days: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     return tf.where(is_late, from_march - 306, from_march + 59 + is_leap), month, day
 
 
-@executions.declare(Ngrams)
+@apply_operation.register(Ngrams)
 def _ngrams(operation: Ngrams, inputs: Sequence[RawValues], _: Resources) -> tf.Tensor:
     (raw,) = inputs
     text = tf.where(raw.is_null, tf.constant(""), raw.values)
@@ -357,7 +351,7 @@ def _ngrams(operation: Ngrams, inputs: Sequence[RawValues], _: Resources) -> tf.
     return ids.to_tensor(PAD_ID)
 
 
-@executions.declare(Statistic)
+@apply_operation.register(Statistic)
 def _statistic(
     operation: Statistic, inputs: Sequence[RawValues], resources: Resources
 ) -> tf.Tensor:

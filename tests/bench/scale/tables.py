@@ -130,12 +130,12 @@ def load_vocabulary(tokens: int) -> dict[str, float]:
     """Builds the look-up of a vocabulary and looks a million tokens up; memory of this process."""
     spec = VocabularySpec("item", "int64", "", FIRST_TOKEN_ID + tokens, "")
     few = pa.array([1, 2])
-    TokenEncoder(spec, pa.table({"token": few})).encode(few)  # compiles
+    TokenEncoder.of(spec, pa.table({"token": few})).encode(few)  # compiles
     release_free_memory()
     before = read_own_memory()
     table = _build_vocabulary(tokens)
     start = time.process_time()
-    encoder = TokenEncoder(spec, table)
+    encoder = TokenEncoder.of(spec, table)
     load_cpu_s = time.process_time() - start
     chosen = np.random.default_rng(3).integers(0, tokens, LOOKUPS)
     asked = table["token"].combine_chunks().take(pa.array(chosen))

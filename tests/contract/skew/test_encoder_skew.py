@@ -17,25 +17,16 @@ from conf.dates import PART_SIZES, PERIOD_SECONDS
 from conf.encoders import ColumnEncoding, EncoderPlan, RawColumn
 from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, Weights
 from conf.encoders.dates import Cyclical, DatePart
-from conf.encoders.declaration import (
-    NUMBERS,
-    OPERATIONS,
-    Operation,
-    OperationOutput,
-    load_families,
-)
+from conf.encoders.declaration import OPERATIONS, Operation, load_families
 from conf.encoders.hashing import Cross, Hash
 from conf.encoders.numbers import Bucketize, IsMissing, Normalize
 from conf.encoders.target import Statistic
 from conf.encoders.text import Ngrams
 from conf.schema import FeatureSchema, FeatureSpec
-from etl.encoders.base import row_encoders
 from etl.encoders.pipeline import read_pipeline
-from etl.encoders.target import build_statistic_table, write_statistic_table
-from etl.encoders.vocabulary import write_vocabulary
+from etl.encoders.vocabulary import build_statistic_table, write_statistic_table, write_vocabulary
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
-from training.encoders.operations import executions as tensor_executions
 from training.encoders.serving import FLOAT_NULL_TOKEN, build_serving_encoders
 
 MAX_LEN = 5
@@ -255,25 +246,6 @@ def test_both_executions_agree(both, batch):
 def test_every_operation_is_compared():
     load_families()
     assert {type(operation) for operation, _ in cases().values()} == set(OPERATIONS.values())
-
-
-def test_an_operation_that_a_side_does_not_execute_is_refused():
-    load_families()
-    about = {"__module__": "conf.encoders.numbers", "kind": "halve", "accepts": NUMBERS,
-             "output": OperationOutput("float32")}  # fmt: skip
-    try:
-        halve = type("Halve", (Operation,), about)
-        for file, executions in (
-            ("etl/encoders/numbers", row_encoders),
-            ("training/encoders/operations", tensor_executions),
-        ):
-            message = f"{file}.py declares nothing for 'halve'"
-            with pytest.raises(NotImplementedError, match=message):
-                executions[halve()]
-        with pytest.raises(TypeError, match="'halve' is declared twice"):
-            type("Again", (halve,), {"kind": "halve"})
-    finally:
-        OPERATIONS.pop("halve", None)
 
 
 def test_the_plan_survives_json(both):

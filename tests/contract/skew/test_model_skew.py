@@ -26,7 +26,7 @@ from conf.manifest import DatasetKeys
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
-from etl.encoders.target import build_statistic_table, write_statistic_table
+from etl.encoders.vocabulary import build_statistic_table, write_statistic_table
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens, write_version
 from tests.training.every_model import (
     RANKING_MODELS,

@@ -6,13 +6,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
+from etl.encoders.vocabulary import Growth, known_tokens
+from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
+from etl.features.plan import VocabularyPlan
+
+
+def plan_vocabulary(frame: Any, columns: list[str], **limits: Any) -> VocabularyPlan:
+    """Plans a vocabulary of some columns."""
+    is_text = "string" in frame.schema[columns[0]].dataType.simpleString()
+    return VocabularyPlan("v", tuple(columns), "string" if is_text else "int64", **limits)
 
 
 def fit_vocabulary(
-    frame: Any, columns: list[str], limits: TokenLimits | None = None, **request: Any
+    frame: Any, columns: list[str], tokens: pa.Array | None = None, **limits: Any
 ) -> pa.Table:
     """Fits the vocabulary of some columns."""
-    return fit_vocabularies(
-        frame, [VocabularyRequest(columns, limits or TokenLimits(), **request)]
-    )[0]
+    plan = plan_vocabulary(frame, columns, **limits)
+    return fit_vocabularies(frame, [VocabularyFit(plan, tokens=tokens)])[0]
+
+
+def grow_vocabulary(frame: Any, previous: pa.Table | None, last_day: Any) -> pa.Table:
+    """Fits `token` at times `ts`, as the version after another one: for three days, from 2 on."""
+    growth = Growth(known_tokens(previous, "string", 2), last_day, 3)
+    plan = plan_vocabulary(frame, ["token"], min_count=2)
+    return fit_vocabularies(frame, [VocabularyFit(plan, growth)], "ts")[0]

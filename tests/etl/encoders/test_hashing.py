@@ -11,22 +11,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.encoders.dates import DatePart
-from conf.encoders.hashing import Hash
-from conf.encoders.numbers import Bucketize
-from etl.encoders.arrow_columns import MAX_VALUES, FlatLists, flatten_lists
-from etl.encoders.dates import DatePartEncoder
+from etl.encoders.arrow_columns import MAX_VALUES, build_lists, flatten_lists, multiply_lists
 from etl.encoders.hashing import (
     CrossEncoder,
     CrossField,
-    HashEncoder,
     ListShape,
     fingerprint_values,
     hash_bytes,
     mix64,
-    multiply_lists,
 )
-from etl.encoders.numbers import BucketizeEncoder
+from etl.tfrecord.types.parts import ListRows
 
 MASK = 2**64 - 1
 
@@ -61,14 +55,6 @@ def test_each_byte_and_the_length_count(data, draw):
         assert hash_of(data) != hash_of(bytes(other))
 
 
-def test_nothing_beyond_the_end_counts():
-    for length in range(40):
-        data = np.arange(64, dtype=np.uint8)
-        before = int(hash_bytes(data.ctypes.data, length))
-        data[length:] = 255
-        assert int(hash_bytes(data.ctypes.data, length)) == before
-
-
 def test_merged_sketches_rely_on_these_values():
     """Pinned: statistics of shards written by different versions are merged."""
     assert [hash_of(data) for data in (b"", b"abc", b"four", b"0123456789abcdef!")] == PINNED
@@ -95,25 +81,6 @@ def test_integers_are_hashed_by_their_decimal_text(values):
     np.testing.assert_array_equal(fingerprint_values(pa.array(values)), expected(texts))
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.large_binary()])
-def test_slices_and_wide_offsets(kind):
-    values = pa.array(["x", None, "abc", "ab" * 40]).cast(kind)[1:]
-    found = fingerprint_values(values)
-    np.testing.assert_array_equal(found[1:], expected(tf.constant(["abc", "ab" * 40])))
-
-
-def test_buckets_are_those_of_the_string_op():
-    texts = ["", "a", "user 7", "日本"]
-    found = fingerprint_values(pa.array(texts)) % np.uint64(1000)
-    wanted = tf.strings.to_hash_bucket_fast(tf.constant(texts), 1000).numpy()
-    np.testing.assert_array_equal(found.astype(np.int64), wanted)
-
-
-def test_a_float_has_no_text():
-    with pytest.raises(pa.ArrowInvalid):
-        fingerprint_values(pa.array([1.5]))
-
-
 rows = st.lists(st.tuples(*[st.none() | st.lists(st.integers(0, 9), max_size=4)] * 3), max_size=6)
 
 
@@ -121,8 +88,8 @@ rows = st.lists(st.tuples(*[st.none() | st.lists(st.integers(0, 9), max_size=4)]
 def test_combinations_are_those_of_itertools(lists, max_len):
     columns = [[row[i] for row in lists] for i in range(3)]
     flat = [flatten_lists(pa.array(c, pa.list_(pa.int64())), max_len) for c in columns]
-    product = multiply_lists(flat, max_len)
-    values = [part.values.to_numpy()[at] for part, at in zip(flat, product.positions, strict=True)]
+    together, row_of, places = multiply_lists([rows for _, rows in flat], max_len)
+    values = [own.to_numpy()[at] for (own, _), at in zip(flat, places, strict=True)]
     joined = 100 * values[0] + 10 * values[1] + values[2]
     expected = [
         None
@@ -130,29 +97,16 @@ def test_combinations_are_those_of_itertools(lists, max_len):
         else [100 * a + 10 * b + c for a, b, c in itertools.product(*row)][:max_len]
         for row in lists
     ]
-    assert product.rebuild(pa.array(joined)).to_pylist() == expected
-    assert product.rows.tolist() == [i for i, row in enumerate(expected) for _ in row or []]
+    assert build_lists(together, pa.array(joined)).to_pylist() == expected
+    assert row_of.tolist() == [i for i, row in enumerate(expected) for _ in row or []]
 
 
 def test_more_combinations_than_a_column_holds_are_refused_before_memory_is_taken():
-    length = np.array([0, 2**30], np.int32)
-    wide = FlatLists(pa.nulls(0), length, None)
+    wide = ListRows(np.array([0, 2**30]), None)
     with pytest.raises(pa.ArrowInvalid, match=f"less than {MAX_VALUES}"):
         multiply_lists([wide, wide, wide], None)
     # Cut to a few, the same lists are no trouble.
-    assert len(multiply_lists([wide, wide, wide], 3).rows) == 3
-
-
-def test_null_is_oov_and_buckets_start_at_two():
-    ids = HashEncoder(pa.string(), Hash(10)).encode(pa.array(["a", None, ""]))
-    a, empty = tf.strings.to_hash_bucket_fast(tf.constant(["a", ""]), 10).numpy() + 2
-    assert ids.to_pylist() == [a, 1, empty]
-
-
-def test_keys_are_whole_fingerprints():
-    ids = HashEncoder(pa.int64(), Hash(None)).encode(pa.array([5, None]))
-    (key,) = tf.bitcast(tf.fingerprint(tf.constant(["5"])), tf.int64).numpy()
-    assert ids.to_pylist() == [key, 1]
+    assert len(multiply_lists([wide, wide, wide], 3)[1]) == 3
 
 
 def test_a_cross_needs_all_its_fields_and_keeps_them_apart():
@@ -167,16 +121,6 @@ def crossed(*fields: str) -> int:
     """TensorFlow's bucket of fields that are joined by the unit separator."""
     joined = tf.strings.join(fields, separator="\x1f")
     return int(tf.strings.to_hash_bucket_fast(joined, 10**6)) + 2
-
-
-def test_a_cross_of_buckets_and_parts_of_dates_hashes_their_ids():
-    ages = BucketizeEncoder(pa.float32(), Bucketize((18.0, 35.0)))
-    hours = DatePartEncoder(pa.int64(), DatePart("hour", "s"))
-    fields = (CrossField(pa.float32(), ages), CrossField(pa.int64(), hours))
-    columns = [pa.array([20.0, None, float("nan"), 40.0], pa.float32())]
-    columns += [pa.array([7_200, 0, 0, None], pa.int64())]
-    # 20 lies in the second interval, 7,200 s in the third hour: ids 3 and 4.
-    assert CrossEncoder(fields, 10**6).encode(columns).to_pylist() == [crossed("3", "4"), 1, 1, 1]
 
 
 def test_each_value_of_a_list_is_crossed_and_lists_keep_their_shape():
@@ -202,10 +146,3 @@ def test_lists_are_crossed_in_all_combinations_the_last_varying_fastest():
     ids = [crossed(letter, "9", digit) for letter in "abc" for digit in "12"]
     found = encoder.encode(columns).to_pylist()
     assert found == [ids[:5], [], [], None, [ids[0], 1]]
-
-
-def test_a_list_may_stand_in_any_place():
-    fields = (CrossField(pa.int64()), CrossField(pa.string(), is_list=True))
-    encoder = CrossEncoder(fields, 10**6, ListShape(max_len=None, exact_len=2))
-    columns = [pa.array([1, None]), pa.array([["a", "b"], ["a", "b"]])]
-    assert encoder.encode(columns).to_pylist() == [[crossed("1", "a"), crossed("1", "b")], [1, 1]]

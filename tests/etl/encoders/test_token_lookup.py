@@ -1,7 +1,10 @@
-"""Token lookups: exact, with OOV and its buckets."""
+"""Token lookups: exact, with OOV and its buckets; statistics of tokens, out of fold."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
@@ -10,7 +13,12 @@ from hypothesis import strategies as st
 
 from conf.encoders import VocabularySpec
 from conf.errors import InputDataError
-from etl.encoders.token_lookup import TokenEncoder, build_lookup
+from etl.encoders.token_lookup import StatisticEncoder, TokenEncoder
+from etl.encoders.vocabulary import (
+    build_statistic_table,
+    load_statistic_table,
+    write_statistic_table,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 # Few letters, so that tokens share prefixes and lengths, zero bytes and multi-byte characters.
@@ -33,50 +41,23 @@ def vocabulary_and_values(draw, token):
 
 
 @settings(deadline=None)
-@given(vocabulary_and_values(st.one_of(INT64, st.integers(-3, 3))))
-def test_integers_get_the_ids_of_a_dict(case):
-    tokens, values, start, stop = case
-    lookup = build_lookup(pa.array(tokens, pa.int64()))
-    array = pa.array(values, pa.int64())[start:stop]
-    assert lookup.encode(array).to_pylist() == expected_ids(tokens, values[start:stop])
-
-
-@settings(deadline=None)
 @given(
-    vocabulary_and_values(TEXT),
-    st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]),
+    vocabulary_and_values(st.one_of(INT64, st.integers(-3, 3))).map(lambda case: (pa.int64(), case))
+    | st.tuples(
+        st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]),
+        vocabulary_and_values(TEXT),
+    )
 )
-def test_strings_get_the_ids_of_a_dict(case, data_type):
-    tokens, values, start, stop = case
-    lookup = build_lookup(pa.array(tokens, pa.string()))
-    array = pa.array(values, pa.string()).cast(data_type)[start:stop]
-    assert lookup.encode(array).to_pylist() == expected_ids(tokens, values[start:stop])
-
-
-@settings(deadline=None)
-@given(vocabulary_and_values(TEXT))
-def test_a_vocabulary_may_be_a_slice(case):
-    tokens, values, start, stop = case
-    tokens = list(dict.fromkeys(tokens))
-    start, stop = min(start, len(tokens)), min(stop, len(tokens))
-    lookup = build_lookup(pa.array(tokens, pa.string())[start:stop])
-    assert lookup.encode(pa.array(values, pa.string())).to_pylist() == expected_ids(
-        tokens[start:stop], values
-    )
-
-
-@pytest.mark.parametrize("tokens", [[5, 7], ["5", "7"]])
-def test_chunks_are_encoded_in_order(tokens):
-    lookup = build_lookup(pa.array(tokens))
-    chunks = pa.chunked_array(
-        [pa.array(tokens), pa.array([None, tokens[1]], pa.array(tokens).type)]
-    )
-    assert lookup.encode(chunks).to_pylist() == [2, 3, 1, 3]
-    assert lookup.encode(chunks[:0]).to_pylist() == []
+def test_tokens_get_the_ids_of_a_dict(drawn):
+    data_type, (tokens, values, start, stop) = drawn
+    plain = pa.int64() if data_type == pa.int64() else pa.string()
+    encoder = TokenEncoder(pa.array(tokens, plain))
+    array = pa.array(values, plain).cast(data_type)[start:stop]
+    assert encoder.encode(array).to_pylist() == expected_ids(tokens, values[start:stop])
 
 
 def test_other_integer_types_and_dictionaries_are_looked_up_by_value():
-    lookup = build_lookup(pa.array([7, -1]))
+    lookup = TokenEncoder(pa.array([7, -1]))
     assert lookup.encode(pa.array([7, 3], pa.int8())).to_pylist() == [2, 1]
     assert lookup.encode(pa.array([-1, None, 7]).dictionary_encode()).to_pylist() == [3, 1, 2]
     assert lookup.encode(pa.nulls(2)).to_pylist() == [1, 1]
@@ -86,27 +67,16 @@ def test_other_integer_types_and_dictionaries_are_looked_up_by_value():
 
 def test_a_large_vocabulary_is_found_whole():
     tokens = pa.array(range(0, 300_000 * 4096, 4096))  # equal low bits: a weak hash would crawl
-    lookup = build_lookup(tokens)
+    lookup = TokenEncoder(tokens)
     assert len(lookup) == 300_000
     assert lookup.encode(tokens).equals(pa.array(range(2, 300_002)))
-
-
-@pytest.mark.parametrize("tokens", [[1, 2, 1], ["a", "", "a"], [1, None], ["a", None]])
-def test_repeated_and_null_tokens_are_refused(tokens):
-    with pytest.raises(InputDataError, match=r"twice|null"):
-        build_lookup(pa.array(tokens))
-
-
-def test_other_token_types_are_refused():
-    with pytest.raises(InputDataError, match="double"):
-        build_lookup(pa.array([1.5]))
 
 
 def test_unknown_tokens_are_hashed_to_buckets_before_the_tokens():
     spec = VocabularySpec("v", "string", "v.parquet", 7, "", oov_buckets=3)
     table = pa.table({"token": ["x", "y"], "id": [5, 6], "count": [2, 1]})
     (bucket,) = tf.strings.to_hash_bucket_fast(tf.constant(["?"]), 3).numpy()
-    found = TokenEncoder(spec, table).encode(pa.array(["y", None, "?", "x"]))
+    found = TokenEncoder.of(spec, table).encode(pa.array(["y", None, "?", "x"]))
     assert found.to_pylist() == [6, 1, 2 + bucket, 5]
 
 
@@ -114,4 +84,32 @@ def test_retired_tokens_are_unknown_but_others_keep_their_ids():
     spec = VocabularySpec("v", "int64", "v.parquet", 5, "")
     table = pa.table({"token": [7, 8, 9], "id": [2, 3, 4], "count": [1, 0, 1]})
     table = table.append_column("is_retired", pa.array([False, True, False]))
-    assert TokenEncoder(spec, table).encode(pa.array([9, 8, 7])).to_pylist() == [4, 1, 2]
+    assert TokenEncoder.of(spec, table).encode(pa.array([9, 8, 7])).to_pylist() == [4, 1, 2]
+
+
+def test_a_table_comes_back_and_same_values_give_same_bytes(tmp_path):
+    table = build_statistic_table(np.array([[0.5, 0.25], [1.0, 2.0]]))
+    spec = write_statistic_table(table, tmp_path / "rate.table.parquet")
+    assert load_statistic_table(tmp_path, spec).equals(table)
+    assert table.schema.names == ["all", "fold_0"]
+    assert write_statistic_table(table.slice(0), tmp_path / "rate.table.parquet") == spec
+
+
+def test_a_damaged_or_foreign_file_is_refused(tmp_path):
+    table = build_statistic_table(np.ones((3, 1)))
+    spec = write_statistic_table(table, tmp_path / "rate.table.parquet")
+    with pytest.raises(InputDataError, match="another statistics"):
+        load_statistic_table(tmp_path, replace(spec, rows=4))
+    with pytest.raises(InputDataError, match="outside"):
+        load_statistic_table(tmp_path, replace(spec, file="../x"))
+    (tmp_path / spec.file).write_bytes(b"PAR1")
+    with pytest.raises(InputDataError, match="checksum"):
+        load_statistic_table(tmp_path, spec)
+
+
+def test_train_rows_read_the_other_folds_and_all_else_the_whole():
+    values = np.array([[0.0, 0.0, 0.0], [0.5, 0.4, 0.6], [0.75, 0.25, 1.0]])
+    encoder = StatisticEncoder(TokenEncoder(pa.array(["a"])), build_statistic_table(values))
+    found = encoder.encode([pa.array(["a", "a", "a", "?"]), pa.array([0, 1, None, None])])
+    assert found.to_pylist() == [0.25, 1.0, 0.75, 0.5]
+    assert encoder.encode([pa.array(["a"])]).to_pylist() == [0.75]

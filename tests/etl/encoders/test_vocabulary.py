@@ -5,26 +5,26 @@ from __future__ import annotations
 import datetime
 import random
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.encoders import VocabularySpec
 from conf.errors import ConfigError, InputDataError
-from etl.encoders.incremental_vocabulary import IncrementalFit, diff_vocabularies, extend_vocabulary
 from etl.encoders.vocabulary import (
-    checksum,
+    Growth,
+    describe_changes,
+    extend_vocabulary,
+    known_tokens,
     load_vocabulary,
     read_token_file,
     vocabulary_schema,
     write_vocabulary,
 )
-from etl.encoders.vocabulary_fit import TokenLimits, VocabularyRequest, fit_vocabularies
-from tests.etl.encoders.fitting import fit_vocabulary
+from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
+from tests.etl.encoders.fitting import fit_vocabulary, plan_vocabulary
 
 TABLE = pa.table({"token": ["b", "a"], "id": [2, 3], "count": [5, 4]})
 
@@ -84,7 +84,7 @@ def test_fit_counts_and_orders_as_a_counter(frame, rows, columns, min_count, max
         for column in columns:
             value = row[column]
             tokens += value if isinstance(value, list) else [value]
-    table = fit_vocabulary(frame, columns, TokenLimits(min_count, max_size))
+    table = fit_vocabulary(frame, columns, min_count=min_count, max_size=max_size)
     assert table.to_pylist() == reference(tokens, min_count, max_size)
     assert table.schema.types[1:] == [pa.int64(), pa.int64()]
 
@@ -97,44 +97,26 @@ def test_fit_on_nothing_gives_an_empty_vocabulary(frame, tmp_path):
 
 
 def test_many_vocabularies_are_those_fitted_one_by_one(frame):
-    requests = [
-        VocabularyRequest(["item", "history"], TokenLimits(2, 5)),
-        VocabularyRequest(["tag"]),
-        VocabularyRequest(["small"], incremental=IncrementalFit(None, None, None)),
-        VocabularyRequest(["tag", "tags"], TokenLimits(3, 8), first_id=12),
+    def plan(*columns, **limits):
+        return plan_vocabulary(frame, [*columns], **limits)
+
+    growth = Growth(known_tokens(None, "int64", 2))
+    fits = [
+        VocabularyFit(plan("item", "history", min_count=2, max_size=5)),
+        VocabularyFit(plan("tag")),
+        VocabularyFit(plan("small"), growth),
+        VocabularyFit(plan("tag", "tags", min_count=3, oov_buckets=10)),
     ]
-    together = fit_vocabularies(frame, requests)
-    tables = [fit_vocabularies(frame, [request])[0] for request in requests]
+    together = fit_vocabularies(frame, fits)
+    tables = [fit_vocabularies(frame, [fit])[0] for fit in fits]
     assert [len(table) > 1 for table in together] == [True] * 4
     assert all(one.equals(other) for one, other in zip(together, tables, strict=True))
     assert fit_vocabularies(frame, []) == []
 
 
-@pytest.mark.parametrize("columns", [["item", "tag"], ["price"], ["half"], []])
-def test_fit_refuses_columns_it_cannot_count(frame, columns):
-    with pytest.raises(ConfigError):
-        fit_vocabulary(frame.selectExpr("*", "0.5 as half"), columns)
-
-
-@pytest.mark.parametrize(("min_count", "max_size"), [(0, None), (1, 0)])
-def test_fit_refuses_bounds_below_one(frame, min_count, max_size):
-    with pytest.raises(ConfigError, match="at least 1"):
-        fit_vocabulary(frame, ["item"], TokenLimits(min_count, max_size))
-
-
 def test_a_column_name_may_hold_dots_and_quotes(spark):
     frame = spark.createDataFrame([(1,), (1,), (2,)], "`a.b``c` int")
     assert fit_vocabulary(frame, ["a.b`c"])["token"].to_pylist() == [1, 2]
-
-
-@pytest.mark.parametrize("tokens", [["b", "a"], [9, -9]])
-def test_written_vocabularies_read_back(tmp_path, tokens):
-    table = pa.table({"token": tokens, "id": [2, 3], "count": [5, 4]})
-    spec = write_vocabulary(table, tmp_path / "genre.parquet")
-    assert (spec.name, spec.file, spec.size) == ("genre", "genre.parquet", 4)
-    assert spec.token_dtype == ("int64" if tokens[0] == 9 else "string")
-    assert load_vocabulary(tmp_path, spec).to_pylist() == table.to_pylist()
-    assert [path.name for path in tmp_path.iterdir()] == ["genre.parquet"]
 
 
 def test_the_same_vocabulary_gives_the_same_bytes(tmp_path):
@@ -146,60 +128,12 @@ def test_the_same_vocabulary_gives_the_same_bytes(tmp_path):
     assert (tmp_path / "v.parquet").read_bytes() == (tmp_path / "other/v.parquet").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["../v.parquet", ".v.parquet", "v w.parquet", "v.json"])
-def test_names_that_are_no_plain_names_are_refused(tmp_path, name):
-    target = tmp_path / "sub" / name if not name.startswith("..") else tmp_path / ".. .parquet"
-    with pytest.raises(ConfigError, match="plain name"):
-        write_vocabulary(TABLE, target)
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        TABLE.drop_columns("count"),
-        TABLE.set_column(1, "id", pa.array([2, 4])),
-        TABLE.set_column(0, "token", pa.array([1.5, 2.5])),
-        TABLE.set_column(2, "count", pa.array([5, None])),
-    ],
-)
-def test_tables_that_are_no_vocabulary_are_refused(tmp_path, table):
-    path = tmp_path / "v.parquet"
-    spec = write_vocabulary(TABLE, path)
-    with pytest.raises(InputDataError, match="not a vocabulary"):
-        write_vocabulary(table, path)
-    assert load_vocabulary(tmp_path, spec).to_pylist() == TABLE.to_pylist()  # It is unharmed.
-    pq.write_table(table, path)
-    with pytest.raises(InputDataError, match="another checksum"):
-        load_vocabulary(tmp_path, spec)
-
-
-def test_files_that_are_no_parquet_are_refused(tmp_path: Path):
-    spec = write_vocabulary(TABLE, tmp_path / "v.parquet")
-    with pytest.raises(InputDataError, match="cannot read"):
-        load_vocabulary(tmp_path, replace(spec, file="none.parquet"))
-    content = b"PAR1 but not really"
-    (tmp_path / "v.parquet").write_bytes(content)
-    with pytest.raises(InputDataError, match="not a Parquet file"):
-        load_vocabulary(tmp_path, replace(spec, file_crc32c=checksum(content)))
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "v.parquet"
-    write_vocabulary(TABLE, path)
-    before = path.read_bytes()
-    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        write_vocabulary(TABLE[:1], path)
-    assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["v.parquet"]
-
-
 START = datetime.date(2024, 1, 1)
 
 
 def grow(previous, tokens, day, expire=None, max_size=None, first_id=2):
-    growth = IncrementalFit(previous, "ts", expire, START + datetime.timedelta(day))
-    known = growth.known_tokens("string", first_id)
+    known = known_tokens(previous, "string", first_id)
+    growth = Growth(known, START + datetime.timedelta(day), expire)
     names = set(known["token"].to_pylist())
     found = pa.table(
         {
@@ -209,7 +143,7 @@ def grow(previous, tokens, day, expire=None, max_size=None, first_id=2):
             "is_known": pa.array([token in names for token in tokens], pa.bool_()),
         }
     )
-    return extend_vocabulary(found, known, growth, max_size, first_id)
+    return extend_vocabulary(found, growth, max_size, first_id)
 
 
 def ids(table):
@@ -253,9 +187,9 @@ def test_tokens_retire_by_age_and_come_back_to_their_id():
     fourth = grow(third, {"a": 1}, 4, expire=2)
     assert [retired(table) for table in (second, third, fourth)] == [[], ["a"], []]
     assert ids(fourth) == ids(first)
-    report = diff_vocabularies("v", third, fourth, 4, "00")
-    assert (report.kept, report.added, report.retired, report.revived) == (1, 0, 0, 1)
-    assert report.to_json()["examples"]["revived"] == ["a"]
+    report = describe_changes(VocabularySpec("v", "string", "v.parquet", 4, "00"), third, fourth)
+    assert [report[name] for name in ("kept", "added", "retired", "revived")] == [1, 0, 0, 1]
+    assert report["examples"]["revived"] == ["a"]
 
 
 def test_retired_tokens_make_room():
@@ -279,16 +213,14 @@ def test_what_would_move_ids_is_refused():
     with pytest.raises(ConfigError, match="cannot grow"):
         grow(first, {"a": 1}, 1, first_id=12)
     with pytest.raises(ConfigError, match="cannot grow"):
-        IncrementalFit(first).known_tokens("int64", 2)
-    with pytest.raises(ConfigError, match="no time column"):
-        IncrementalFit(first, None, 5)
+        known_tokens(first, "int64", 2)
 
 
 def test_tokens_of_a_file_keep_its_order(tmp_path, frame, rows):
     (tmp_path / "words.txt").write_text("zz\r\né\nnever\n漢", encoding="utf-8")
     words = read_token_file(tmp_path / "words.txt", "string")
     assert words.to_pylist() == ["zz", "é", "never", "漢"]
-    fitted = fit_vocabulary(frame, ["tag"], first_id=4, tokens=words).to_pylist()
+    fitted = fit_vocabulary(frame, ["tag"], oov_buckets=2, tokens=words).to_pylist()
     counts = Counter(row["tag"] for row in rows)
     assert fitted == [
         {"token": token, "id": 4 + n, "count": counts[token]}

@@ -37,7 +37,7 @@ def shop_config():
             {"name": "user", "column": "user", "role": "user"},
             {"name": "item", "column": "item", "role": "item"},
             {"name": "rate", "column": "item", "role": "item",
-             "encoding": {"kind": "target", "folds": 2, "prior_weight": 1}},
+             "encoding": {"kind": "target"}},
             {"name": "price", "column": "price", "role": "context",
              "encoding": {"kind": "normalize", "method": "min_max"}},
         ],
@@ -102,7 +102,7 @@ def test_numbers_and_targets_are_fitted_on_samples_alone(prepared, tmp_path):
     tokens = pq.read_table(tmp_path / "encoders" / "rate.parquet").to_pydict()
     # Purchases are label 1 of their own orders: counted, item 1 would have 2 of 3.
     mean = 2 / 4
-    wanted = {1: (1 + mean) / 3, 2: (1 + mean) / 2, 3: mean / 2}
+    wanted = {1: (1 + 20 * mean) / 22, 2: (1 + 20 * mean) / 21, 3: 20 * mean / 21}
     assert {t: rates[i] for t, i in zip(tokens["token"], tokens["id"], strict=True)} == (
         pytest.approx(wanted)
     )

@@ -27,8 +27,12 @@ from conf.encoders.target import Statistic
 from conf.etl.contract import ContractConfig
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import EncoderPipeline, read_pipeline
-from etl.encoders.target import build_statistic_table, write_statistic_table
-from etl.encoders.vocabulary import assign_ids, write_vocabulary
+from etl.encoders.vocabulary import (
+    assign_ids,
+    build_statistic_table,
+    write_statistic_table,
+    write_vocabulary,
+)
 from etl.quality.contract import check_feature_rules
 from etl.quality.drift import measure_drift
 from etl.quality.statistics import (
