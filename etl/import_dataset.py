@@ -1,26 +1,27 @@
-"""TFRecord files of one's own as a dataset version: surveyed, linked, published by a manifest.
+"""TFRecord files of one's own as a dataset version: mapped, surveyed, published by a manifest.
 
-No record is written anew, unless ids move (`imported/ids.py`) or lists turn. One pass over the
-files verifies their checksums, decodes every declared feature and gathers the statistics; what the
-config leaves open (types, lists, highest ids) is found by it. Needs no Spark.
+Files → mapping (what each feature is in the records) → survey (one pass: decode, check, count, link
+or write) → schema → manifest. No record is written anew, unless ids move or lists turn. Needs no
+Spark.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from conf.artefacts.dataset import DatasetPaths
-from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE
 from conf.errors import ConfigError, InputDataError, read_code_version
 from conf.etl.imported import ImportConfig
 from conf.manifest import (
     SEQUENCE_RECORDS,
-    DatasetKeys,
+    InputFile,
     Manifest,
     RowCounts,
     RunInfo,
@@ -29,12 +30,9 @@ from conf.manifest import (
 )
 from conf.publication.entries import stage_entry
 from conf.schema import FeatureSchema, fingerprint
-from conf.storage.atomic_output import write_text_atomic
-from etl.imported.features import plan_features
-from etl.imported.files import Files, check_unchanged, find_files
-from etl.imported.ids import write_vocabularies
-from etl.imported.schema import build_schema
-from etl.imported.survey import Survey, Surveyed
+from etl.imported.mapping import RecordMapping, describe_input, find_files, map_records
+from etl.imported.schema import build_schema, write_encoders
+from etl.imported.survey import Survey, SurveyedFile
 from etl.quality.statistics import (
     count_labelled,
     find_not_finite,
@@ -57,16 +55,14 @@ from etl.versions.publish import (
 )
 
 logger = logging.getLogger("sluice.import")
+Statistics = Mapping[str, Mapping[str, Any]]  # By split and feature.
 
 
 @dataclass(frozen=True)
 class ImportResult:
-    """A published version.
+    """A published version: its directory, of one in a store the copy.
 
-    Attributes:
-        version: Its directory; of one in a store, the copy.
-        manifest: Its manifest.
-        is_new: False where the current version holds these files already.
+    `is_new` is false where the current version holds these files already.
     """
 
     version: Path
@@ -75,80 +71,134 @@ class ImportResult:
 
 
 def import_dataset(config: ImportConfig) -> ImportResult:
-    """Publishes TFRecord files as a dataset version, unless the current one holds the same.
-
-    Args:
-        config: The files, their features, and where the dataset lies.
-
-    Raises:
-        InputDataError: A file is missing, damaged or changes meanwhile, a split has no record, or
-            records do not hold the features as they are declared.
-        UpstreamNotReadyError: Another build of this dataset is running, or was faster.
-        ConfigError: The store that the dataset lies in cannot be reached or refuses.
-    """
+    """Publishes TFRecord files as a dataset version, unless the current one holds the same."""
     files = find_files(config)
-    features = plan_features(config, files)
+    mapping = map_records(config, files)
     run = RunInfo(_fingerprint(config, files))
     with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
         sweep_leftovers(paths)
         parent = read_current(paths)
-        _refuse_built(paths, parent)
-        same = _find_same(paths, parent, run)
-        if same is not None:
-            return same
+        current = _read_current(paths, parent)
+        if current is not None and current.run == run:
+            return ImportResult(paths.version(current.dataset_version), current, is_new=False)
         version_id = new_version_id(run.fingerprint)
         with stage_entry(paths.versions, version_id) as staging:
-            survey = Survey(features, staging)
-            surveyed = {
-                split: [survey.read(split, n, file) for n, file in enumerate(listed)]
-                for split, listed in files.items()
-            }
-            check_unchanged(files)
-            manifest = _describe(survey, files, surveyed)
-            manifest = _complete(manifest, version_id, parent, run)
+            survey = Survey(mapping, staging)
+            shards = [
+                survey.read(number, file)
+                for _, listed in groupby(files, lambda file: file.source)
+                for number, file in enumerate(listed)
+            ]
+            _check_unchanged(files)
+            fields = _describe(mapping, files, survey, shards, staging)
+            manifest = Manifest(dataset_version=version_id, parent=parent, run=run, **fields)
             version = publish_version(paths, staging, manifest)
     return ImportResult(version, manifest)
 
 
-def _refuse_built(paths: DatasetPaths, parent: str | None) -> None:
-    """Keeps apart what `sluice build` makes: its next version goes on from the current one."""
-    if parent is None:
-        return
-    try:
-        manifest = read_published(paths, parent)
-    except InputDataError:
-        return
-    if "sources" in manifest.source.config:
-        raise ConfigError(
-            f"dataset {paths.name!r} is made by `sluice build`",
-            received=str(paths.version(parent)),
-            fix="import under another name, or into another output.root",
-        )
-
-
-def _fingerprint(config: ImportConfig, files: Files) -> str:
+def _fingerprint(config: ImportConfig, files: Sequence[InputFile]) -> str:
     resolved = {k: v for k, v in config.resolved().items() if k not in ("data_dir", "output")}
-    inputs = [(f.source, f.path, f.bytes, f.state) for listed in files.values() for f in listed]
+    inputs = [(file.source, file.path, file.bytes, file.state) for file in files]
     how = config.output.files
     return fingerprint(
         {"config": resolved, "files": how, "inputs": inputs, "code": read_code_version()}
     )
 
 
-def _find_same(paths: DatasetPaths, parent: str | None, run: RunInfo) -> ImportResult | None:
-    """The current version, where it holds the same files, undamaged."""
-    if parent is None:
-        return None
+def _read_current(paths: DatasetPaths, current: str | None) -> Manifest | None:
+    """The current version, None if it is damaged; what `sluice build` goes on from is refused."""
     try:
-        manifest = read_published(paths, parent)
+        manifest = None if current is None else read_published(paths, current)
     except InputDataError:
         return None
-    is_same = manifest.run is not None and manifest.run.fingerprint == run.fingerprint
-    return ImportResult(paths.version(parent), manifest, is_new=False) if is_same else None
+    if manifest is not None and "sources" in manifest.source.config:
+        raise ConfigError(
+            f"dataset {paths.name!r} is made by `sluice build`",
+            fix="import under another name, or into another output.root",
+        )
+    return manifest
 
 
-def _warn_of_numbers(schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warns of numbers that are not finite, and of those that models would learn badly from."""
+def _check_unchanged(files: Sequence[InputFile]) -> None:
+    for file in files:
+        if describe_input(file.source, Path(file.path)) != file:
+            raise InputDataError(
+                "a file was written while it was imported",
+                received=file.path,
+                fix="wait until the program that writes it has ended, and import again",
+            )
+
+
+def _describe(
+    mapping: RecordMapping,
+    files: Sequence[InputFile],
+    survey: Survey,
+    shards: Sequence[SurveyedFile],
+    staging: Path,
+) -> dict[str, Any]:
+    """The manifest, but for what names the version; writes what it lists beside the shards."""
+    config, keys = mapping.config, mapping.keys
+    splits = [
+        SplitInfo(name, tuple(shard.info for shard in shards if shard.split == name))
+        for name in config.splits
+    ]
+    rows: dict[str, int] = {split.name: split.rows for split in splits}
+    if empty := [name for name, count in rows.items() if not count]:
+        raise InputDataError(
+            f"the files of split {empty[0]} hold no record",
+            fix=f"correct splits.{empty[0]}, or leave the split out",
+        )
+    merged: dict[str, dict[str, Any]] = {
+        name: merge_statistics([shard.statistics for shard in shards if shard.split == name])
+        for name in config.splits
+    }
+    counts = survey.keys.result()
+    check_rows(counts, rows["train"])
+    plan = write_encoders(staging, mapping, build_schema(mapping, merged), survey.tokens)
+    refuse_negative_weights(plan.schema, merged)
+    _warn(plan.schema, merged, +survey.padded_in_front)
+    events = sum(count for name, count in rows.items() if name not in ("catalog", "users"))
+    labelled = count_labelled(merged, plan.schema)
+    encoder_files = (ENCODERS_FILE, *(vocabulary.file for vocabulary in plan.vocabularies))
+    rates = {spec.name: _means(merged, spec.name) for spec in plan.schema.by_role("label")}
+    return {
+        "dataset_name": config.name,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "record_type": mapping.record_type,
+        "compression": _find_compression(shards),
+        "splits": tuple(splits),
+        "schema": plan.schema,
+        "keys": keys,
+        "encoder_files": tuple(
+            describe_file(staging, staging / ENCODERS_DIR / file) for file in encoder_files
+        ),
+        "encoders_fingerprint": plan.fingerprint,
+        "statistics": {split: summarize_statistics(found) for split, found in merged.items()},
+        "statistics_file": write_statistics(staging, merged),
+        "label_rate": {} if keys.label is None else _means(merged, keys.label),
+        "label_rates": {
+            name: rate
+            for name, rate in rates.items()
+            if name != keys.label and _is_binary(merged["train"][name])
+        },
+        "source": SourceSnapshot(
+            inputs=tuple(files),
+            event_ts_ms_range=None,
+            config=config.resolved(),
+            config_sha256=fingerprint(config.resolved()),
+        ),
+        "counts": RowCounts({"files": events}, {"files": {}}, events, rows, {}, labelled=labelled),
+        "code_version": read_code_version(),
+        "slots": () if config.writes_anew else mapping.slots,
+        "train_counts": write_counts(staging, counts),
+        "feature_lists": (
+            mapping.feature_lists if mapping.record_type == SEQUENCE_RECORDS else None
+        ),
+    }
+
+
+def _warn(schema: FeatureSchema, statistics: Statistics, padded: Mapping[str, int]) -> None:
+    """Warns of what models would learn badly from."""
     for line in find_not_finite(statistics):
         logger.warning("%s", line)
     if unscaled := find_unscaled(schema, statistics):
@@ -157,112 +207,27 @@ def _warn_of_numbers(schema: FeatureSchema, statistics: Mapping[str, Mapping[str
             "them scaled, as (x - mean) / deviation or log(1 + x), or leave them out of the model",
             "; ".join(f"{name} ({text})" for name, text in unscaled.items()),
         )
-
-
-def _describe(survey: Survey, files: Files, surveyed: Mapping[str, Sequence[Surveyed]]) -> Manifest:
-    """The manifest of the files, but for what names the version."""
-    features, staging = survey.features, survey.staging
-    config = features.config
-    rows = {split: sum(shard.info.rows for shard in found) for split, found in surveyed.items()}
-    events = sum(count for split, count in rows.items() if split not in ("catalog", "users"))
-    for split, count in rows.items():
-        if not count:
-            raise InputDataError(
-                f"the files of split {split} hold no record",
-                received=", ".join(file.path for file in files[split]),
-                fix=f"correct splits.{split}, or leave the split out",
-            )
-    merged = {s: merge_statistics([f.statistics for f in found]) for s, found in surveyed.items()}
-    statistics_file = write_statistics(staging, merged)
-    counts = survey.keys.result()
-    check_rows(counts, rows["train"])
-    plan = _write_encoders(survey, build_schema(features, merged))
-    schema = plan.schema
-    refuse_negative_weights(schema, merged)
-    _warn_of_numbers(schema, merged)
-    for name, lists in (+survey.padded_in_front).items():
+    for name, lists in padded.items():
         logger.warning(
             "feature %s: %s lists begin with padding, and `max_len` keeps the first values; "
             "`order: oldest_first` turns lists round that are padded in front",
             name, f"{lists:,}",
         )  # fmt: skip
-    keys = {**dict(config.keys), **{r: config.find_key(r) for r in ("label", "weight")}}
-    return Manifest(
-        dataset_name=config.name,
-        dataset_version="",
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        record_type=features.record_type,
-        compression=_find_compression(surveyed),
-        splits=tuple(
-            SplitInfo(split, tuple(shard.info for shard in found))
-            for split, found in surveyed.items()
-        ),
-        schema=schema,
-        keys=DatasetKeys(**keys),
-        encoder_files=tuple(
-            describe_file(staging, staging / ENCODERS_DIR / file)
-            for file in (ENCODERS_FILE, *(spec.file for spec in plan.vocabularies))
-        ),
-        encoders_fingerprint=plan.fingerprint,
-        statistics={split: summarize_statistics(found) for split, found in merged.items()},
-        label_rate=_means(merged, keys["label"]),
-        label_rates={
-            spec.name: _means(merged, spec.name)
-            for spec in schema.by_role("label")
-            if spec.name != keys["label"] and _is_binary(merged["train"][spec.name])
-        },
-        source=SourceSnapshot(
-            inputs=tuple(file for listed in files.values() for file in listed),
-            event_ts_ms_range=None,
-            config=config.resolved(),
-            config_sha256=fingerprint(config.resolved()),
-        ),
-        counts=RowCounts(
-            {"files": events},
-            {"files": {}},
-            events,
-            rows,
-            {},
-            labelled=count_labelled(merged, schema),
-        ),
-        code_version=read_code_version(),
-        statistics_file=statistics_file,
-        slots=() if config.writes_anew else features.slots,
-        train_counts=write_counts(survey.staging, counts),
-        feature_lists=features.feature_lists if features.record_type == SEQUENCE_RECORDS else None,
-    )
 
 
-def _complete(manifest: Manifest, version_id: str, parent: str | None, run: RunInfo) -> Manifest:
-    return replace(manifest, dataset_version=version_id, parent=parent, run=run)
-
-
-def _find_compression(
-    surveyed: Mapping[str, Sequence[Surveyed]],
-) -> Literal["gzip", "zlib"] | None:
-    shards = [shard for found in surveyed.values() for shard in found if shard.info.rows]
-    kinds = {shard.compression for shard in shards}
-    if len(kinds) > 1:
-        examples = {shard.compression or "plain": shard.info.path for shard in shards}
+def _find_compression(shards: Sequence[SurveyedFile]) -> str | None:
+    found = {shard.compression: shard.info.path for shard in shards if shard.info.rows}
+    if len(found) > 1:
         raise InputDataError(
             "the files are compressed in different ways",
-            received=", ".join(f"{kind}: {path}" for kind, path in examples.items()),
-            allowed="all plain, all gzip, or all zlib",
+            received=", ".join(f"{kind or 'plain'}: {path}" for kind, path in found.items()),
             fix="convert some of them by `sluice convert`, or import two datasets",
         )
-    return _COMPRESSIONS[kinds.pop()]
+    [compression] = found
+    return compression and compression.lower()
 
 
-_COMPRESSIONS: dict[str | None, Literal["gzip", "zlib"] | None] = {
-    None: None,
-    "GZIP": "gzip",
-    "ZLIB": "zlib",
-}
-
-
-def _means(statistics: Mapping[str, Mapping[str, Any]], label: str | None) -> dict[str, float]:
-    if label is None:
-        return {}
+def _means(statistics: Statistics, label: str) -> dict[str, float]:
     found = {split: by_feature[label].get("mean") for split, by_feature in statistics.items()}
     return {split: float(mean) for split, mean in found.items() if mean is not None}
 
@@ -270,25 +235,3 @@ def _means(statistics: Mapping[str, Mapping[str, Any]], label: str | None) -> di
 def _is_binary(feature: Mapping[str, Any]) -> bool:
     bounds = {feature.get("min"), feature.get("max")}
     return bounds <= {0, 1} and feature["distinct"]["count"] <= 2
-
-
-def _write_encoders(survey: Survey, schema: FeatureSchema) -> EncoderPlan:
-    """Writes how features come from the files' values: as they are, or by a vocabulary."""
-    directory, config = survey.staging / ENCODERS_DIR, survey.features.config
-    directory.mkdir()
-    written = write_vocabularies(directory, config, schema.features, survey.counts)
-    encodings = {
-        feature.name: written[feature.table_name].name
-        for feature in config.features
-        if feature.offset
-    }
-    features = tuple(
-        replace(spec, encoding=encodings.get(spec.name, spec.encoding)) for spec in schema.features
-    )
-    plan = EncoderPlan(
-        FeatureSchema(features),
-        tuple(ColumnEncoding(f.name, f.name, f.dtype, f.encoding) for f in features),
-        vocabularies=tuple(written.values()),
-    )
-    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
-    return plan

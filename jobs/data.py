@@ -120,20 +120,23 @@ def import_files(
     """Publishes TFRecord files of one's own as a dataset version, for `sluice train`."""
     from conf.publication.working_copy import describe_place
     from etl.import_dataset import import_dataset
-    from etl.imported.features import plan_features
-    from etl.imported.files import find_files
+    from etl.imported.mapping import find_files, map_records
 
     setup_logging(log_format)
     settings = list_overrides(overrides, {"data_dir": data})
     resolved = load_config(ImportConfig, "import", config, settings)
     if dry_run:
         files = find_files(resolved)
-        found = plan_features(resolved, files)
+        found = map_records(resolved, files)
+        wire = [feature.wire for feature in found.features]
         planned = {
             "config": resolved.resolved(),
-            "files": {split: [file.path for file in listed] for split, listed in files.items()},
+            "files": {
+                split: [file.path for file in files if file.source == split]
+                for split in resolved.splits
+            },
             "record_type": found.record_type,
-            "features": {f.name: f"list of {f.kind}" if f.is_list else f.kind for f in found.wire},
+            "features": {f.name: f"list of {f.kind}" if f.is_list else f.kind for f in wire},
         }
         print(json.dumps(planned, indent=None if log_format is LogFormat.JSON else 1))
         return

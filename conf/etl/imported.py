@@ -12,9 +12,6 @@ from conf.local_paths import check_below
 from conf.schema import DType, Role
 
 SplitName = Literal["train", "validation", "test", "catalog", "users"]
-_EMBEDDED_ROLES = ("user", "item", "context")
-MOST_ROWS = 1 << 40
-"""Of a table: more than any machine has memory for."""
 
 
 class ImportedFeatureConfig(Strict):
@@ -46,7 +43,7 @@ class ImportedFeatureConfig(Strict):
     vocabulary_size: int | None = Field(
         None,
         ge=1,
-        le=MOST_ROWS,
+        le=1 << 40,
         description="Ids, as the records hold them, are below it; None: the highest of all files, "
         "plus 1.",
     )
@@ -62,48 +59,45 @@ class ImportedFeatureConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> ImportedFeatureConfig:
-        if self.length is not None and self.max_len is not None:
-            raise ValueError(f"feature {self.name!r} has both `length` and `max_len`")
-        if self.ids is False and self.vocabulary_size is not None:
-            raise ValueError(f"feature {self.name!r} has a vocabulary_size, and `ids: false`")
-        if self.ids is False and self.offset is not None:
-            raise ValueError(f"feature {self.name!r} has an offset, and `ids: false`")
-        if self.are_keys and self.vocabulary_size is not None:
-            raise ValueError(f"feature {self.name!r} has a vocabulary_size; keys have none")
-        if self.are_keys and self.offset:
-            raise ValueError(f"feature {self.name!r} has an offset; keys stay as they are")
-        if self.length is not None and self.turns:
-            raise ValueError(f"feature {self.name!r} has a `length`; only lists over time turn")
-        if (self.are_ids or self.are_keys) and self.dtype not in (None, "int64"):
-            raise ValueError(f"feature {self.name!r} is {self.dtype}; ids are int64")
+        has_size, moves = self.vocabulary_size is not None, self.offset is not None
+        contradictions = {
+            "has both `length` and `max_len`": None not in (self.length, self.max_len),
+            "has a `vocabulary_size` or `offset`, and `ids: false`": self.ids is False
+            and (has_size or moves),
+            "is of keys, which have no vocabulary_size, and stay as they are without an offset": (
+                self.are_keys and (has_size or bool(self.offset))
+            ),
+            "has a `length`; only lists over time turn": self.turns and self.length is not None,
+            f"is {self.dtype}; ids are int64": (self.reads_as_ids("bytes") or self.are_keys)
+            and self.dtype not in (None, "int64"),
+        }
+        for what, is_so in contradictions.items():
+            if is_so:
+                raise ValueError(f"feature {self.name!r} {what}")
         return self
 
     @property
     def are_keys(self) -> bool:
-        """Whether values are 64-bit keys of a dynamic table."""
         return self.ids == "keys"
 
     @property
-    def are_ids(self) -> bool:
-        """Whether the config says that values are ids of a vocabulary."""
-        is_said = self.vocabulary_size is not None or self.offset is not None
-        return self.ids is True or (is_said and not self.are_keys)
+    def is_list(self) -> bool:
+        return self.length is not None or self.max_len is not None
 
     @property
     def turns(self) -> bool:
-        """Whether its lists are turned round."""
         return self.order == "oldest_first"
-
-    def reads_as_ids(self, dtype: DType) -> bool:
-        """Whether values of a type are ids of a vocabulary."""
-        if self.ids is None and not self.are_ids:
-            return dtype == "int64" and self.role in _EMBEDDED_ROLES
-        return self.are_ids
 
     @property
     def table_name(self) -> str:
-        """Name of the embedding table that it reads."""
         return self.table or self.name
+
+    def reads_as_ids(self, dtype: DType) -> bool:
+        """Whether values of a type are ids of a vocabulary."""
+        if self.ids is not None:
+            return self.ids is True
+        is_said = self.vocabulary_size is not None or self.offset is not None
+        return is_said or (dtype == "int64" and self.role in ("user", "item", "context"))
 
 
 class ImportedKeysConfig(Strict):
@@ -165,68 +159,43 @@ class ImportConfig(Strict):
             raise ValueError("`splits` needs files of `train`")
         for path in (path for paths in self.splits.values() for path in paths):
             check_below(path)
-        names = [feature.name for feature in self.features]
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise ValueError(f"features are declared twice: {', '.join(repeated)}")
-        self._check_tables()
-        for part, name in self.keys:
-            if name is not None and name not in names:
-                raise ValueError(f"keys.{part}: {name!r} is no declared feature")
-        self._check_packed(set(names))
-        self._check_aligned()
+        features = {feature.name: feature for feature in self.features}
+        if len(features) < len(self.features):
+            names = Counter(feature.name for feature in self.features)
+            raise ValueError(f"features are declared twice: {names.most_common(1)[0][0]}")
+        named = [(f"keys.{part}", name) for part, name in self.keys if name is not None]
+        named += [("aligned", name) for group in self.aligned for name in group]
+        named += [("packed", name) for names in self.packed.values() for name in names]
+        for key, name in named:
+            if name not in features:
+                raise ValueError(f"{key}: {name!r} is no declared feature")
+        self._check_lists(features)
+        # Equal values of one table are to be the same ids.
+        moves = {(f.table_name, f.offset or 0, f.are_keys) for f in self.features}
+        tables = Counter(table for table, *_ in moves)
+        if repeated := [table for table, count in tables.items() if count > 1]:
+            raise ValueError(
+                f"features share the table {repeated[0]!r}: give them the same `offset` and `ids`"
+            )
         return self
 
-    def _check_aligned(self) -> None:
-        """Refuses groups of lists that cannot be aligned."""
-        features = {feature.name: feature for feature in self.features}
+    def _check_lists(self, features: dict[str, ImportedFeatureConfig]) -> None:
         for group in self.aligned:
-            for name in group:
-                if name not in features:
-                    raise ValueError(f"aligned: {name!r} is no declared feature")
             if len(set(group)) < max(2, len(group)):
                 raise ValueError(f"aligned: a group has two or more lists, not {list(group)}")
             if len({features[name].order for name in group}) > 1:
                 raise ValueError(f"aligned: give {', '.join(group)} the same `order`")
-
-    def _check_tables(self) -> None:
-        """Refuses features of one table whose equal values are different ids."""
-        first: dict[str, ImportedFeatureConfig] = {}
-        for feature in self.features:
-            other = first.setdefault(feature.table_name, feature)
-            if (feature.offset or 0, feature.are_keys) != (other.offset or 0, other.are_keys):
-                raise ValueError(
-                    f"features {other.name!r} and {feature.name!r} share the table "
-                    f"{feature.table_name!r}: give them the same `offset`, and both `ids: keys` "
-                    "or neither"
-                )
-
-    def _check_packed(self, names: set[str]) -> None:
-        scalars = [name for listed in self.packed.values() for name in listed]
-        lists = {f.name for f in self.features if f.length is not None or f.max_len is not None}
-        for name in scalars:
-            if name not in names:
-                raise ValueError(f"packed: {name!r} is no declared feature; give it a role")
-            if name in lists or scalars.count(name) > 1:
+        scalars = Counter(name for names in self.packed.values() for name in names)
+        for name, count in scalars.items():
+            if features[name].is_list or count > 1:
                 raise ValueError(f"packed: {name!r} must be one scalar, of one list")
-        if clash := names & set(self.packed):
+        if clash := features.keys() & self.packed.keys():
             raise ValueError(f"packed: {', '.join(sorted(clash))} is a feature itself")
-
-    def find_key(self, role: Literal["label", "weight"]) -> str | None:
-        """Name of the label or weight that is meant, None where there is none."""
-        named = self.keys.label if role == "label" else self.keys.weight
-        return named or next((f.name for f in self.features if f.role == role), None)
 
     @property
     def writes_anew(self) -> bool:
         """Whether records are written anew: ids move, or lists turn."""
         return any(feature.offset or feature.turns for feature in self.features)
 
-    def declares_ids(self, feature: ImportedFeatureConfig) -> bool:
-        """Whether an `offset` says what 0 and 1 are in a feature, or in another of its table."""
-        table = feature.table_name
-        return any(f.offset is not None for f in self.features if f.table_name == table)
-
     def resolved(self) -> dict[str, Any]:
-        """Returns the config as plain JSON values."""
         return self.model_dump(mode="json")

@@ -1,4 +1,10 @@
-"""The one pass over each file: verified, counted, and brought into the version."""
+"""The one pass over the files: records decoded, checked, brought into Sluice's order, and counted.
+
+Sluice's ids start at 2: 0 pads, 1 stands for an absent value. Files of one's own often count from 0
+or 1: there ids move up by an `offset`. Models take position 0 of a list as the latest: lists that
+are ordered the other way turn. Records are written anew where one of the two is so; other files are
+linked or copied.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +13,41 @@ import errno
 import os
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.manifest import (
-    InputFile,
-    ShardInfo,
-)
-from conf.schema import PAD_ID
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conf.artefacts.counted_keys import find_counted
+from conf.errors import InputDataError
+from conf.manifest import InputFile, ShardInfo
+from conf.schema import OOV_ID, PAD_ID
 from conf.storage.locations import Compression
-from etl.imported.features import ImportedFeatures
-from etl.imported.ids import (
-    TokenCounts,
-    plan_moved_ids,
-)
-from etl.imported.records import RecordReader, count_padded_in_front
-from etl.quality.statistics import (
-    StatisticsAccumulator,
-)
-from etl.records.record_hooks import nest_lists, nest_schema
+from etl.imported.mapping import RecordMapping
+from etl.quality.label_statistics import LabelFocus
+from etl.quality.statistics import StatisticsAccumulator
+from etl.records.record_hooks import flatten_lists, nest_lists, nest_schema
+from etl.records.train_counts import IdBag, TrainCounter
 from etl.tfrecord.codec.crc32c import describe_file
+from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_record_blocks
 from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
+from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
-class Surveyed:
-    """A file that was read through, and linked into the version."""
+class SurveyedFile:
+    """A file that was read through, and stands in the version."""
 
+    split: str
     info: ShardInfo
     statistics: dict[str, Any]
     compression: Compression | None
@@ -48,61 +56,78 @@ class Surveyed:
 class Survey:
     """Reads files through, and brings them into the version.
 
-    Args:
-        features: How features lie in the records.
-        staging: Directory of the version to be.
-
-    Attributes:
-        counts: How often ids that move occur in train records.
-        keys: Counts users and items of train records.
-        padded_in_front: How many lists of a feature begin with padding before their ids.
+    `keys` counts users and items of train records; `tokens` the ids of each table whose ids move;
+    `padded_in_front` the lists of each feature that begin with padding before their ids.
     """
 
-    def __init__(self, features: ImportedFeatures, staging: Path) -> None:
-        self.keys = features.build_counter()
-        self.features, self.staging = features, staging
+    def __init__(self, mapping: RecordMapping, staging: Path) -> None:
+        self._mapping, self._staging = mapping, staging
+        wire = [feature.wire for feature in mapping.features]
+        self._decoder = build_decoder(wire, mapping.record_type, mapping.slots)
+        counted = find_counted(mapping.keys, mapping.schema, {})
+        self.keys = TrainCounter.build(counted, mapping.schema)
         self.padded_in_front: Counter[str] = Counter()
-        self._moved = plan_moved_ids(features.config)
-        self.counts = TokenCounts(features.config, [f.name for f in features.wire if f.is_list])
+        self._counted = find_counted_ids(mapping)
+        self.tokens = {table: IdBag() for table in self._counted}
+        self._focus = None
+        if counted.label is not None:
+            others = (spec.name for spec in mapping.schema.by_role("label"))
+            labels = tuple(dict.fromkeys((counted.label, *others)))
+            self._focus = LabelFocus(counted.label, (), mapping.keys.weight, labels)
 
-    def read(self, split: str, number: int, file: InputFile) -> Surveyed:
-        """Reads a file, and links, copies or writes it anew."""
-        source, config = Path(file.path), self.features.config
-        reader, lists = RecordReader(self.features), self.features.feature_lists
-        statistics = StatisticsAccumulator(reader.schema, self.features.focus)
-        rows, with_lists = 0, 0
-        target = self.staging / split / f"{number:05d}-{source.name}"
+    def read(self, number: int, file: InputFile) -> SurveyedFile:
+        """Reads a file, and links, copies or writes it anew as a shard of a number."""
+        source, mapping = Path(file.path), self._mapping
+        target = self._staging / file.source / f"{number:05d}-{source.name}"
         target.parent.mkdir(exist_ok=True)
-        compression = _read_compression(source)
+        with source.open("rb") as handle:
+            compression = detect_compression(handle.read(HEADER_BYTES))
+        statistics = StatisticsAccumulator(mapping.arrow_schema, self._focus)
+        rows, with_lists = 0, 0
         with contextlib.ExitStack() as stack:
             writer = None
-            if config.writes_anew:
-                options = ShardOptions(self.features.record_type, compression=compression)
-                schema = nest_schema(reader.schema, lists)
+            if mapping.config.writes_anew:
+                options = ShardOptions(mapping.record_type, compression=compression)
+                schema = nest_schema(mapping.arrow_schema, mapping.feature_lists)
                 writer = stack.enter_context(TableWriter(target, schema, options))
             for block in read_record_blocks(file.path):
-                batch = self._moved.apply(reader.read(block, file.path))
-                for name in self.features.id_lists:
-                    self.padded_in_front[name] += count_padded_in_front(batch.column(name), PAD_ID)
+                batch = self._decoder.decode_block(block, file.path)
+                batch = _rearrange(mapping, batch, f"{file.path}, from record {block.first_record}")
                 statistics.update(batch)
+                self._count(batch, file.source)
                 rows += batch.num_rows
                 with_lists += count_feature_lists(block)
-                if split == "train":
-                    self.counts.update(batch)
-                    self.keys.update(batch)
                 if writer is not None:
-                    writer.write(nest_lists(batch, lists))
-            self.features.check_file(split, file.path, rows, with_lists)
-        if not config.writes_anew:
-            _bring(source, target, config.output.files)
-        described = describe_file(self.staging, target)
+                    writer.write(nest_lists(batch, mapping.feature_lists))
+        mapping.check_file(file, rows, with_lists)
+        if not mapping.config.writes_anew:
+            _bring(source, target, mapping.config.output.files)
+        described = describe_file(self._staging, target)
         info = ShardInfo(described.path, rows, described.bytes, described.crc32c)
-        return Surveyed(info, statistics.to_dict(), compression if rows else None)
+        return SurveyedFile(file.source, info, statistics.to_dict(), compression)
+
+    def _count(self, batch: pa.RecordBatch, split: str) -> None:
+        for feature in self._mapping.features:
+            if feature.is_embedded and feature.spec.is_list:
+                padded = count_padded_in_front(batch.column(feature.name), PAD_ID)
+                self.padded_in_front[feature.name] += padded
+        if split == "train":
+            self.keys.update(batch)
+            for table, name in self._counted.items():
+                column = batch.column(name)
+                ids = column.flatten() if pa.types.is_list(column.type) else column
+                self.tokens[table].add(ids.drop_null().to_numpy())
 
 
-def _read_compression(path: Path) -> Compression | None:
-    with path.open("rb") as handle:
-        return detect_compression(handle.read(HEADER_BYTES))
+def find_counted_ids(mapping: RecordMapping) -> dict[str, str]:
+    """By table whose ids move, the feature whose ids count.
+
+    The one that names users or items, else the first scalar, else the first list.
+    """
+    named = (mapping.keys.user, mapping.keys.item)
+    moved = [feature for feature in mapping.features if feature.offset]
+    moved.sort(key=lambda feature: (feature.name not in named, feature.spec.is_list))
+    return {feature.spec.table: feature.name for feature in reversed(moved)}
 
 
 def _bring(source: Path, target: Path, how: str) -> None:
@@ -117,3 +142,120 @@ def _bring(source: Path, target: Path, how: str) -> None:
         if error.errno not in _NO_LINKS:
             raise
         target.symlink_to(source)
+
+
+def _rearrange(mapping: RecordMapping, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
+    """Joins steps of feature lists, turns lists and moves ids; errors tell where records lie."""
+    for name in mapping.feature_lists:
+        _check_steps(name, batch.column(name), where)
+    batch = flatten_lists(batch, mapping.feature_lists)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for group in mapping.config.aligned:
+        _check_aligned({name: columns[name] for name in group}, where)
+    columns |= _turn(mapping, columns, where)
+    for feature in mapping.features:
+        if feature.offset:
+            columns[feature.name] = move_ids(columns[feature.name], feature.offset)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=mapping.arrow_schema)
+
+
+def _check_steps(name: str, column: pa.ListArray, where: str) -> None:
+    """Refuses steps of several values: a row of Sluice holds a list of values at most."""
+    steps, rows = split_lists(column)
+    values = split_lists(steps)[1].lengths
+    if (values != 1).any():
+        step = int(np.argmax(values != 1))
+        raise InputDataError(
+            f"{where}: feature list {name!r} has a step of other than one value",
+            received=f"{values[step]} values, in row {rows.row_of(step)}",
+            fix="write a feature list for each place of a step, or leave it out of `features`",
+        )
+
+
+def _check_aligned(columns: dict[str, pa.ListArray], where: str) -> None:
+    lengths = np.array([split_lists(column)[1].lengths for column in columns.values()])
+    wrong = (lengths != lengths[0]).any(axis=0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        found = (f"{name} {n}" for name, n in zip(columns, lengths[:, row], strict=True))
+        raise InputDataError(
+            f"{where}: lists that are to be aligned are not equally long",
+            received=f"{', '.join(found)} values, in row {row}; {wrong.sum():,} such records",
+            fix="correct the files, or `aligned`",
+        )
+
+
+def _turn(
+    mapping: RecordMapping, columns: dict[str, pa.Array], where: str
+) -> dict[str, pa.ListArray]:
+    """Turns lists round, each up to where its ids, or those beside it, are padded."""
+    turned = [feature for feature in mapping.features if feature.config.turns]
+    lengths = {f.name: split_lists(columns[f.name])[1].lengths for f in turned}
+    ids = [feature for feature in turned if feature.is_embedded]
+    ends = {f.name: count_unpadded(columns[f.name], f.pad) for f in ids}
+    padded = [name for name, kept in ends.items() if (kept < lengths[name]).any()]
+    kept = lengths | ends
+    for name in lengths:
+        group = next((group for group in mapping.config.aligned if name in group), ())
+        beside = next((other for other in group if other in ends), None)
+        if beside is not None:
+            kept[name] = ends[beside]
+        elif name not in ends:
+            _refuse_unaligned(name, lengths, padded, where)
+    return {name: turn_list(columns[name], kept[name]) for name in lengths}
+
+
+def _refuse_unaligned(
+    name: str, lengths: Mapping[str, np.ndarray], padded: Sequence[str], where: str
+) -> None:
+    """Refuses to turn a list whose end nothing tells, beside padded ones that are as long."""
+    for ids in padded:
+        if np.array_equal(lengths[ids], lengths[name]):
+            raise InputDataError(
+                f"{where}: {ids!r} is padded at its end, and {name!r} is as long",
+                fix=f"name them by `aligned: [[{ids}, {name}]]`, so that both are cut",
+            )
+
+
+def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
+    """Number of values of each list without the padding at its end, int64 `[rows]`."""
+    values, rows = split_lists(column)
+    places = np.where(values.to_numpy() == pad, -1, np.arange(len(values)))
+    last = np.append(-1, np.maximum.accumulate(places))[rows.offsets[1:]]
+    return np.maximum(last + 1 - rows.offsets[:-1], 0)
+
+
+def count_padded_in_front(column: pa.ListArray, pad: int) -> int:
+    """Number of lists that begin with padding and hold other values behind it."""
+    values, rows = split_lists(column)
+    firsts = rows.offsets[:-1][count_unpadded(column, pad) > 0]
+    return int((values.to_numpy()[firsts] == pad).sum())
+
+
+def turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
+    """Turns the first values of each list round; the others are padding, and left out."""
+    values, rows = split_lists(column)
+    ends = np.cumsum(kept)
+    # Of value k, in a list that ends before e: the value at b + e - 1 - k, b where it begins now.
+    places = np.repeat(rows.offsets[:-1] + ends - 1, kept) - np.arange(kept.sum())
+    turned = ListRows(offsets_of(kept), rows.is_null)
+    return turned.build(values.take(pa.array(places)), column.type)
+
+
+def move_ids(column: pa.Array, offset: int) -> pa.Array:
+    """Moves ids up; what stands for none becomes padding in a list, else an absent value.
+
+    Args:
+        column: int64, or lists of int64.
+        offset: What is added, 1 or 2; 1 - offset stands for none.
+    """
+    if pa.types.is_list(column.type):
+        values, rows = split_lists(column)
+        moved = move_ids(values, offset)
+        is_none = pc.equal(moved, OOV_ID).fill_null(False)
+        return rows.build(pc.if_else(is_none, pa.scalar(PAD_ID, pa.int64()), moved), column.type)
+    # A sum beyond 64 bits would be a negative id; there is no table for either.
+    highest = pa.scalar(np.iinfo(np.int64).max - offset, pa.int64())
+    moved = pc.add(pc.min_element_wise(column, highest, skip_nulls=False), offset)
+    # What is below none stays negative, to be refused.
+    return pc.if_else(pc.less(column, OOV_ID - offset), column, moved)

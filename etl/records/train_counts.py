@@ -118,7 +118,7 @@ def _add(parts: Sequence[IdCounts]) -> IdCounts:
     return IdCounts(ids[starts], np.add.reduceat(counts, starts, axis=0) if len(ids) else counts)
 
 
-class _IdBag:
+class IdBag:
     """Counts ids; few passes over many of them."""
 
     def __init__(self) -> None:
@@ -174,11 +174,18 @@ class TrainCounter:
         # Where one says the same as another, it is that one.
         same_positives = keys.label is None or keys.has_drawn
         same_events = not keys.has_drawn and keys.history is None
-        self._bags: dict[KeyPart, tuple[_IdBag, _IdBag, _IdBag]] = {}
+        self._bags: dict[KeyPart, tuple[IdBag, IdBag, IdBag]] = {}
         for part in keys.features:
-            rows = _IdBag()
-            events = rows if same_events else _IdBag()
-            self._bags[part] = (rows, events, events if same_positives else _IdBag())
+            rows = IdBag()
+            events = rows if same_events else IdBag()
+            self._bags[part] = (rows, events, events if same_positives else IdBag())
+
+    @classmethod
+    def build(cls, keys: CountedKeys, schema: FeatureSchema) -> TrainCounter:
+        """Builds it for records of a schema, whose keys of 64 bits say what is absent."""
+        specs = [schema[name] for name in keys.features.values()]
+        pads = {spec.name: spec.pad_value for spec in specs if spec.vocabulary_size is None}
+        return cls(keys, {name: int(pad) for name, pad in pads.items() if pad is not None})
 
     def update(self, batch: pa.RecordBatch) -> None:
         """Adds rows.
@@ -373,9 +380,7 @@ def count_shards(
         WireFeature(name, spec.dtype, spec.is_list, name in lists)
         for name, spec in ((name, manifest.schema[name]) for name in dict.fromkeys(names))
     ]
-    specs = [manifest.schema[name] for name in keys.features.values()]
-    pads = {s.name: s.pad_value for s in specs if s.vocabulary_size is None}
-    counter = TrainCounter(keys, {n: int(pad) for n, pad in pads.items() if pad is not None})
+    counter = TrainCounter.build(keys, manifest.schema)
     for shard in shards if wire else ():
         path, record_type = version / shard.path, manifest.record_type
         for batch in read_batches(path, wire, record_type=record_type, slots=manifest.slots):

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,13 +16,11 @@ from conf.artefacts.run import read_json
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl.imported import ImportConfig
-from conf.manifest import Manifest
 from conf.schema import OOV_ID, PAD_ID
 from etl.encoders.pipeline import read_pipeline
 from etl.import_dataset import ImportResult, import_dataset
-from etl.imported import ids as imported_ids
-from etl.imported.files import find_files
-from etl.imported.ids import MovedIds
+from etl.imported import schema as imported_schema
+from etl.imported.survey import move_ids
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import read_table, write_table
 from jobs.inspection.verify import verify_dataset
@@ -100,14 +97,11 @@ def test_ids_move_to_where_ids_start_and_are_a_vocabulary_of_the_files_ids(
 def test_moving_is_adding_in_which_none_stays_none(offset, lists):
     lists = [[v for v in values if v >= 1 - offset] for values in lists]
     scalars = [values[0] if values else None for values in lists]
-    batch = pa.record_batch(
-        {"id": pa.array(scalars, pa.int64()), "ids": pa.array(lists, pa.list_(pa.int64()))}
-    )
-    moved = MovedIds({"id": offset, "ids": offset}).apply(batch.slice(len(lists) // 2)).to_pydict()
-    half = len(lists) // 2
-    none = 1 - offset
-    assert moved["id"] == [None if v is None else v + offset for v in scalars[half:]]
-    assert moved["ids"] == [[0 if v == none else v + offset for v in row] for row in lists[half:]]
+    half, none = len(lists) // 2, 1 - offset
+    moved = move_ids(pa.array(scalars, pa.int64()).slice(half), offset).to_pylist()
+    assert moved == [None if v is None else v + offset for v in scalars[half:]]
+    moved = move_ids(pa.array(lists, pa.list_(pa.int64())).slice(half), offset).to_pylist()
+    assert moved == [[0 if v == none else v + offset for v in row] for row in lists[half:]]
 
 
 def test_the_encoders_make_of_the_files_ids_what_the_records_hold(tmp_path):
@@ -151,7 +145,7 @@ def test_padded_lists_and_what_the_config_says_pass(tmp_path):
 
 def test_a_hash_is_no_id_and_is_a_key(tmp_path):
     hashes = [2**62 + 5, 7, 2**63 - 1, -(2**63)]
-    with pytest.raises(InputDataError, match="9,223,372,036,854,775,808 ids") as caught:
+    with pytest.raises(InputDataError, match="outside its table") as caught:
         publish(tmp_path, {"item": hashes[:3]}, [ITEM])
     assert "ids: keys" in str(caught.value.fix)
     assert "model.embeddings.item.kind=dynamic" in str(caught.value.fix)
@@ -169,43 +163,47 @@ def test_a_hash_is_no_id_and_is_a_key(tmp_path):
     assert (result.version / shard.path).samefile(tmp_path / "files" / "train.tfrecord")
 
 
-@pytest.mark.parametrize("offset", [None, 1, 2])
-def test_a_table_has_a_bound_unless_its_size_is_declared(tmp_path, monkeypatch, offset):
-    monkeypatch.setattr(imported_ids, "MOST_IDS", 1000)
-    moved = {**ITEM, "offset": offset}
-    highest = 999 - (offset or 0)
-    assert publish(tmp_path, {"item": [7, highest]}, [moved]).is_new
-    with pytest.raises(InputDataError, match="1,001 ids") as caught:
-        publish(tmp_path, {"item": [7, highest + 1]}, [moved])
-    assert ("vocabulary_size" in str(caught.value.fix)) == (not offset)
-    declared = {**ITEM, "offset": offset, "vocabulary_size": 5000}
-    if offset:  # There is a file with a row for each.
-        with pytest.raises(InputDataError, match=r"5,00\d ids"):
-            publish(tmp_path, {"item": [7, highest + 1]}, [declared])
-    else:
-        found = publish(tmp_path, {"item": [7, highest + 1]}, [declared]).manifest
-        assert found.schema["item"].vocabulary_size == 5000
+@pytest.mark.parametrize(
+    ("items", "declared", "received", "allowed"),
+    [
+        ([7, 1000], {}, 1000, "0 to 999"),
+        ([7, 999], {"offset": 1}, 999, "1 to 998; 0 stands for none"),
+        ([7, 998], {"offset": 2}, 998, "0 to 997; -1 stands for none"),
+        # There is a file with a row for each.
+        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, 4999, "0 to 997; -1 stands for none"),
+        # A sum beyond 64 bits is too many ids, not a negative one.
+        ([3, 2**63 - 1], {"offset": 2}, 2**63 - 3, "0 to 997; -1 stands for none"),
+        ([3, -2], {"offset": 2}, -2, "0 to 3; -1 stands for none"),
+        ([3, -1], {"offset": 1}, -1, "1 to 3; 0 stands for none"),
+        ([0, 5], {"offset": 2, "vocabulary_size": 5}, 5, "0 to 4; -1 stands for none"),
+        ([3, -1], {"offset": 0}, -1, "0 to 3"),
+    ],
+)
+def test_ids_outside_their_table_are_refused(
+    tmp_path, monkeypatch, items, declared, received, allowed
+):
+    monkeypatch.setattr(imported_schema, "MOST_IDS", 1000)
+    with pytest.raises(InputDataError, match="outside its table") as caught:
+        publish(tmp_path, {"item": items}, [{**ITEM, **declared}])
+    assert (caught.value.received, caught.value.allowed) == (received, allowed)
 
 
-def test_sums_beyond_64_bits_are_too_many_ids_and_not_negative_ones(tmp_path):
-    with pytest.raises(InputDataError, match="ids, each of them a row"):
-        publish(tmp_path, {"item": [3, 2**63 - 1]}, [{**ITEM, "offset": 2}])
-
-
-def test_ids_below_what_stands_for_none_are_refused(tmp_path):
-    for offset, allowed in ((2, "0 and above; -1 stands for none"), (1, "1 and above; 0 stands")):
-        with pytest.raises(InputDataError, match=allowed) as caught:
-            publish(tmp_path, {"item": [3, -offset]}, [{**ITEM, "offset": offset}])
-        assert caught.value.received == -offset
-
-
-def test_a_declared_size_is_of_the_files_ids(tmp_path):
-    moved = {**ITEM, "offset": 2, "vocabulary_size": 5}
-    found: Manifest = publish(tmp_path, {"item": [0, 4]}, [moved]).manifest
-    assert found.schema["item"].vocabulary_size == 7
-    with pytest.raises(InputDataError, match="beyond its vocabulary") as caught:
-        publish(tmp_path, {"item": [0, 5]}, [moved])
-    assert (caught.value.received, caught.value.allowed) == (5, "0 to 4")
+@pytest.mark.parametrize(
+    ("highest", "declared", "size"),
+    [
+        (999, {}, 1000),
+        (997, {"offset": 2}, 1000),
+        (1000, {"vocabulary_size": 5000}, 5000),
+        (4, {"offset": 2, "vocabulary_size": 5}, 7),  # A declared size is of the files' ids.
+    ],
+)
+def test_a_table_has_a_bound_unless_its_size_is_declared(
+    tmp_path, monkeypatch, highest, declared, size
+):
+    monkeypatch.setattr(imported_schema, "MOST_IDS", 1000)
+    items = {"item": [2, highest]}
+    found = publish(tmp_path, items, [{**ITEM, "offset": 0, **declared}]).manifest
+    assert found.schema["item"].vocabulary_size == size
 
 
 def test_a_table_of_which_little_occurs_is_told(tmp_path, caplog):
@@ -226,74 +224,19 @@ def test_packed_scalars_move_too_and_are_features_of_their_own(tmp_path):
     assert read_records(result)["item"] == [5, 6]
 
 
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        ([{**ITEM, "offset": 1}, HISTORY], "share the table 'item'"),
-        ([{**ITEM, "ids": "keys"}, HISTORY], "share the table 'item'"),
-        ([{**ITEM, "ids": "keys", "offset": 1}], "keys stay as they are"),
-        ([{**ITEM, "ids": "keys", "vocabulary_size": 9}], "keys have none"),
-        ([{**ITEM, "ids": False, "offset": 1}], "an offset, and `ids: false`"),
-        ([{**ITEM, "offset": 3}], "offset"),
-        ([{**ITEM, "vocabulary_size": 2**62}], "vocabulary_size"),
-    ],
-)
-def test_configs_that_contradict_themselves_are_refused(tmp_path, features, message):
-    with pytest.raises(ValueError, match=message):
-        publish(tmp_path, {"item": [5], "history": [[5]]}, features)
-
-
-def test_a_key_has_one_value_in_each_record(tmp_path):
-    with pytest.raises(InputDataError, match="has several values"):
-        publish(
-            tmp_path,
-            {"item": [[5], [6, 7]]},
-            [{"name": "item", "role": "item"}],
-            keys={"item": "item"},
-        )
-
-
-def test_only_whole_numbers_move(tmp_path):
+def test_only_whole_numbers_move_and_a_key_is_one_value(tmp_path):
     with pytest.raises(InputDataError, match="holds no ids"):
         publish(tmp_path, {"item": [0.5]}, [{**ITEM, "offset": 2}])
+    with pytest.raises(InputDataError, match="holds several values"):
+        publish(tmp_path, {"item": [[5], [6, 7]]}, [ITEM], keys={"item": "item"})
 
 
 def test_counts_are_of_the_train_split(tmp_path):
     (tmp_path / "files").mkdir()
-    for split in ("train", "test"):
-        rows = [0, 0, 3] if split == "train" else [1, 1, 4]
-        table = pa.table({"user": rows, "click": [0, 1, 0]})
-        write_table(table, tmp_path / "files" / f"{split}.tfrecord")
-    config = ImportConfig.model_validate(
-        {
-            "name": "ours",
-            "data_dir": str(tmp_path / "files"),
-            "splits": {"train": ["train.tfrecord"], "test": ["test.tfrecord"]},
-            "features": [{"name": "user", "role": "user", "offset": 2}, CLICKS],
-            "output": {"root": str(tmp_path / "datasets")},
-        }
-    )
-    result = import_dataset(config)
-    counts = pq.read_table(result.version / ENCODERS_DIR / "user.parquet")["count"].to_numpy()
-    assert counts.tolist() == [2, 0, 0, 1, 0]
-    assert np.sum(counts) == 3
-
-
-def test_a_folder_gives_the_files_that_the_format_reads(tmp_path):
-    folder = tmp_path / "files"
-    for name in ("_p=1/a.tfr", "b", "backup/c.tfrecord", ".p=1/d", "_e.tfrecord"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_table(pa.table({"item": [1], "click": [0]}), folder / name)
-    (folder / "p=2").symlink_to(tmp_path / "far")
-    (tmp_path / "far").mkdir()
-    write_table(pa.table({"item": [1], "click": [0]}), tmp_path / "far" / "f")
-    config = {
-        "name": "ours",
-        "data_dir": str(tmp_path),
-        "splits": {"train": ["files"]},
-        "features": [ITEM, CLICKS],
-        "output": {"root": str(tmp_path / "datasets")},
-    }
-    found = find_files(ImportConfig.model_validate(config))["train"]
-    names = [str(Path(file.path).relative_to(tmp_path.resolve())) for file in found]
-    assert names == ["far/f", "files/_p=1/a.tfr", "files/b"]
+    test = pa.table({"user": [1, 1, 4], "click": [0, 1, 0]})
+    write_table(test, tmp_path / "files" / "test.tfrecord")
+    splits = {"train": ["train.tfrecord"], "test": ["test.tfrecord"]}
+    user = {"name": "user", "role": "user", "offset": 2}
+    result = publish(tmp_path, {"user": [0, 0, 3]}, [user], splits=splits)
+    counts = pq.read_table(result.version / ENCODERS_DIR / "user.parquet")["count"]
+    assert counts.to_pylist() == [2, 0, 0, 1, 0]
