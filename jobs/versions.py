@@ -10,6 +10,7 @@ import typer
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
+from conf.manifest import MANIFEST_FILE
 from etl.versions.history import (
     VersionInfo,
     collect_garbage,
@@ -31,7 +32,7 @@ Directory = Annotated[
 @app.command("list")
 def list_command(dataset: Directory, log_format: LogFormatOption = LogFormat.TEXT) -> int:
     """List the published versions, oldest first."""
-    for version in list_versions(open_dataset(dataset)):
+    for version in list_versions(_find_dataset(dataset)):
         show(log_format, asdict(version), render_version(version))
     show(log_format, None, "* current")
     return 0
@@ -53,7 +54,7 @@ def diff_command(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> int:
     """Compare two versions: rows, schema, vocabularies, config, statistics."""
-    versions = open_dataset(dataset)
+    versions = _find_dataset(dataset)
     pair = choose_pair(versions, old, new)
     found = diff_manifests(*(read_manifest(versions.version(version_id)) for version_id in pair))
     text = "\n".join([" -> ".join(pair), *(render_diff(found) or ["no differences"])])
@@ -71,7 +72,7 @@ def rollback_command(
 ) -> int:
     """Make an earlier version current again; refuses a damaged one."""
     setup_logging(log_format)
-    before, after = roll_back(open_dataset(dataset), to)
+    before, after = roll_back(_find_dataset(dataset), to)
     changed = {"before": before, "current": after}
     show(log_format, changed, f"current: {after} (before: {before})")
     return 0
@@ -91,7 +92,7 @@ def gc_command(
 ) -> int:
     """Remove old versions, never the current one; with both limits both must allow it."""
     setup_logging(log_format)
-    removed = collect_garbage(open_dataset(dataset), keep, older_than, dry_run=dry_run)
+    removed = collect_garbage(_find_dataset(dataset), keep, older_than, dry_run=dry_run)
     ids = [version.version_id for version in removed]
     done = "would remove" if dry_run else "removed"
     text = "\n".join(f"{done} {name}" for name in ids) or "nothing to remove"
@@ -105,6 +106,17 @@ def show(log_format: LogFormat, value: Any, text: str) -> None:
         print(text)
     elif value is not None:
         print(json.dumps(value))
+
+
+def _find_dataset(directory: str) -> Dataset:
+    dataset = open_dataset(directory)
+    if (dataset.base / MANIFEST_FILE).is_file():
+        raise ConfigError(
+            "this is one version, not a dataset",
+            received=dataset.base,
+            fix=f"give {str(dataset.base).rsplit('/', 2)[0]}",
+        )
+    return dataset
 
 
 def choose_pair(dataset: Dataset, old: str | None, new: str | None) -> tuple[str, str]:

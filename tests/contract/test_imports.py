@@ -22,7 +22,7 @@ from jobs.support.run_app import EXTRAS
 ROOT = Path(__file__).parents[2]
 STDLIB = set(sys.stdlib_module_names)
 PACKAGES = ("conf", "etl", "training", "jobs")
-WIRE_FOR_TRAINING = ("etl.tfrecord.codec.", "etl.tfrecord.types.features")
+WIRE_FOR_TRAINING = tuple(f"etl.tfrecord.{m}" for m in ("codec.", "types.features", "types.parts"))
 WIRE_PACKAGES = {"numpy", "numba", "llvmlite", "pyarrow", "conf", "etl"}
 CONF_PURE = ("errors", "dates", "schema", "manifest", "paths", "run", "encoders", "operations")
 TENSORFLOW = {"tensorflow", "keras"}

@@ -199,6 +199,7 @@ def test_rollback_diff_and_gc(dataset, capsys):
     ("arguments", "code", "text"),
     [
         (["list", "{root}"], 4, "<output.root>/<name>"),
+        (["list", "{base}/versions/v1"], 2, "this is one version"),
         (["rollback", "{base}", "--to", "v9"], 2, "no such published version"),
         (["diff", "{base}", "v9"], 2, "no such version"),
         (["diff", "{base}", "v1", "v9"], 2, "no such version"),
