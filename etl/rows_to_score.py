@@ -36,13 +36,12 @@ from conf.etl.split import SplitConfig
 from conf.schema import fingerprint
 from conf.storage.atomic_output import PRIVATE, staged_directory
 from conf.storage.table_files import open_parquet
-from etl.events.date_range import check_dates, name_outside
-from etl.events.event_log import kept, prepare_events
+from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, NOT_SAMPLED_COLUMN, kept
+from etl.events.conditions import check_where
+from etl.events.event_log import prepare_events
 from etl.events.histories import add_histories
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN
 from etl.events.most_frequent import add_most_frequent
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, check_where
-from etl.events.splits import is_inside
+from etl.events.splits import check_dates, is_inside, name_outside
 from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
 from etl.sources.bad_rows import check_bad_rows, check_columns

@@ -128,6 +128,14 @@ class BuildConfig(Strict):
         return {name: self.sources[name] for name in find_used_sources(self)}
 
     @property
+    def all_histories(self) -> tuple[UserHistoryConfig, ...]:
+        """The plain history, where there is one, and the declared ones."""
+        if self.history is None:
+            return self.histories
+        plain = UserHistoryConfig(name=self.history.name, max_len=self.history.max_len)
+        return (plain, *self.histories)
+
+    @property
     def all_labels(self) -> tuple[LabelConfig, ...]:
         """Every declared label, the one that weights and negatives go by first."""
         return self.labels if self.label is None else (self.label, *self.labels)
@@ -160,7 +168,7 @@ class BuildConfig(Strict):
         """
         split = self.split
         has_several = {
-            "leave_one_out": split.leave_out > 1,
+            "leave_one_out": False,
             "given": self.events.time is not None and split.candidates is None,
         }
         return bool(self.seen) and (

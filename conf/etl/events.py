@@ -96,14 +96,6 @@ class JoinConfig(Strict):
         description="Events without an entry: dropped and counted, kept with nulls, or the "
         "end of the build.",
     )
-    strategy: Literal["auto", "broadcast", "sort_merge"] = Field(
-        "auto",
-        description="`auto`: broadcast up to `broadcast_bytes` of files, sort-merge above. "
-        "The rows are the same whichever is chosen.",
-    )
-    broadcast_bytes: int = Field(
-        32 << 20, ge=0, description="Largest dictionary, in bytes of files, that `auto` broadcasts."
-    )
     as_of: AsOfConfig | None = None
 
     def added_columns(self, dictionary: SourceConfig) -> dict[str, str]:
@@ -115,18 +107,9 @@ class JoinConfig(Strict):
         types = dictionary.column_types.items()
         return {name: kind for name, kind in types if name not in left_out}
 
-    @model_validator(mode="after")
-    def _consistent(self) -> JoinConfig:
-        if self.as_of is not None and self.strategy != "auto":
-            raise ValueError(
-                "a join as of the event's time sorts events and entries together; it takes no "
-                "`strategy`"
-            )
-        return self
-
 
 DISTINCT_LOOKBACK = 4
-"""Behaviours looked at per item kept, where repeats are left out and nothing else is said."""
+"""Behaviours looked at per item kept, where repeats are left out."""
 
 
 class HistoryConfig(Strict):
@@ -134,13 +117,6 @@ class HistoryConfig(Strict):
 
     name: Name = Field("history", description="Name of the list column.")
     max_len: int = Field(50, ge=1, description="Items kept, the latest.")
-    min_len: int | None = Field(None, ge=1, description="Samples with fewer are dropped.")
-
-    @model_validator(mode="after")
-    def _reachable(self) -> HistoryConfig:
-        if self.min_len is not None and self.min_len > self.max_len:
-            raise ValueError("`min_len` above `max_len` drops every sample")
-        return self
 
 
 class EventConditionConfig(Strict):
@@ -196,20 +172,12 @@ class UserHistoryConfig(Strict):
     distinct: Literal["consecutive", "item"] | None = Field(
         None,
         description="`consecutive`: the latest of each run of one item; `item`: the latest of "
-        "each item.",
-    )
-    lookback: int | None = Field(
-        None,
-        ge=1,
-        description="Latest behaviours looked at, repeats included; it bounds the work per "
-        "event. None: `max_len`, or four times that with `distinct`.",
+        "each item, among the latest four times `max_len`.",
     )
     within_session: bool = Field(False, description="Only of the event's own session, so far.")
 
     @model_validator(mode="after")
     def _consistent(self) -> UserHistoryConfig:
-        if self.lookback is not None and self.lookback < self.max_len:
-            raise ValueError(f"history {self.name!r}: `lookback` is below `max_len`")
         names = [name.lower() for name in self.made]
         if len(set(names)) != len(names):
             raise ValueError(f"history {self.name!r} makes two columns of one name")
@@ -217,8 +185,8 @@ class UserHistoryConfig(Strict):
 
     @property
     def scanned(self) -> int:
-        """Number of latest behaviours that are looked at."""
-        return self.lookback or self.max_len * (DISTINCT_LOOKBACK if self.distinct else 1)
+        """Number of latest behaviours that are looked at, repeats included."""
+        return self.max_len * (DISTINCT_LOOKBACK if self.distinct else 1)
 
     @property
     def is_whole(self) -> bool:

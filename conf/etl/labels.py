@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -99,6 +99,7 @@ class NegativesConfig(Strict):
     `per_positive` for each positive of the same group (`within`; None: the user) are kept.
     """
 
+    probability: ClassVar[str] = "sampling_probability"
     strategy: Literal["uniform", "popularity", "exposure"] = Field(
         description="How they are drawn: see above."
     )
@@ -116,8 +117,6 @@ class NegativesConfig(Strict):
     splits: tuple[EventSplit, ...] = Field(
         ("train",), min_length=1, description="Splits that get negatives."
     )
-    probability: Name = Field("sampling_probability", description="Name of its column.")
-    seed: int | None = Field(None, description="Salt of the draws; None: output.seed.")
 
     @model_validator(mode="after")
     def _consistent(self) -> NegativesConfig:
@@ -145,12 +144,11 @@ class NegativesConfig(Strict):
 class DownSamplingConfig(Strict):
     """Rows with label 0 are kept at a rate; 1/rate goes into the weight of those kept."""
 
+    name: ClassVar[str] = "keep_rate"
     rate: float = Field(gt=0, le=1, description="Share of them that is kept.")
     splits: tuple[EventSplit, ...] = Field(
         ("train",), min_length=1, description="Splits that are thinned out."
     )
-    name: Name = Field("keep_rate", description="Column of the rate by which a row was kept.")
-    seed: int | None = Field(None, description="Salt of the choice; None: output.seed.")
 
 
 class WeightsConfig(Strict):

@@ -33,18 +33,16 @@ def _check_moment(value: object) -> object:
 
 _Moment = Annotated[int | datetime.datetime | None, BeforeValidator(_check_moment)]
 
-_BY_USER = ("leave_one_out", "given")
+LEAST_EVENTS = 3
+"""Events that a user must have for one to be held out."""
 _STRATEGIES_OF_KEYS = {
     "test": ("temporal",),
-    "validation_users": _BY_USER,
-    "leave_out": ("leave_one_out",),
-    "min_events": _BY_USER,
+    "validation_users": ("leave_one_out", "given"),
     "test_fraction": ("temporal", "hash"),
     "validation_fraction": ("temporal", "hash", "given"),
     "test_from_ts": ("temporal",),
     "validation_from_ts": ("temporal",),
     "key": ("hash",),
-    "seed": ("hash", "given"),
     "train_days": ("sliding",),
     "validation_days": ("sliding",),
     "test_days": ("sliding",),
@@ -61,13 +59,13 @@ _STRATEGIES_OF_KEYS = {
 class SplitConfig(Strict):
     """The split of an event.
 
-    `leave_one_out`: each user's last `leave_out` events are test, as many before them, of
-    `validation_users` users (chosen by a hash of their id; None: all), are validation, the rest
-    train. `temporal`: events from `validation_from_ts`/`test_from_ts` on; or the last `test` and
-    the `validation` before it, such as `1 day` each, counted back from the end of the run's last
-    day, without `--date` from the end of the last sample's day (hour, where `test` is in hours); or
-    the last fractions in time, of the run's own days where it has some. `hash`: by a hash of
-    `key`, so that all rows of a key stay together. `sliding`: window number `window` of a
+    `leave_one_out`: each user's last event is test, the one before it, of `validation_users` users
+    (chosen by a hash of their id; None: all), is validation, the rest train; users with fewer than
+    three stay in train. `temporal`: events from `validation_from_ts`/`test_from_ts` on; or the last
+    `test` and the `validation` before it, such as `1 day` each, counted back from the end of the
+    run's last day, without `--date` from the end of the last sample's day (hour, where `test` is in
+    hours); or the last fractions in time, of the run's own days where it has some. `hash`: by a
+    hash of `key`, so that all rows of a key stay together. `sliding`: window number `window` of a
     backtest, each `step_days` later than the one before: `train_days`, then `validation_days` if
     given, then `test_days`; events outside are left out. `given`: `test_source` holds the test
     events, `validation_source` those of validation, the log the others; without the latter,
@@ -91,8 +89,6 @@ class SplitConfig(Strict):
         ge=1,
         description="leave_one_out: users whose events before the last are validation; None: all.",
     )
-    leave_out: int = Field(1, ge=1, description="leave_one_out: events per user and split.")
-    min_events: int = Field(3, ge=2, description="Users with fewer events stay in train.")
     test_fraction: float = Field(
         0.1, gt=0, lt=1, description="temporal, hash: share of the test split."
     )
@@ -110,7 +106,6 @@ class SplitConfig(Strict):
     key: str | None = Field(
         None, description="hash: column; None: the user, or the row's content where there is none."
     )
-    seed: int | None = Field(None, description="hash: salt; None: output.seed.")
     train_days: int | None = Field(None, ge=1, description="sliding: days of the train split.")
     validation_days: int | None = Field(
         None, ge=1, description="sliding: days of the validation split; None: it has none."
@@ -149,7 +144,7 @@ class SplitConfig(Strict):
                     f"the strategy is {self.strategy}"
                 )
         if self.validation_source is not None:
-            for name in ("validation_users", "min_events", "validation_fraction"):
+            for name in ("validation_users", "validation_fraction"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
                         f"`{name}` chooses validation from the log, and `validation_source` is "
@@ -178,10 +173,3 @@ class SplitConfig(Strict):
         if self.strategy == "sliding":
             return self.validation_days is not None
         return bool(self.validation) or self.validation_source is not None
-
-    @property
-    def least_events(self) -> int:
-        """Events that a user must have to be split: one more than leave k out twice takes."""
-        return (
-            self.min_events if self.leave_out == 1 else max(self.min_events, 2 * self.leave_out + 1)
-        )

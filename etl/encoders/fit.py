@@ -58,7 +58,7 @@ from etl.encoders.vocabulary import (
     read_values,
     write_statistic_table,
 )
-from etl.events.down_sampling import before_sampling
+from etl.events.sampling import before_sampling
 from etl.events.splits import is_inside
 from etl.features.plan import FeaturePlan
 

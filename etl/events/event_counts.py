@@ -1,29 +1,42 @@
-"""What became of the rows of the log: counted, and refused where nothing is left."""
+"""What became of the rows of the log: counted in one scan, and refused where nothing is left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import ms_per_unit
-from conf.splits import EVENT_SPLITS, TEST
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, MOMENT_COLUMN, POSITION_COLUMN
+from conf.splits import EVENT_SPLITS, TEST, VALIDATION
+from etl.events.columns import (
+    DROP_COLUMN,
+    EVENT_TS_COLUMN,
+    MOMENT_COLUMN,
+    NOT_SAMPLED_COLUMN,
+    POSITION_COLUMN,
+    SEEN_COLUMN,
+    SHORT_USER_COLUMN,
+    SPLIT_COLUMN,
+    is_sample,
+)
 from etl.events.joins import MATCHED, count_matches, read_matches
-from etl.events.labels import IMMATURE, UNLABELLED, ConversionCounts, find_until_ms, is_immature
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN
-from etl.events.splits import SHORT_USER_COLUMN, SPLIT_COLUMN, is_inside
+from etl.events.labels import ConversionCounts, is_immature
+from etl.events.splits import AFTER_DATES, OUTSIDE_DATES, name_outside
+from etl.sources.read import read_source
 from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-_UNKNOWN = "unknown_"
+logger = logging.getLogger("sluice.build")
+_REASON, _OUTSIDE, _UNKNOWN = "__reason", "__outside", "unknown_"
 
 
 @dataclass(frozen=True)
@@ -32,21 +45,14 @@ class EventCounts:
 
     Attributes:
         joined: Events after parsing, de-duplication and joins.
-        splits: Of these, per split, those that are samples.
-        dropped: Events left out, by reason, and those that are no samples.
+        splits: Of these, per split, those that are samples of the run's days.
+        dropped: Events left out, by reason, those that are no samples, and those of other days.
         event_ts_ms_range: First and last event time, None without a time column.
-        matches: Events by dictionary and outcome of its join, dropped or not: `matched`, or why
-            there was no entry.
-        lost_conversions: Of each label made of conversions, those that make no sample positive, by
-            reason, and all `rows`.
-        rows: All events of the log that parsed, dropped or not.
+        matches: Events by dictionary and outcome of its join, dropped or not.
         seen: Kept events that meet `seen.where`; None: there is no such condition.
-        maturity: By label made of conversions, up to when it is known (`RowCounts.maturity`).
-        short_users: Users with too few samples for leave_one_out.
-        test_in_log: Given test events without a time whose user and item are a sample of the log.
-        late: Rows under the run's days that are of earlier ones.
-        delivered: All rows under these days.
-        ties: Events at the time of an earlier one of their user.
+        delivered: All rows under the run's days, of which `late` are of earlier ones.
+
+    The others are those of the manifest (`conf.manifest.RowCounts`).
     """
 
     joined: int
@@ -55,7 +61,6 @@ class EventCounts:
     event_ts_ms_range: tuple[int, int] | None
     matches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    rows: int = 0
     seen: int | None = None
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     short_users: int = 0
@@ -85,63 +90,84 @@ def count_events(
     conversions: Mapping[str, ConversionCounts] | None = None,
     dates: DateRange | None = None,
 ) -> EventCounts:
-    """Counts kept events per split, dropped ones per reason, and what joins have matched.
-
-    Args:
-        events: Annotated events.
-        config: The build's config.
-        conversions: What was counted of the conversions of each label that has some.
-        dates: The run's days, where there are any.
-    """
-    until = _find_cut_offs(config, conversions or {})
-    unknown = _find_unknown(config, until, dates)
-    leaves_out = config.split.strategy == "leave_one_out"
-    has_ties = config.events.user is not None and config.events.time is not None
-    is_tie = F.col(MOMENT_COLUMN) < F.col(POSITION_COLUMN)
+    """Counts samples of the run's days per split, all others per reason, and what joins matched."""
+    conversions = conversions or {}
+    counted = _conditions(config, conversions)
     dictionaries = [join.source for join in config.joins]
+    outside = F.lit(None).cast("string") if dates is None else name_outside(dates)
+    marked = events.withColumns(
+        {_REASON: F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN), _OUTSIDE: outside}
+    )
     rows = (
-        events.withColumn("__reason", F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN))
-        .groupBy(DROP_COLUMN, "__reason", SPLIT_COLUMN)
+        marked.groupBy(DROP_COLUMN, _REASON, _OUTSIDE, SPLIT_COLUMN)
         .agg(
             F.count("*").alias("n"),
             F.min(EVENT_TS_COLUMN).alias("low"),
             F.max(EVENT_TS_COLUMN).alias("high"),
-            *([F.count_if(SEEN_COLUMN).alias("seen")] if config.seen_where is not None else []),
-            *([F.count_if(SHORT_USER_COLUMN).alias("short_users")] if leaves_out else []),
-            *([F.count_if(is_tie).alias("ties")] if has_ties else []),
-            *[F.count_if(met).alias(_UNKNOWN + name) for name, met in unknown.items()],
+            *[F.count_if(met).alias(name) for name, met in counted.items()],
             *count_matches(dictionaries),
         )
         .collect()
     )
-    dropped: dict[str, int] = {}
-    for row in rows:
-        if row["__reason"] is not None:
-            dropped[row["__reason"]] = dropped.get(row["__reason"], 0) + row["n"]
     good = [row for row in rows if row[DROP_COLUMN] is None]
-    samples = [row for row in good if row["__reason"] is None]
-    splits = {row[SPLIT_COLUMN]: row["n"] for row in samples}
-    maturity = {
-        name: _describe_end(until[name], counts) for name, counts in (conversions or {}).items()
-    }
-    for name in unknown:
-        maturity[name]["unknown_as_0"] = sum(row[_UNKNOWN + name] for row in samples)
-    seen = None if config.seen_where is None else sum(row["seen"] for row in good)
+    samples = [row for row in good if row[_REASON] is None]
+    inside = [row for row in samples if row[_OUTSIDE] is None]
+    dropped = _sum_by(_REASON, rows) | _sum_by(_OUTSIDE, samples)
+    splits = _sum_by(SPLIT_COLUMN, inside)
     lows = [row["low"] for row in good if row["low"] is not None]
     highs = [row["high"] for row in good if row["high"] is not None]
     return EventCounts(
-        joined=sum(row["n"] for row in good),
+        joined=_total("n", good),
         splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
         dropped=dict(sorted(dropped.items())),
         event_ts_ms_range=(min(lows), max(highs)) if lows else None,
         matches=read_matches(dictionaries, [row.asDict() for row in rows]),
-        rows=sum(row["n"] for row in rows),
-        seen=seen,
-        maturity=maturity,
-        short_users=sum(row["short_users"] for row in samples) if leaves_out else 0,
+        seen=None if config.seen_where is None else _total("seen", good),
+        maturity={
+            name: _describe_end(found)
+            | ({"unknown_as_0": _total(key, inside)} if key in counted else {})
+            for name, found in conversions.items()
+            for key in (_UNKNOWN + name,)
+        },
+        lost_conversions={
+            name: {"rows": found.rows, **found.lost} for name, found in conversions.items()
+        },
+        short_users=_total("short_users", samples),
         test_in_log=_count_test_in_log(events, config),
-        ties=sum(row["ties"] for row in good) if has_ties else 0,
+        ties=_total("ties", good),
     )
+
+
+def _conditions(
+    config: BuildConfig, conversions: Mapping[str, ConversionCounts]
+) -> dict[str, Column]:
+    """What is counted of each group beside its rows, by name."""
+    found: dict[str, Column] = {}
+    if config.seen_where is not None:
+        found["seen"] = F.col(SEEN_COLUMN)
+    if config.split.strategy == "leave_one_out":
+        found["short_users"] = F.col(SHORT_USER_COLUMN)
+    if config.events.user is not None and config.events.time is not None:
+        found["ties"] = F.col(MOMENT_COLUMN) < F.col(POSITION_COLUMN)
+    for label in config.all_labels:
+        rule = label.conversion
+        if rule is not None and rule.immature == "keep" and label.name in conversions:
+            # The label is 0 although a conversion may yet come.
+            is_open = is_immature(rule, conversions[label.name].until_ms)
+            found[_UNKNOWN + label.name] = is_open & (F.col(label.name) == 0)
+    return found
+
+
+def _sum_by(column: str, rows: Iterable[Row]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for row in rows:
+        if row[column] is not None:
+            sums[row[column]] = sums.get(row[column], 0) + row["n"]
+    return sums
+
+
+def _total(name: str, rows: Iterable[Row]) -> int:
+    return sum(row[name] for row in rows if name in row)
 
 
 def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
@@ -151,124 +177,100 @@ def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
         return 0
     if config.sources[source].column(config.events.time or "") is not None:
         return 0
-    samples = events.where(F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull())
     is_test = F.col(SPLIT_COLUMN) == TEST
-    pairs = samples.groupBy(user, item).agg(
-        F.count_if(is_test).alias("test"), F.count_if(~is_test).alias("log")
+    pairs = (
+        events.where(is_sample())
+        .groupBy(user, item)
+        .agg(F.count_if(is_test).alias("test"), F.count_if(~is_test).alias("log"))
     )
     return pairs.where("log > 0").agg(F.sum("test")).collect()[0][0] or 0
 
 
-def _find_cut_offs(
-    config: BuildConfig, conversions: Mapping[str, ConversionCounts]
-) -> dict[str, int | None]:
-    """Up to when each label made of conversions can be known."""
-    return {
-        label.name: find_until_ms(label.conversion, conversions[label.name])
-        for label in config.all_labels
-        if label.conversion is not None and label.name in conversions
-    }
-
-
-def _find_unknown(
-    config: BuildConfig, until: Mapping[str, int | None], dates: DateRange | None
-) -> dict[str, Column]:
-    """Conditions of the records whose label is 0 although a conversion may yet come."""
-    inside = F.lit(True) if dates is None else is_inside(dates)
-    return {
-        label.name: is_immature(label.conversion, until[label.name])
-        & (F.col(label.name) == 0)
-        & inside
-        for label in config.all_labels
-        if label.conversion is not None
-        and label.conversion.immature == "keep"
-        and label.name in until
-    }
-
-
-def _describe_end(until_ms: int | None, counts: ConversionCounts) -> dict[str, int]:
+def _describe_end(counts: ConversionCounts) -> dict[str, int]:
     ends = {
-        "until_ts_ms": until_ms,
+        "until_ts_ms": counts.until_ms,
         "last_conversion_ts_ms": None if counts.span_ms is None else counts.span_ms[1],
         "last_event_ts_ms": counts.last_event_ms,
     }
     return {name: time for name, time in ends.items() if time is not None}
 
 
-def check_not_empty(counts: EventCounts, config: BuildConfig, hints: Sequence[str] = ()) -> None:
-    """Refuses a split without a sample.
+def count_late(
+    spark: SparkSession, config: BuildConfig, dates: DateRange, counts: EventCounts
+) -> tuple[int, int]:
+    """Counts what is read for a run's days and is of earlier ones, and all rows of these days.
 
-    Args:
-        counts: Counts of the events.
-        config: The build's config.
-        hints: What is known of why events were dropped.
+    Where other days were read too, these are read once more; else samples alone count.
+    """
+    name, time = config.events.source, config.events.time
+    log = config.sources[name]
+    if log.days is None or time is None or log.days.column == time:
+        return 0, 0
+    if not log.days.lookback_days:
+        outside = [counts.dropped.get(reason, 0) for reason in (OUTSIDE_DATES, AFTER_DATES)]
+        return outside[0], sum(outside) + sum(counts.splits.values())
+    own_days = log.days.model_copy(update={"lookback_days": 0})
+    own = log.model_copy(update={"days": own_days})
+    rows = read_source(spark, name, own, config.data_dir, dates).good
+    time_ms = F.col(time) * F.lit(ms_per_unit(config.events.time_unit))
+    late, delivered = rows.agg(
+        F.count_if(time_ms < F.lit(dates.span_ms[0])), F.count("*")
+    ).collect()[0]
+    return late, delivered
+
+
+def check_counts(
+    counts: EventCounts, config: BuildConfig, dates: DateRange | None, *, replaces_days: bool
+) -> None:
+    """Refuses a build that lacks the samples of a split, or in which no user would meet an item.
+
+    A run that replaces days of a dataset needs a sample, but not of each split.
 
     Raises:
-        InputDataError: One is empty; says what was dropped, and what the split goes by.
+        InputDataError: A split is empty, or no event meets `seen.where`.
     """
-    required = [s for s in EVENT_SPLITS if s != "validation" or config.split.has_validation]
-    empty = [split for split in required if not counts.splits.get(split)]
-    if not empty:
-        return
-    kept_rows = ", ".join(f"{split} {n:,}" for split, n in counts.splits.items())
-    dropped = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
-    times = counts.event_ts_ms_range
-    received = [f"{sum(counts.splits.values()):,} samples: {kept_rows or 'none'}"]
-    received += [f"dropped: {dropped or 'none'}"]
-    received += [f"events {show_range(times, config)}"] if times else []
-    raise InputDataError(
-        f"the {' and the '.join(empty)} split would be empty",
-        received="; ".join(received),
-        allowed="at least one record in each split",
-        fix="; ".join(hints) or _advise_on_split(counts, config),
-    )
-
-
-def check_seen(counts: EventCounts, config: BuildConfig) -> None:
-    """Refuses a condition of seen items that no event meets.
-
-    Raises:
-        InputDataError: None does.
-    """
-    if counts.seen == 0:
+    required = [s for s in EVENT_SPLITS if s != VALIDATION or config.split.has_validation]
+    empty = [split for split in required if split not in counts.splits]
+    if replaces_days:
+        days = config.sources[config.events.source].days
+        may_be_empty = counts.splits or (days is not None and days.allow_empty_days)
+        empty = [] if may_be_empty else empty
+    if empty:
+        raise _refuse_empty(empty, counts, config, dates)
+    if not replaces_days and counts.seen == 0:
         raise InputDataError(
             "no event meets seen.where, so no user would have met any item",
             received=config.seen_where,
             allowed="a condition that some event meets",
             fix="compare its columns with values that the log holds",
         )
-
-
-def show_range(range_ms: tuple[int, int], config: BuildConfig) -> str:
-    """Returns the first and the last event time, as dates and in the unit of the log."""
-    scale = ms_per_unit(config.events.time_unit)
-    dates = Span(2, *range_ms).show("ms")
-    return f"{dates} ({range_ms[0] // scale} to {range_ms[1] // scale})"
-
-
-def _advise_on_split(counts: EventCounts, config: BuildConfig) -> str:
-    if not counts.splits:
-        reason = max(counts.dropped, key=lambda name: counts.dropped[name], default="")
-        if reason.startswith("unmatched:"):
-            return f"check the keys of the join with {reason.split(':')[1]!r}: hardly any matches"
-        if reason == UNLABELLED:
-            return "check the label's column: it has no value in the log"
-        if reason == IMMATURE:
-            return (
-                "no label is known yet: deliver later conversions, or declare `until_ts` of the "
-                "label's conversions where they are complete up to a later time"
-            )
-        return "check what was dropped, and the log's size"
-    split = config.split
-    if split.strategy == "leave_one_out":
-        return (
-            f"no user has {split.least_events} samples: lower split.min_events, or choose another "
-            "split.strategy"
+    if counts.dropped.get(AFTER_DATES) and not replaces_days and dates is not None:
+        logger.warning(
+            "%s events lie after the run's last day, %s: they are no samples, but vocabularies and "
+            "users' latest histories see them; `not_after: run_date` makes them bad rows",
+            f"{counts.dropped[AFTER_DATES]:,}",
+            dates.last,
         )
-    if split.strategy == "hash":
-        return "there are too few different keys: choose another split.key, or larger fractions"
-    if split.strategy == "temporal" and split.test_from_ts is not None:
-        return "move split.test_from_ts and validation_from_ts into the time of the events"
-    if split.strategy == "temporal" and split.test is not None:
-        return "shorten split.test and split.validation, or let the log reach further back"
-    return "check the log's size, and `split` (strategy, fractions, days)"
+
+
+def _refuse_empty(
+    empty: list[str], counts: EventCounts, config: BuildConfig, dates: DateRange | None
+) -> InputDataError:
+    samples = ", ".join(f"{split} {n:,}" for split, n in counts.splits.items())
+    dropped = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
+    received = [f"samples: {samples or 'none'}", f"dropped: {dropped or 'none'}"]
+    if counts.event_ts_ms_range is not None:
+        scale = ms_per_unit(config.events.time_unit)
+        numbers = " to ".join(str(time // scale) for time in counts.event_ts_ms_range)
+        received.append(f"events {Span(2, *counts.event_ts_ms_range).show('ms')} ({numbers})")
+    what = f"the {' and the '.join(empty)} split would be empty"
+    if dates is not None:
+        received.append(f"the run's days {dates.first} to {dates.last}")
+        what = what if counts.splits else "no sample lies in the run's days"
+    return InputDataError(
+        what,
+        received="; ".join(received),
+        allowed="at least one record in each split",
+        fix="look at what was dropped: keys of joins, columns of labels, days; else choose another "
+        "`split`, move its bounds, or build more days",
+    )

@@ -13,40 +13,30 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import ms_per_unit
-from etl.events.down_sampling import mark_not_sampled
-from etl.events.histories import condition_columns
-from etl.events.identity import (
+from etl.events.columns import (
+    CANDIDATES,
     DROP_COLUMN,
     EVENT_TS_COLUMN,
-    MOMENT_COLUMN,
-    POSITION_COLUMN,
-    add_row_identity,
-    drop_events,
-)
-from etl.events.joins import join_dictionaries
-from etl.events.labels import (
-    ConversionCounts,
-    add_labels,
-    count_conversions,
-)
-from etl.events.sample_filter import (
-    NOT_SAMPLED_COLUMN,
-    mark_filtered,
-    may_leave_out_samples,
-)
-from etl.events.sessions import add_sessions
-from etl.events.splits import (
     GIVEN_TEST_COLUMN,
     GIVEN_TOTAL_COLUMN,
     GIVEN_VALIDATION_COLUMN,
+    MOMENT_COLUMN,
+    POSITION_COLUMN,
     SAMPLE_POSITION_COLUMN,
     SAMPLE_TOTAL_COLUMN,
     TOTAL_COLUMN,
-    add_split,
-    mark_outside_window,
+    add_row_identity,
+    drop_events,
+    is_sample,
+    may_leave_out_samples,
 )
+from etl.events.conditions import condition_columns, mark_filtered
+from etl.events.histories import add_sessions
+from etl.events.joins import join_dictionaries
+from etl.events.labels import ConversionCounts, add_labels, count_conversions
+from etl.events.sampling import mark_not_sampled
+from etl.events.splits import add_split, split_by_window
 from etl.events.windowed_features import add_windowed_features
-from etl.features.plan import CANDIDATES
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:
@@ -60,13 +50,7 @@ AFTER_VALIDATION = "after_validation"
 
 @dataclass(frozen=True)
 class PreparedEvents:
-    """The annotated events.
-
-    Attributes:
-        frame: The events.
-        persisted: The frame under them that Spark keeps until it is released.
-        conversions: What was counted of the conversions of each label that has some.
-    """
+    """The annotated events, the frame under them that Spark keeps, and counts of conversions."""
 
     frame: DataFrame
     persisted: DataFrame
@@ -86,25 +70,15 @@ def prepare_events(
 ) -> PreparedEvents:
     """Builds the annotated event frame: every good row of the log, kept or not.
 
-    Args:
-        config: The build's config.
-        sources: Its sources.
-        dates: The run's days, which a temporal split may go by.
-        is_labelled: Whether labels are made; else no event lacks one.
-
-    Returns:
-        A frame of event and dictionary columns, `__drop` (null, or why the row is left out),
-        `__position` (rank among its user's kept events, from 1) and `__total` where there are
-        users, `__moment` where they have times too, `__split`, `__skip` (null, or why a kept
-        event is no sample), `__event_ts_ms` and the labels that are declared.
+    It has the columns of events and dictionaries, the declared labels where `is_labelled`, and
+    those of `etl.events.columns`. A temporal split may go by the run's days.
 
     Raises:
         InputDataError: A dictionary's key is not unique, or an event that must match does not.
     """
     events = _read_log(config, sources)
     events = _mark_duplicates(events, config)
-    events = _mark_after_given(events, config)
-    events = mark_outside_window(events, config.split)
+    events = split_by_window(_mark_after_given(events, config), config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
     conversions: Mapping[str, ConversionCounts] = {}
@@ -216,8 +190,7 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     order = [F.col(name) for name in _given_columns(config)]
     if config.events.time:
         order.append(F.col(config.events.time))
-    is_kept, is_sample = F.col(DROP_COLUMN).isNull(), F.col(NOT_SAMPLED_COLUMN).isNull()
-    flags = {_IS_KEPT: is_kept, _IS_SAMPLE: is_kept & is_sample}
+    flags = {_IS_KEPT: F.col(DROP_COLUMN).isNull(), _IS_SAMPLE: is_sample()}
     events = events.withColumns({name: flag.cast("int") for name, flag in flags.items()})
     # Ties in time are broken by the position in the input: the declared order.
     running = (
@@ -244,8 +217,3 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
         at_once = Window.partitionBy(user, config.events.time)
         events = events.withColumn(MOMENT_COLUMN, F.min(position).over(at_once))
     return events.drop(_IS_KEPT, _IS_SAMPLE)
-
-
-def kept(events: DataFrame) -> DataFrame:
-    """Returns the events that become records."""
-    return events.where(F.col(DROP_COLUMN).isNull())

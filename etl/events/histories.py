@@ -1,59 +1,32 @@
-"""Histories: what a user did strictly before an event, bounded, most recent first.
+"""Histories: what a user did strictly before an event, bounded, most recent first; and sessions.
 
 Each history is made by windows whose frame holds no more than its `scanned` latest behaviours,
-so the memory of a task does not grow with the length of a user's log.
+so the memory of a task does not grow with the length of a user's log. A session is a run of a
+user's events without a pause longer than a gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import EventConditionConfig, GapsConfig, UserHistoryConfig
-from etl.events.identity import EVENT_TS_COLUMN, MOMENT_COLUMN, POSITION_COLUMN
-from etl.events.sample_filter import find_named_columns
-from etl.events.sessions import SESSION_COLUMN, current_sessions
-from etl.events.splits import TOTAL_COLUMN
-from etl.features.plan import all_histories, reads_label
+from conf.etl.events import GapsConfig, SessionsConfig, UserHistoryConfig
+from etl.events.columns import (
+    DROP_COLUMN,
+    EVENT_TS_COLUMN,
+    POSITION_COLUMN,
+    TOTAL_COLUMN,
+)
+from etl.events.conditions import find_position, matches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-
-def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
-    """Returns whether an event meets a condition, never null; None is met by all."""
-    if where is None:
-        return F.lit(True)
-    value = F.col(where.column)
-    if where.one_of is not None:
-        met = value.isin(*where.one_of)
-    else:
-        # The bound in the column's own precision: 4.1 read as float32 is not below 4.1. Beside
-        # whole numbers it stays a fraction: 3 is below 3.5.
-        is_float32 = events.schema[where.column].dataType.typeName() == "float"
-        met = value >= F.lit(where.at_least).cast("float" if is_float32 else "double")
-    return F.coalesce(met, F.lit(False))
-
-
-def condition_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the log that tell kinds of events apart, in the log's order.
-
-    They are those that labels, `events.where`, `seen.where` and conditions with `one_of` read:
-    events of one user, item and time that differ in one, as a view and a purchase, are two.
-    """
-    rates = [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
-    parts = [history.where for history in config.histories]
-    parts += [rolling.where for rolling in config.rolling]
-    named = {where.column for where in (*parts, *rates) if where and where.one_of}
-    named |= {label.column for label in config.all_labels if label.column is not None}
-    named |= find_named_columns(config)
-    return [c for c in config.sources[config.events.source].column_types if c in named]
-
-
+SESSION_COLUMN = "__session"
+"""Number of the session among its user's, from 1."""
 _MATCH, _RUN, _LIST = "__history_match", "__history_run", "__history_list"
 _SUPERSEDED = "__history_superseded_at"
 _MS_PER_DAY = 86_400_000
@@ -61,36 +34,20 @@ _MS_PER_UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": _MS_PER_DAY}
 
 
 def add_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds every history to each event.
-
-    Args:
-        samples: Kept events with `__position`, the event's rank among its user's from 1, and
-            `__moment`, `__event_ts_ms` and `__session` where a history reads them.
-        config: The build's config.
-
-    Returns:
-        The events, one row each, with the columns of each history (`made_history_columns`);
-        empty lists where nothing came before.
-    """
-    for history in all_histories(config):
+    """Adds every history to each kept event; empty lists where nothing came before."""
+    for history in config.all_histories:
         samples = _add_history(samples, config, history)
     return samples
 
 
 def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds every history to each user as it stands at the end of the log.
-
-    Args:
-        users: One row per user.
-        events: Kept events, as for `add_histories`, with `__total`, the number of their user's.
-        config: The build's config.
-    """
-    user, histories = config.events.user or "", all_histories(config)
+    """Adds every history to each user, one row each, as it stands at the end of the log."""
+    user, histories = config.events.user or "", config.all_histories
     if any(history.needs_time for history in histories):
         now = events.agg(F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN))
         users = users.crossJoin(F.broadcast(now))
     if any(history.within_session for history in histories):
-        users = users.join(current_sessions(events, config), user, "left")
+        users = users.join(_current_sessions(events, config), user, "left")
     for history in histories:
         users = users.join(_collect_latest(events, config, history), user, "left")
         users = _finish(users, history, position=None)
@@ -116,16 +73,6 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
         latest = F.max_by(_RUN, F.when(F.col(_MATCH), F.col(POSITION_COLUMN)))
         samples = samples.withColumn(_LIST, latest.over(earlier))
     return _finish(samples, history, F.col(position)).drop(_MATCH, _RUN, _SUPERSEDED)
-
-
-def find_position(config: BuildConfig, columns: Collection[str]) -> str:
-    """Returns the column of the position before which events count for what reads columns of them.
-
-    Of events at one time the one with a label would tell the others theirs: where columns tell a
-    label, they do not see one another.
-    """
-    is_told = config.events.time is not None and reads_label(config, columns)
-    return MOMENT_COLUMN if is_told else POSITION_COLUMN
 
 
 def _collect_latest(
@@ -199,12 +146,9 @@ def _element(config: BuildConfig, history: UserHistoryConfig) -> Column:
 
 
 def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None) -> DataFrame:
-    """Turns `__history_list` into the history's columns.
+    """Turns `__history_list`, oldest first, into the history's columns.
 
-    Args:
-        rows: Rows with `__history_list`, oldest first, and their own time and session.
-        history: The history.
-        position: Of the row, or of the first at its time; None: after all events.
+    `position` is that of the row, or of the first at its time; None: after all events.
     """
     rows = rows.withColumn(_LIST, _select(history, position))
     if _holds_items_alone(history):
@@ -242,3 +186,48 @@ def _measure_gaps(gaps: GapsConfig) -> Column:
         return (F.log1p(gap) if gaps.log else gap).cast("float")
 
     return F.transform(_LIST, measure)
+
+
+def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds to each event `__session`, `<name>_id` and `<name>_position`, where they are declared.
+
+    Events that are left out open no session, and what they get themselves means nothing.
+    """
+    sessions, user = config.sessions, config.events.user or ""
+    if sessions is None:
+        return events
+    is_kept = F.col(DROP_COLUMN).isNull()
+    in_order = Window.partitionBy(user, is_kept).orderBy(POSITION_COLUMN)
+    pause = F.col(EVENT_TS_COLUMN) - F.lag(EVENT_TS_COLUMN).over(in_order)
+    begins = F.when(pause.isNull() | (pause > _gap_ms(sessions)), 1).otherwise(0)
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    in_session = Window.partitionBy(user, is_kept, SESSION_COLUMN).orderBy(POSITION_COLUMN)
+    return (
+        events.withColumn("__begins", begins)
+        .withColumn(SESSION_COLUMN, F.sum("__begins").over(so_far))
+        .drop("__begins")
+        .withColumn(sessions.position_column, F.row_number().over(in_session).cast("bigint"))
+        # Named by its start, not its number: a run that reads fewer days gives the same name.
+        .withColumn(
+            sessions.id_column,
+            F.concat_ws("-", F.col(user).cast("string"), F.first(EVENT_TS_COLUMN).over(in_session)),
+        )
+    )
+
+
+def _current_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """The session that each user is in at the end of the log; null where its gap is over."""
+    user = config.events.user or ""
+    last = events.groupBy(user).agg(
+        F.max(SESSION_COLUMN).alias(SESSION_COLUMN), F.max(EVENT_TS_COLUMN).alias("__last_ts_ms")
+    )
+    end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
+    sessions = config.sessions or SessionsConfig()
+    goes_on = F.col("__end_ts_ms") - F.col("__last_ts_ms") <= _gap_ms(sessions)
+    return last.crossJoin(end).select(
+        user, F.when(goes_on, F.col(SESSION_COLUMN)).alias(SESSION_COLUMN)
+    )
+
+
+def _gap_ms(sessions: SessionsConfig) -> Column:
+    return F.lit(round(sessions.gap_minutes * 60_000))

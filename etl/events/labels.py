@@ -16,27 +16,30 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from conf.etl.time_columns import ms_per_unit
-from etl.events.histories import matches
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, spread_lone
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, leave_out_samples
-from etl.events.splits import GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN
+from etl.events.columns import (
+    EVENT_TS_COLUMN,
+    GIVEN_TEST_COLUMN,
+    GIVEN_VALIDATION_COLUMN,
+    is_sample,
+    leave_out_samples,
+    spread_lone,
+)
+from etl.events.conditions import matches
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
+    from pyspark.sql.window import WindowSpec
 
 logger = logging.getLogger("sluice.labels")
 
 IMMATURE = "immature"
+UNLABELLED = "unlabelled"
+LOST = ("null_key", "no_event", "outside_time", "no_sample")
+"""Why a conversion makes no sample positive: a null among its keys, no event of these keys, none
+in the attribution window before, or there only events that are no samples."""
 _CONVERTED, _IS_SAMPLE = "__converted_ts_ms", "__is_sample"
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
-
-
-NULL_KEY = "null_key"
-NO_EVENT = "no_event"
-OUTSIDE_TIME = "outside_time"
-NO_SAMPLE = "no_sample"
 _CHANCE_PAUSES = 7
 """Among conversions that come at random one pause in a thousand is that many times the mean."""
 
@@ -47,17 +50,20 @@ class ConversionCounts:
 
     Attributes:
         rows: All conversions that have a time.
-        lost: Those that make no sample positive, by reason: a null among the keys, no event of the
-            same keys, none within the attribution window before, or there only events that are no
-            samples. A sample whose window is not over yet is one.
+        lost: Those that make no sample positive, by reason (`LOST`). A sample whose window is not
+            over yet is one.
         span_ms: Times of the first and the last conversion; None: there is none.
         last_event_ms: Time of the last event; None: there is none.
+        until_ms: Up to when labels can be known; None: none can. What was not declared is the time
+            of the last conversion: of what happened after it, a feed that is late says nothing,
+            whereas a sparse one only lets a few more events wait.
     """
 
     rows: int
     lost: Mapping[str, int]
     span_ms: tuple[int, int] | None
     last_event_ms: int | None
+    until_ms: int | None = None
 
     @property
     def early_ms(self) -> int:
@@ -80,27 +86,10 @@ class ConversionCounts:
         return self.early_ms > max(_DAY_MS, likely)
 
 
-def find_until_ms(conversion: ConversionConfig, counts: ConversionCounts) -> int | None:
-    """Returns the time up to which labels can be known, in milliseconds; None: none can.
-
-    What was not declared is the time of the last conversion: of what happened after it, a feed
-    that is late says nothing, whereas a sparse one only lets a few more events wait.
-    """
-    if conversion.until_ts is not None:
-        return conversion.until_ts * ms_per_unit(conversion.time_unit)
-    return None if counts.span_ms is None else counts.span_ms[1]
-
-
 def count_conversions(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> dict[str, ConversionCounts]:
-    """Counts the conversions of each label that has some, in one scan of times and keys.
-
-    Args:
-        events: Event rows with `__event_ts_ms`, `__drop` and `__skip`, those left out among them.
-        config: The build's config.
-        sources: The sources as read.
-    """
+    """Counts the conversions of each label that has some; events may be left out, or no samples."""
     counts = {}
     for label in config.all_labels:
         if label.conversion is not None:
@@ -112,20 +101,11 @@ def count_conversions(
 
 def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -> ConversionCounts:
     keys = [*conversion.keys]
-    is_sample = F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull()
-    merged = events.select(
-        *keys,
-        EVENT_TS_COLUMN,
-        F.lit(None).cast("bigint").alias(_CONVERTED),
-        is_sample.alias(_IS_SAMPLE),
-    )
-    conversions = _read_conversions(conversion, source).withColumn(_IS_SAMPLE, F.lit(False))
-    both = merged.unionByName(conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)))
-    same = Window.partitionBy(*keys, spread_lone(_lacks_key(keys)))
+    timed = events.select(*keys, EVENT_TS_COLUMN, is_sample().alias(_IS_SAMPLE))
+    both = _merge(timed, _read_conversions(conversion, source).withColumn(_IS_SAMPLE, F.lit(False)))
+    same, order = _in_time(conversion)
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
-    # At the same moment the event comes first, as for the label.
-    until = same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
-    until = until.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    until = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     dated = both.withColumns({
         "__first_ms": F.min(event_ms).over(same),
         "__last_ms": F.max(event_ms).over(until),
@@ -136,33 +116,35 @@ def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -
         age = F.col(_CONVERTED) - F.col(last_ms)
         return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
 
-    reason = (
-        F.when(_lacks_key(keys), F.lit(NULL_KEY))
-        .when(F.col("__first_ms").isNull(), F.lit(NO_EVENT))
-        .when(is_late("__last_ms"), F.lit(OUTSIDE_TIME))
-        .when(is_late("__last_sample_ms"), F.lit(NO_SAMPLE))
+    is_lost = (
+        _lacks_key(keys),
+        F.col("__first_ms").isNull(),
+        is_late("__last_ms"),
+        is_late("__last_sample_ms"),
     )
+    reason = F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
     is_conversion = F.col(_CONVERTED).isNotNull()
-    reasons = (NULL_KEY, NO_EVENT, OUTSIDE_TIME, NO_SAMPLE)
     row = dated.agg(
         F.count_if(is_conversion).alias("rows"),
         F.min(_CONVERTED).alias("first"),
         F.max(_CONVERTED).alias("last"),
         F.max(event_ms).alias("last_event"),
-        *[F.count_if(is_conversion & (reason == name)).alias(name) for name in reasons],
+        *[F.count_if(is_conversion & (reason == name)).alias(name) for name in LOST],
     ).collect()[0]
-    lost = {name: row[name] for name in reasons if row[name]}
+    lost = {name: row[name] for name in LOST if row[name]}
     span = None if row["last"] is None else (row["first"], row["last"])
-    return ConversionCounts(row["rows"], lost, span, row["last_event"])
+    until_ms = row["last"]
+    if conversion.until_ts is not None:
+        until_ms = conversion.until_ts * ms_per_unit(conversion.time_unit)
+    return ConversionCounts(row["rows"], lost, span, row["last_event"], until_ms)
 
 
 def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCounts) -> None:
     lost = sum(counts.lost.values())
-    if not lost:
-        return
-    reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
-    received = f"{lost:,} of {counts.rows:,} conversions of {conversion.source!r}: {reasons}"
-    logger.warning("label %r: %s make no sample positive", name, received)
+    if lost:
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
+        received = f"{lost:,} of {counts.rows:,} conversions of {conversion.source!r}: {reasons}"
+        logger.warning("label %r: %s make no sample positive", name, received)
 
 
 def _read_conversions(conversion: ConversionConfig, source: DataFrame) -> DataFrame:
@@ -174,6 +156,19 @@ def _read_conversions(conversion: ConversionConfig, source: DataFrame) -> DataFr
     ).where(F.col(_CONVERTED).isNotNull())
 
 
+def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
+    """Events and conversions in one frame: an event stays one row however many it has."""
+    return events.withColumn(_CONVERTED, F.lit(None).cast("bigint")).unionByName(
+        conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)), allowMissingColumns=True
+    )
+
+
+def _in_time(conversion: ConversionConfig) -> tuple[WindowSpec, WindowSpec]:
+    """Rows of the same keys; and these in order: at one moment the event precedes a conversion."""
+    same = Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
+    return same, same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
+
+
 def _window_ms(conversion: ConversionConfig) -> int:
     return round(conversion.within_hours * _HOUR_MS)
 
@@ -182,38 +177,20 @@ def _lacks_key(keys: Iterable[str]) -> Column:
     return reduce(or_, [F.col(key).isNull() for key in keys])
 
 
-def add_conversion_label(
+def _add_conversion_label(
     events: DataFrame, name: str, conversion: ConversionConfig, source: DataFrame
 ) -> DataFrame:
-    """Adds the label: 1 if a conversion of the same keys came in [event, event + window].
-
-    Events and conversions are merged in time by key, rather than joined: an event stays one row
-    however many conversions its keys have.
-
-    Args:
-        events: Event rows with `__event_ts_ms` and `__skip`.
-        name: Column of the label.
-        conversion: The rule.
-        source: Rows of the conversion source.
-    """
-    conversions, window_ms = _read_conversions(conversion, source), _window_ms(conversion)
+    """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
     # A null is no key: conversions that lack one are no event's.
-    conversions = conversions.where(~_lacks_key(conversion.keys))
-    merged = events.withColumn(_CONVERTED, F.lit(None).cast("bigint")).unionByName(
-        conversions.withColumn(EVENT_TS_COLUMN, F.col(_CONVERTED)), allowMissingColumns=True
-    )
-    following = (
-        # At the same moment the event comes first: it then sees that conversion.
-        Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
-        .orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
-        .rowsBetween(Window.currentRow, Window.unboundedFollowing)
-    )
-    next_ms = F.min(_CONVERTED).over(following)
-    in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= window_ms
+    conversions = _read_conversions(conversion, source).where(~_lacks_key(conversion.keys))
+    _, order = _in_time(conversion)
+    following = order.rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()
     return (
-        merged.withColumn("__next_ms", next_ms)
+        _merge(events, conversions)
+        .withColumn("__next_ms", F.min(_CONVERTED).over(following))
         .where(F.col(_CONVERTED).isNull())
         .withColumn(name, F.when(timed, F.coalesce(in_time, F.lit(False))).cast("float"))
         .drop("__next_ms", _CONVERTED)
@@ -226,9 +203,6 @@ def is_immature(conversion: ConversionConfig, until_ms: int | None) -> Column:
     return end_ms.isNotNull() if until_ms is None else end_ms > F.lit(until_ms)
 
 
-UNLABELLED = "unlabelled"
-
-
 def add_labels(
     events: DataFrame,
     config: BuildConfig,
@@ -239,13 +213,6 @@ def add_labels(
 
     Of several labels one that is not known yet is null: positives too, as leaving out only the
     others would make the latest events look better.
-    Events that lose their record for want of a label stay what happened before others.
-
-    Args:
-        events: Event rows with `__skip`.
-        config: The build's config.
-        sources: The sources as read; conversions are one of them.
-        conversions: What is known of the conversions of each label.
     """
     if config.label is None and config.label_name is not None:
         # Drawn negatives get 0: what happened is a positive.
@@ -255,7 +222,7 @@ def add_labels(
             events = _add_label(events, label)
             continue
         source = sources[label.conversion.source].good
-        events = add_conversion_label(events, label.name, label.conversion, source)
+        events = _add_conversion_label(events, label.name, label.conversion, source)
     return _leave_out_unlabelled(events, config.all_labels, conversions)
 
 
@@ -288,7 +255,7 @@ def _is_late(label: LabelConfig, conversions: Mapping[str, ConversionCounts]) ->
     conversion = label.conversion
     if conversion is None or conversion.immature == "keep":
         return F.lit(False)
-    late = is_immature(conversion, find_until_ms(conversion, conversions[label.name]))
+    late = is_immature(conversion, conversions[label.name].until_ms)
     return F.coalesce(late, F.lit(False))
 
 
@@ -307,11 +274,7 @@ def add_weights(samples: DataFrame, config: BuildConfig, newest_ts_ms: int | Non
     """Adds the weight, float32: the product of what the config declares.
 
     Down-sampling by a rate r adds 1/r, so that weighted sums have the expectation of the whole.
-
-    Args:
-        samples: Samples, negatives included.
-        config: The build's config.
-        newest_ts_ms: Time of the latest event, whose decay is 1; None without times.
+    `newest_ts_ms` is the time of the latest event, whose decay is 1; None without times.
     """
     name = config.weight_name
     if name is None:

@@ -17,7 +17,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import MostFrequentConfig
 from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
-from etl.events.splits import SPLIT_COLUMN
+from etl.events.columns import SPLIT_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,24 +26,18 @@ _VALUE, _COUNT, _RANK = "__value", "__count", "__rank"
 
 
 def fit_most_frequent(events: DataFrame, config: BuildConfig, directory: Path) -> None:
-    """Counts the lists on the train split, and writes them.
-
-    Args:
-        events: Kept events with `__split`; those that are no samples count too.
-        config: The build's config.
-        directory: Where the files go: the version's `encoders`.
-    """
+    """Counts the lists on the kept events of the train split, and writes them to `encoders`."""
     train = events.where(F.col(SPLIT_COLUMN) == TRAIN)
     for counted in config.most_frequent:
-        lists = rank_values(train, config.events.item or "", counted)
+        lists = _rank_values(train, config.events.item or "", counted)
         # Only one row per item comes to the driver, as Arrow, like a vocabulary.
         table = lists.toArrow().sort_by(config.events.item or "")
         with atomic_file(_path(directory, counted)) as unfinished:
             pq.write_table(table, unfinished)
 
 
-def rank_values(events: DataFrame, item: str, config: MostFrequentConfig) -> DataFrame:
-    """Returns one row per item that has a value: the item, and its list in column `name`."""
+def _rank_values(events: DataFrame, item: str, config: MostFrequentConfig) -> DataFrame:
+    """One row per item that has a value: the item, and its list in column `name`."""
     pairs = events.select(F.col(item), F.col(config.column).alias(_VALUE)).dropna()
     counts = pairs.groupBy(item, _VALUE).agg(F.count("*").alias(_COUNT))
     order = Window.partitionBy(item).orderBy(F.desc(_COUNT), F.asc(_VALUE))
@@ -57,13 +51,7 @@ def rank_values(events: DataFrame, item: str, config: MostFrequentConfig) -> Dat
 
 
 def add_most_frequent(records: DataFrame, config: BuildConfig, directory: Path) -> DataFrame:
-    """Adds the list of each record's item, empty where it has none.
-
-    Args:
-        records: Rows of all splits, with the item in its column.
-        config: The build's config.
-        directory: `encoders` of the version that is built.
-    """
+    """Adds the list of each record's item, empty where it has none, from a version's `encoders`."""
     item = config.events.item or ""
     for counted in config.most_frequent:
         lists = records.sparkSession.read.parquet(str(_path(directory, counted)))

@@ -1,88 +1,48 @@
-"""Splits of the event log: leave-one-out, by time, hash, sliding window or as given."""
+"""Splits of the event log, when they begin, and the days of a run."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 from pyspark.sql import functions as F
 
-from conf.dates import DateRange
-from conf.errors import InputDataError
+from conf.dates import DateRange, read_duration
+from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.split import SplitConfig
+from conf.etl.contract import FreshnessRule
+from conf.etl.output import DATE_PARTITION
+from conf.etl.split import LEAST_EVENTS, SplitConfig
+from conf.etl.time_columns import ms_per_unit
 from conf.splits import TEST, TRAIN, VALIDATION
-from etl.events.identity import (
-    DROP_COLUMN,
+from etl.events.columns import (
     EVENT_TS_COLUMN,
+    GIVEN_TEST_COLUMN,
+    GIVEN_TOTAL_COLUMN,
+    GIVEN_VALIDATION_COLUMN,
     POSITION_COLUMN,
     ROW_COLUMNS,
+    SAMPLE_POSITION_COLUMN,
+    SAMPLE_TOTAL_COLUMN,
+    SHORT_USER_COLUMN,
+    SPLIT_COLUMN,
+    TOTAL_COLUMN,
     drop_events,
     hash_fraction,
+    is_sample,
+    may_leave_out_samples,
 )
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, may_leave_out_samples
-from etl.events.split_bounds import SplitBounds, end_of_days, end_of_log, find_bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-
+OUTSIDE_DATES = "outside_dates"
+AFTER_DATES = "after_dates"
 OUTSIDE_WINDOW = "outside_window"
-WINDOW_COLUMN = "__window_day"
-_DAY_MS = 86_400_000
-_EPOCH = datetime.date(1970, 1, 1)
-
-
-def mark_outside_window(events: DataFrame, split: SplitConfig) -> DataFrame:
-    """Marks events outside the backtest's window, and numbers the days of the window from 0.
-
-    Nothing before or after the window reaches a sample: it is built as if on its last day.
-
-    Args:
-        events: Event rows with `__event_ts_ms` and `__drop`.
-        split: The split; other strategies leave the events as they are.
-
-    Raises:
-        InputDataError: The log ends before the window's test days begin.
-    """
-    if split.strategy != "sliding" or split.train_days is None or split.test_days is None:
-        return events
-    before_test = split.train_days + (split.validation_days or 0)
-    step = split.step_days or split.test_days
-    first, last = _log_days(events)
-    if split.start_date is not None:
-        first = (split.start_date - _EPOCH).days
-    start = first + split.window * step
-    if start + before_test > last:
-        windows = max(0, (last - first - before_test) // step + 1)
-        raise InputDataError(
-            f"window {split.window} of the backtest begins to test after the log has ended",
-            received=f"test from {_EPOCH + datetime.timedelta(start + before_test)}, log until "
-            f"{_EPOCH + datetime.timedelta(last)}",
-            allowed=f"split.window 0 to {windows - 1}" if windows else "shorter train_days",
-            fix="choose an earlier window, or declare fewer days",
-        )
-    day = F.floor(F.col(EVENT_TS_COLUMN) / _DAY_MS) - F.lit(start)
-    outside = (F.col(WINDOW_COLUMN) < 0) | (F.col(WINDOW_COLUMN) >= before_test + split.test_days)
-    reason = F.when(outside, F.lit(OUTSIDE_WINDOW))
-    return drop_events(events.withColumn(WINDOW_COLUMN, day), reason)
-
-
-def _log_days(events: DataFrame) -> tuple[int, int]:
-    row = events.agg(F.min(EVENT_TS_COLUMN), F.max(EVENT_TS_COLUMN)).collect()[0]
-    return int(row[0] // _DAY_MS), int(row[1] // _DAY_MS)
-
-
-SPLIT_COLUMN = "__split"
-SHORT_USER_COLUMN = "__short_user"
-TOTAL_COLUMN = "__total"
-GIVEN_TEST_COLUMN = "__given_test"
-GIVEN_VALIDATION_COLUMN = "__given_validation"
-GIVEN_TOTAL_COLUMN = "__given_total"
-SAMPLE_POSITION_COLUMN = "__sample_position"
-"""Samples of the user up to the event, itself included."""
-SAMPLE_TOTAL_COLUMN = "__sample_total"
+_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 
 
 def is_inside(dates: DateRange) -> Column:
@@ -98,23 +58,199 @@ def is_not_after(dates: DateRange) -> Column:
     return time.isNull() | (time < dates.span_ms[1])
 
 
+def name_outside(dates: DateRange) -> Column:
+    """Names why an event is none of a run's days; null for those that are."""
+    reason = F.when(is_not_after(dates), OUTSIDE_DATES).otherwise(AFTER_DATES)
+    return F.when(~is_inside(dates), reason)
+
+
+def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
+    """Refuses days where nothing of a build depends on them: each day's version would be the same.
+
+    Raises:
+        ConfigError: A day is given, and neither events, inputs, bounds nor rules have days.
+    """
+    sources = config.used_sources.values()
+    if dates is None or config.events.time or any(source.days is not None for source in sources):
+        return
+    bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
+    if bounded or any(isinstance(rule, FreshnessRule) for rule in config.contract.rules):
+        return
+    raise ConfigError(
+        "a day was given, but nothing of this build depends on days",
+        received=f"--date {dates.first}",
+        allowed="a day where events have a time, or an input is cut by day",
+        fix="leave --date out, or declare `events.time`, `sources.<name>.days` or {date} in a path",
+    )
+
+
+@dataclass(frozen=True)
+class SplitBounds:
+    """First times of a temporal split, milliseconds; None: there is none, or not yet."""
+
+    validation: int | None
+    test: int | None
+
+
+def find_bounds(
+    config: BuildConfig,
+    end_ms: int | None = None,
+    by_fractions: SplitBounds = SplitBounds(None, None),
+) -> SplitBounds:
+    """Finds the bounds of a temporal split; durations are counted back from `end_ms`.
+
+    `by_fractions` are those where the config states neither a time nor a duration.
+    """
+    split, ms = config.split, ms_per_unit(config.events.time_unit)
+    test, validation = by_fractions.test, None
+    if split.test_from_ts is not None:
+        test = cast(int, split.test_from_ts) * ms
+    elif split.test is not None and end_ms is not None:
+        test = end_ms - _read_ms(split.test)
+    if isinstance(split.validation, str):
+        validation = None if test is None else test - _read_ms(split.validation)
+    elif split.validation_from_ts is not None:
+        validation = cast(int, split.validation_from_ts) * ms
+    elif by_fractions.validation is not None and test is not None:
+        validation = min(by_fractions.validation, test)
+    return SplitBounds(validation if split.validation else None, test)
+
+
+def _read_ms(duration: str) -> int:
+    return read_duration(duration) // datetime.timedelta(milliseconds=1)
+
+
+def end_of_log(split: SplitConfig, newest_ms: int) -> int:
+    """Returns the end of the day, or of the hour where test is in hours, of the newest sample."""
+    step = _HOUR_MS if split.test is not None and "hour" in split.test else _DAY_MS
+    return (newest_ms // step + 1) * step
+
+
+Span = tuple[int | None, int | None]
+"""First millisecond, and the first one after; None: from the start of the log, to its end."""
+
+
+def plan_spans(config: BuildConfig, dates: DateRange | None) -> Mapping[str, Span]:
+    """Returns the times of each split that the config and the run's days fix, by split."""
+    if config.split.start_date is not None:
+        return _plan_window(config.split)
+    if config.split.strategy != "temporal" or config.events.time is None:
+        return {}
+    bounds = find_bounds(config, dates.span_ms[1] if dates else None)
+    spans: dict[str, Span] = {}
+    if bounds.validation is not None:
+        spans = {TRAIN: (None, bounds.validation), VALIDATION: (bounds.validation, bounds.test)}
+    elif not config.split.validation and bounds.test is not None:
+        spans = {TRAIN: (None, bounds.test)}
+    return spans if bounds.test is None else {**spans, TEST: (bounds.test, None)}
+
+
+def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
+    """Refuses a run that would leave a split empty whatever the log holds.
+
+    A run that replaces days of a dataset need not have each split.
+
+    Raises:
+        ConfigError: A split ends before it begins or lies outside the run's days, or a window has
+            more splits than the run has days.
+    """
+    days = None if config.output.partition_overwrite == "dynamic" else dates
+    spans = plan_spans(config, dates)
+    run = days.span_ms if days else (None, None)
+    empty = [name for name, span in spans.items() if not _overlap(span, run)]
+    received = [f"{name} {' to '.join(b or '…' for b in show_span(spans[name]))}" for name in spans]
+    if config.split.strategy == "sliding" and days and not empty:
+        parts = list(_plan_window(config.split))  # Each has whole days, wherever the log starts.
+        empty = parts[len(days.days()) :]
+        received = [f"a window of {', '.join(parts)}, each of a day or more"]
+    if empty:
+        raise ConfigError(
+            f"the {' and the '.join(empty)} split would be empty",
+            received="; ".join(received)
+            + (f"; the run is of {days.first} to {days.last}" if days else ""),
+            allowed="a time for each split" + (" in the run's days" if days else ""),
+            fix="move the bounds of `split`, hold out less, such as `test: 3 hours`, or build more "
+            "days by --date and --date-to",
+        )
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    """Whether two spans share a moment."""
+    first = max((bound for bound in (one[0], other[0]) if bound is not None), default=-(2**63))
+    end = min((bound for bound in (one[1], other[1]) if bound is not None), default=2**63)
+    return first < end
+
+
+def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, int]]:
+    """The times of a sliding window; `first_ms` is the log's first, for one without a start."""
+    start = first_ms // _DAY_MS
+    if split.start_date is not None:
+        start = (split.start_date - datetime.date(1970, 1, 1)).days
+    test_days = split.test_days or 0
+    start += split.window * (split.step_days or test_days)
+    parts = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: test_days}
+    spans = {}
+    for name, days in parts.items():
+        if days:
+            spans[name] = (start * _DAY_MS, (start + days) * _DAY_MS)
+            start += days
+    return spans
+
+
+def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
+    """Adds `__split` by a sliding window and leaves out the events around it; else changes nothing.
+
+    None of those reaches a sample: it is built as if on the window's last day.
+
+    Raises:
+        InputDataError: The log ends before the window's test days begin.
+    """
+    if split.strategy != "sliding":
+        return events
+    time = F.col(EVENT_TS_COLUMN)
+    low, high = events.agg(F.min(time), F.max(time)).collect()[0]
+    spans = _plan_window(split, low or 0)
+    (first, train_end), (test, end) = spans[TRAIN], spans[TEST]
+    if high is not None and test > high:
+        raise _refuse_window(split, test, high)
+    chosen = F.when(time < train_end, TRAIN).when(time < test, VALIDATION).otherwise(TEST)
+    outside = F.when((time < first) | (time >= end), OUTSIDE_WINDOW)
+    return drop_events(events.withColumn(SPLIT_COLUMN, chosen), outside)
+
+
+def _refuse_window(split: SplitConfig, test_ms: int, last_ms: int) -> InputDataError:
+    step_ms = (split.step_days or split.test_days or 0) * _DAY_MS
+    last_window = (last_ms - test_ms) // step_ms + split.window
+    test, last = show_span((test_ms, last_ms))
+    return InputDataError(
+        f"window {split.window} of the backtest begins to test after the log has ended",
+        received=f"test from {test}, log until {last}",
+        allowed="shorter train_days" if last_window < 0 else f"split.window 0 to {last_window}",
+        fix="choose an earlier window, or declare fewer days",
+    )
+
+
+def show_span(span: Span) -> list[str | None]:
+    """Returns both bounds as ISO timestamps, in minutes where these are whole."""
+    return [
+        None
+        if bound is None
+        else str(np.datetime64(bound, "ms").astype(f"datetime64[{'s' if bound % 60_000 else 'm'}]"))
+        for bound in span
+    ]
+
+
 def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = None) -> DataFrame:
-    """Adds `__split` to kept events; with leave_one_out also `__short_user`.
+    """Adds `__split`; with leave_one_out also `__short_user`: all events of these stay in train.
 
-    That is true at the last sample of each user with too few of them: all stay in train.
-
-    Args:
-        events: Kept events; with users also their `__position` and `__total` (events of the
-            user), where events may be no samples the same of samples, and `__given_test`,
-            `__given_validation` and the day of a sliding window.
-        config: The build's config; `split` is the strategy.
-        dates: The run's days, which fractions and durations of a temporal split go by.
+    Fractions and durations of a temporal split go by the run's days. A sliding window has split
+    events before, see `split_by_window`.
     """
     split, user = config.split, config.events.user
+    if split.strategy == "sliding":
+        return events
     if split.strategy == "temporal":
         return events.withColumn(SPLIT_COLUMN, _temporal(events, config, dates))
-    if split.strategy == "sliding":
-        return events.withColumn(SPLIT_COLUMN, _split_by_window(split))
     if split.strategy == "hash":
         return events.withColumn(SPLIT_COLUMN, _hash(config))
     if split.strategy == "given" and (user is None or split.validation_source):
@@ -129,17 +265,15 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     has not seen yet, encoders are not fitted on.
     """
     split, (position, total) = config.split, _sample_columns(config)
-    remaining = F.col(total) - F.col(position)
-    enough = F.col(total) >= split.least_events
+    remaining, enough = F.col(total) - F.col(position), F.col(total) >= LEAST_EVENTS
     if split.strategy == "given":
         is_test = F.col(GIVEN_TEST_COLUMN)
         remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
     else:
-        is_test = enough & (remaining < split.leave_out)
+        is_test = enough & (remaining == 0)
     validation = F.lit(False)
     if split.validation:
-        last = (remaining >= split.leave_out) & (remaining < 2 * split.leave_out)
-        validation = enough & last & ~is_test
+        validation = enough & (remaining == 1) & ~is_test
         if split.validation_users is not None:
             chosen = _choose_users(events, user, config)
             events = events.join(F.broadcast(chosen), user, "left")
@@ -149,36 +283,6 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     if split.strategy == "given":
         return events
     return events.withColumn(SHORT_USER_COLUMN, ~enough & (remaining == 0))
-
-
-def _given(config: BuildConfig) -> Column:
-    split = F.when(F.col(GIVEN_TEST_COLUMN), TEST).when(F.col(GIVEN_VALIDATION_COLUMN), VALIDATION)
-    if config.split.validation and config.split.validation_source is None:
-        held_out = _key_fraction(config, ROW_COLUMNS) < config.split.validation_fraction
-        split = split.when(held_out, VALIDATION)
-    return split.otherwise(TRAIN)
-
-
-def _hash(config: BuildConfig) -> Column:
-    """All rows of a key go one way; equal rows do, where the row's content is the key."""
-    split, user = config.split, config.events.user
-    key = split.key or user
-    fraction = _key_fraction(config, (key,) if key else ROW_COLUMNS)
-    chosen = F.when(fraction < split.test_fraction, TEST)
-    if split.validation:
-        chosen = chosen.when(fraction < split.test_fraction + split.validation_fraction, VALIDATION)
-    return chosen.otherwise(TRAIN)
-
-
-def _key_fraction(config: BuildConfig, key: Sequence[str]) -> Column:
-    seed = config.output.seed if config.split.seed is None else config.split.seed
-    return hash_fraction(F.lit(seed), F.lit("split"), *map(F.col, key))
-
-
-def _split_by_window(split: SplitConfig) -> Column:
-    day, train_days = F.col(WINDOW_COLUMN), split.train_days or 0
-    validation = F.when(day < train_days + (split.validation_days or 0), VALIDATION)
-    return F.when(day < train_days, TRAIN).otherwise(validation.otherwise(TEST))
 
 
 def _sample_columns(config: BuildConfig) -> tuple[str, str]:
@@ -191,7 +295,7 @@ def _sample_columns(config: BuildConfig) -> tuple[str, str]:
 def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFrame:
     """The users with the smallest hashes: the same ones however the data is partitioned."""
     total, seed = _sample_columns(config)[1], config.output.seed
-    users = events.where(F.col(total) >= config.split.least_events).select(user).distinct()
+    users = events.where(F.col(total) >= LEAST_EVENTS).select(user).distinct()
     return (
         users.orderBy(F.xxhash64(F.lit(seed), F.col(user)), F.col(user))
         .limit(config.split.validation_users or 0)
@@ -199,38 +303,106 @@ def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFram
     )
 
 
+def _given(config: BuildConfig) -> Column:
+    split = F.when(F.col(GIVEN_TEST_COLUMN), TEST).when(F.col(GIVEN_VALIDATION_COLUMN), VALIDATION)
+    if config.split.validation and config.split.validation_source is None:
+        held_out = _key_fraction(config, ROW_COLUMNS) < config.split.validation_fraction
+        split = split.when(held_out, VALIDATION)
+    return split.otherwise(TRAIN)
+
+
+def _hash(config: BuildConfig) -> Column:
+    """All rows of a key go one way; equal rows do, where the row's content is the key."""
+    split = config.split
+    key = split.key or config.events.user
+    fraction = _key_fraction(config, (key,) if key else ROW_COLUMNS)
+    chosen = F.when(fraction < split.test_fraction, TEST)
+    if split.validation:
+        chosen = chosen.when(fraction < split.test_fraction + split.validation_fraction, VALIDATION)
+    return chosen.otherwise(TRAIN)
+
+
+def _key_fraction(config: BuildConfig, key: Sequence[str]) -> Column:
+    return hash_fraction(F.lit(config.output.seed), F.lit("split"), *map(F.col, key))
+
+
 def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> Column:
-    time = config.events.time
-    if time is None:
-        raise InputDataError(
-            "a temporal split needs a time column",
-            received="events.time: null",
-            fix="declare events.time, or use split.strategy: leave_one_out",
-        )
-    bounds = find_bounds(config, end_of_days(dates))
+    bounds = find_bounds(config, dates.span_ms[1] if dates else None)
     if bounds.test is None or (config.split.validation and bounds.validation is None):
         bounds = _measure_bounds(events, config, dates)
     split = F.lit(TRAIN)
     for name, first in ((VALIDATION, bounds.validation), (TEST, bounds.test)):
         if first is not None:
-            split = F.when(F.col(time) >= first, name).otherwise(split)
+            split = F.when(F.col(EVENT_TS_COLUMN) >= first, name).otherwise(split)
     return split
 
 
 def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> SplitBounds:
     """Finds bounds that go by the times of the samples, in a run with days by those inside."""
-    split, time = config.split, config.events.time or ""
-    samples = events.where(F.col(DROP_COLUMN).isNull() & F.col(NOT_SAMPLED_COLUMN).isNull())
+    split, time, ms = config.split, config.events.time or "", ms_per_unit(config.events.time_unit)
+    samples = events.where(is_sample())
     if dates is not None:
         samples = samples.where(is_inside(dates))
     late = 1 - split.test_fraction
     # Exact percentiles: the approximate ones depend on how the data is partitioned.
-    row = samples.agg(
+    test, validation, newest = samples.agg(
         F.percentile(time, F.lit(late)),
         F.percentile(time, F.lit(late - split.validation_fraction)),
         F.max(EVENT_TS_COLUMN),
     ).collect()[0]
-    if row[2] is None:  # No sample: the counts say so.
+    if newest is None:  # No sample: the counts say so.
         return SplitBounds(None, None)
-    end = end_of_days(dates) or end_of_log(split, row[2])
-    return find_bounds(config, end, SplitBounds(int(row[1]), int(row[0])))
+    end = dates.span_ms[1] if dates else end_of_log(split, newest)
+    return find_bounds(config, end, SplitBounds(int(validation) * ms, int(test) * ms))
+
+
+def check_built_by_day(config: BuildConfig) -> None:
+    """Refuses what makes other records of an event where other days are read with its own.
+
+    Days that are built one by one would not fit each other: an event is the last one of its user,
+    or the newest of the log, only until the next day is there.
+    """
+    for received, allowed in _list_moving(config):
+        raise ConfigError(
+            "output.partition_overwrite: dynamic keeps records of other days, and this makes "
+            "other ones of an event with each day that follows it",
+            received=received,
+            allowed=allowed,
+            fix="change it, or build all days in each run: --set output.partition_overwrite=static",
+        )
+
+
+def _list_moving(config: BuildConfig) -> Iterator[tuple[str, str]]:
+    """Yields what of a config moves with the days that are read, and what would not."""
+    yield from _list_moving_splits(config.split)
+    for source in (config.split.test_source, config.split.validation_source):
+        # Events without times come after whatever log is read.
+        if source is not None and config.sources[source].column(config.events.time or "") is None:
+            received = f"split.strategy: given, with events of {source!r} that have no time"
+            yield received, f"given events with the log's column {config.events.time!r}"
+    if config.train_samples != "all":
+        received = f"train_samples: {config.train_samples}, counted from each user's last event"
+        yield received, "train_samples: all"
+    if config.weights is not None and config.weights.half_life_days is not None:
+        received = f"weights.half_life_days: {config.weights.half_life_days:g}"
+        yield received, "weights without half_life_days: it counts from the newest event"
+    if DATE_PARTITION in config.output.partition_by and DATE_PARTITION in config.event_column_types:
+        yield (
+            f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads",
+            f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time",
+        )
+
+
+def _list_moving_splits(split: SplitConfig) -> Iterator[tuple[str, str]]:
+    fixed = "temporal with fixed test_from_ts and validation_from_ts"
+    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
+    keeps_validation = split.validation is not True or split.validation_from_ts is not None
+    if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
+        how = "by fractions" if split.test is None else f"test: {split.test}"
+        yield f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
+    if split.strategy == "leave_one_out":
+        yield "split.strategy: leave_one_out, the last events of each user", others
+    if split.strategy == "sliding" and split.start_date is None:
+        yield "split.strategy: sliding without start_date, from the log's first day", others
+    if split.strategy == "given" and split.validation is True and split.validation_source is None:
+        yield "split.strategy: given, with validation from the end of the log", others

@@ -6,8 +6,8 @@ start, so that the work per event does not grow with the events inside the windo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial, reduce
+from collections.abc import Callable, Collection, Sequence
+from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig, WindowedFeatureConfig
-from etl.events.histories import matches
-from etl.events.identity import DROP_COLUMN, EVENT_TS_COLUMN, spread_lone
+from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, kept, spread_lone
+from etl.events.conditions import matches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,24 +27,11 @@ _ASKING = "asking"
 
 
 def add_windowed_features(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds every rolling feature to each event.
+    """Adds every rolling feature to each event: int64 counts, float32 rates.
 
-    Args:
-        events: Events with `__drop` (those left out do not count) and `__event_ts_ms`.
-        config: The build's config.
-
-    Returns:
-        The events with a column per feature: int64 counts, float32 rates. An event with a null
-        key has nothing before it.
+    Events that are left out do not count. An event with a null key has nothing before it.
     """
-    by_keys: dict[tuple[str, ...], dict[str, Column]] = {}
-    for rolling in config.rolling:
-        count = _counter(events, rolling)
-        by_keys.setdefault(rolling.keys, {})[rolling.name] = _value(rolling, count)
-    # One sort per set of keys, whatever the number of its features.
-    for columns in by_keys.values():
-        events = events.withColumns(columns)
-    return events
+    return _add(events, config.rolling, least_age_ms=1)
 
 
 def count_again(
@@ -53,62 +40,54 @@ def count_again(
     """Computes the rolling features anew of rows whose keys are no longer those of their event.
 
     Each row sees what the log holds of its own keys strictly before its own time, and no other
-    row: the value that an event with these keys would have had there.
-
-    Args:
-        rows: Rows with `__event_ts_ms` and `__drop`.
-        log: Every event, those that are left out with their reason in `__drop`: these do not
-            count.
-        config: The build's config.
-        changed: Columns that hold another value than the event's.
+    row: the value that an event with these keys would have had there. `changed` are the columns
+    that hold another value than the event's.
     """
     chosen = [rolling for rolling in config.rolling if not set(rolling.keys).isdisjoint(changed)]
     if not chosen:
         return rows
-    rates = [rolling.rate.out_of for rolling in chosen if rolling.rate]
-    wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
-    read = {key for rolling in chosen for key in rolling.keys}
-    read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
-    no_reason = F.lit(None).cast("string").alias(DROP_COLUMN)
-    counted = log.where(F.col(DROP_COLUMN).isNull()).select(*sorted(read), no_reason)
-    own = rows.drop(*(rolling.name for rolling in chosen)).withColumn(DROP_COLUMN, F.lit(_ASKING))
-    both = own.unionByName(counted, allowMissingColumns=True)
-    recounted = add_windowed_features(both, config.model_copy(update={"rolling": tuple(chosen)}))
-    return recounted.where(F.col(DROP_COLUMN) == _ASKING).withColumn(
-        DROP_COLUMN, F.lit(None).cast("string")
-    )
+    counted = _ask(rows.drop(*(rolling.name for rolling in chosen)), log, chosen, least_age_ms=1)
+    return counted.withColumn(DROP_COLUMN, F.lit(None).cast("string"))
 
 
 def add_latest_windowed_features(
     rows: DataFrame, log: DataFrame, config: BuildConfig, key: str
 ) -> DataFrame:
-    """Adds to each row the rolling features by one key as they stand at the end of the log.
-
-    Args:
-        rows: One row per value of `key`.
-        log: Every event, as for `count_again`.
-        config: The build's config.
-        key: Features by this key alone are added.
-    """
+    """Adds to each row the rolling features by `key` alone as they stand at the log's end."""
     chosen = [rolling for rolling in config.rolling if rolling.keys == (key,)]
     if not chosen:
         return rows
-    events = log.where(F.col(DROP_COLUMN).isNull())
-    end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
-    timed = events.crossJoin(end).withColumn(
-        "__age_ms", F.col("__end_ts_ms") - F.col(EVENT_TS_COLUMN)
-    )
-    values = {
-        rolling.name: _value(rolling, partial(_count_aged, timed, rolling)) for rolling in chosen
-    }
-    latest = timed.groupBy(key).agg(*[value.alias(name) for name, value in values.items()])
-    joined = rows.join(latest, key, "left")
-    nothing = {
-        rolling.name: _value(rolling, lambda where: F.lit(0).cast("bigint")) for rolling in chosen
-    }
-    return joined.withColumns(
-        {name: F.coalesce(F.col(name), value) for name, value in nothing.items()}
-    )
+    end = F.broadcast(kept(log).agg(F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN)))
+    counted = _ask(rows.crossJoin(end), log, chosen, least_age_ms=0)
+    return counted.drop(EVENT_TS_COLUMN, DROP_COLUMN)
+
+
+def _ask(
+    rows: DataFrame, log: DataFrame, chosen: Sequence[WindowedFeatureConfig], least_age_ms: int
+) -> DataFrame:
+    """Adds to each row what the log holds of its keys at its time; no row counts for another."""
+    rates = [rolling.rate.out_of for rolling in chosen if rolling.rate]
+    wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
+    read = {key for rolling in chosen for key in rolling.keys}
+    read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
+    no_reason = F.lit(None).cast("string").alias(DROP_COLUMN)
+    asking = rows.withColumn(DROP_COLUMN, F.lit(_ASKING))
+    counted = kept(log).select(*sorted(read), no_reason)
+    both = asking.unionByName(counted, allowMissingColumns=True)
+    return _add(both, chosen, least_age_ms).where(F.col(DROP_COLUMN) == _ASKING)
+
+
+def _add(
+    events: DataFrame, features: Sequence[WindowedFeatureConfig], least_age_ms: int
+) -> DataFrame:
+    by_keys: dict[tuple[str, ...], dict[str, Column]] = {}
+    for rolling in features:
+        count = _counter(events, rolling, least_age_ms)
+        by_keys.setdefault(rolling.keys, {})[rolling.name] = _value(rolling, count)
+    # One sort per set of keys, whatever the number of its features.
+    for columns in by_keys.values():
+        events = events.withColumns(columns)
+    return events
 
 
 def windowed_feature_names(config: BuildConfig, key: str) -> set[str]:
@@ -128,10 +107,10 @@ def _value(rolling: WindowedFeatureConfig, count: WindowCounter) -> Column:
     return ((hits + F.lit(a)) / (count(rolling.rate.out_of) + F.lit(a + b))).cast("float")
 
 
-def _counter(events: DataFrame, rolling: WindowedFeatureConfig) -> WindowCounter:
+def _counter(events: DataFrame, rolling: WindowedFeatureConfig, least_age_ms: int) -> WindowCounter:
     has_keys = reduce(and_, [F.col(key).isNotNull() for key in rolling.keys])
     by_time = Window.partitionBy(*rolling.keys, spread_lone(~has_keys)).orderBy(EVENT_TS_COLUMN)
-    delay_ms = max(1, 1000 * (rolling.delay_s or 0))
+    delay_ms = max(least_age_ms, 1000 * (rolling.delay_s or 0))
 
     def count(where: EventConditionConfig | None) -> Column:
         counts = F.col(DROP_COLUMN).isNull() & matches(events, where)
@@ -147,13 +126,3 @@ def _counter(events: DataFrame, rolling: WindowedFeatureConfig) -> WindowCounter
         return F.when(has_keys, found).otherwise(F.lit(0).cast("bigint"))
 
     return count
-
-
-def _count_aged(
-    events: DataFrame, rolling: WindowedFeatureConfig, where: EventConditionConfig | None
-) -> Column:
-    age = F.col("__age_ms")
-    recent = age >= 1000 * (rolling.delay_s or 0)
-    if rolling.window_days:
-        recent = recent & (age <= round(rolling.window_days * _MS_PER_DAY))
-    return F.count_if(recent & matches(events, where))

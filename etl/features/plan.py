@@ -25,10 +25,10 @@ from conf.etl.encodings import (
     TopPerGroupConfig,
     VocabularyConfig,
 )
-from conf.etl.events import UserHistoryConfig
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
 from conf.schema import Role
+from etl.events.columns import CANDIDATES
 
 
 def value_type(column_type: str) -> str:
@@ -60,43 +60,9 @@ def made_sample_columns(config: BuildConfig) -> dict[str, str]:
     return dict.fromkeys(sampling_columns(config), "float32")
 
 
-def all_histories(config: BuildConfig) -> tuple[UserHistoryConfig, ...]:
-    """Returns the plain history, where there is one, and the declared ones."""
-    if config.history is None:
-        return config.histories
-    plain = UserHistoryConfig(name=config.history.name, max_len=config.history.max_len)
-    return (plain, *config.histories)
-
-
-def reads_label(config: BuildConfig, columns: Collection[str]) -> bool:
-    """Returns whether event columns tell a declared label, or what it is made of.
-
-    Any may tell a conversion, which counts from the event's own time on: the log can hold it too.
-    """
-    if columns and any(label.conversion for label in config.all_labels):
-        return True
-    told = {
-        origin
-        for label in config.all_labels
-        if label.column is not None
-        for origin in _find_origins(config, label.column)
-    }
-    return any(not told.isdisjoint(_find_origins(config, column)) for column in columns)
-
-
-def _find_origins(config: BuildConfig, column: str) -> set[tuple[str, str]]:
-    """Source and field that an event column is read from, and those of the key that gives it."""
-    for join in config.joins:
-        if column in join.added_columns(config.sources[join.source]):
-            key = _find_origins(config, join.column)
-            return {*key, (join.source, config.sources[join.source].find_field(column))}
-    log = config.events.source
-    return {(log, config.sources[log].find_field(column))}
-
-
 def history_names(config: BuildConfig) -> tuple[str, ...]:
     """Returns the columns of all histories: lists that are known for a user without an event."""
-    return tuple(name for history in all_histories(config) for name in history.made)
+    return tuple(name for history in config.all_histories for name in history.made)
 
 
 def brought_items(config: BuildConfig) -> str | None:
@@ -111,7 +77,7 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the types of the columns that histories, sessions and windowed features make."""
     made: dict[str, str] = {}
     origins, types = column_origins(config), config.event_column_types
-    for history in all_histories(config):
+    for history in config.all_histories:
         made |= {
             name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
             for name in history.made
@@ -126,7 +92,7 @@ def column_origins(config: BuildConfig) -> dict[str, str]:
     """Returns the event column whose values each made list holds; gaps have none."""
     of_histories = {
         name: column
-        for history in all_histories(config)
+        for history in config.all_histories
         for name, column in (
             (history.name, config.events.item or ""),
             *((history.carried(column), column) for column in history.columns),
@@ -237,7 +203,6 @@ def _raw_list_type(column_type: str) -> str:
 
 
 SEEN = "seen"
-CANDIDATES = "candidates"
 EVENT_NUMBER = "event_number"
 """Column with the number of an event among its user's, where `seen` does not hold all of them."""
 
@@ -388,7 +353,7 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
         best = min(found, key=_rank_as_key, default=None)
         return None if best is None else best.name
 
-    whole = [history.name for history in all_histories(config) if history.is_whole]
+    whole = [history.name for history in config.all_histories if history.is_whole]
     histories = [find(column) for column in (config.events.history, *whole)]
     return DatasetKeys(
         user=find(config.events.user, "user"),

@@ -16,19 +16,18 @@ from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.number_fit import add_folds
-from etl.events.event_log import kept
-from etl.events.histories import add_histories, add_latest_histories, find_position
-from etl.events.identity import (
+from etl.events.columns import (
     EVENT_TS_COLUMN,
+    NOT_SAMPLED_COLUMN,
     POSITION_COLUMN,
-    add_seen,
-    build_sequences,
-    collect_sequence,
+    SEEN_COLUMN,
+    SPLIT_COLUMN,
     fold_columns,
+    kept,
 )
+from etl.events.conditions import find_position, find_where_columns
+from etl.events.histories import add_histories, add_latest_histories
 from etl.events.joins import plan_joins, select_latest
-from etl.events.sample_filter import NOT_SAMPLED_COLUMN, SEEN_COLUMN, find_where_columns
-from etl.events.splits import SPLIT_COLUMN
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.features.plan import (
     EVENT_NUMBER,
@@ -42,6 +41,9 @@ from etl.sources.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+_SEQUENCE, _OWNER = "__sequence", "__sequence_of"
 
 
 def user_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
@@ -129,10 +131,17 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
         return samples
     if config.numbers_events:
         samples = samples.withColumn(EVENT_NUMBER, _number_event(config))
-    sequences = build_sequences(events, user, _seen_item(config))
+    sequences = events.groupBy(F.col(user).alias(_OWNER)).agg(
+        _collect_sequence(_seen_item(config)).alias(_SEQUENCE)
+    )
     is_evaluated = F.col(SPLIT_COLUMN) != TRAIN
-    before = find_position(config, find_where_columns(config, config.seen_where))
-    samples = add_seen(samples, sequences, user, SEEN, is_evaluated, before)
+    # One or few rows per user: the others pass through one join with them, and get null.
+    samples = samples.join(sequences, (F.col(user) == F.col(_OWNER)) & is_evaluated, "left")
+    before = F.col(find_position(config, find_where_columns(config, config.seen_where)))
+    seen = F.slice(F.col(_SEQUENCE), F.lit(1), before - F.lit(1))
+    # An event that is no sample may have no item.
+    seen = F.array_distinct(F.array_compact(seen))
+    samples = samples.withColumn(SEEN, seen).drop(_SEQUENCE, _OWNER)
     if (brought := _brought_and_seen(config)) is None:
         return samples
     return samples.withColumn(SEEN, F.when(is_evaluated, _join_items(F.col(SEEN), F.col(brought))))
@@ -177,17 +186,17 @@ def _join_items(items: Column, others: Column) -> Column:
     return F.array_distinct(F.array_compact(both))
 
 
+def _collect_sequence(item: Column) -> Column:
+    """All items of a group in order of `__position`, nulls among them: an aggregate."""
+    # `array_sort` would interpret a function of Spark's for every comparison.
+    pairs = F.collect_list(F.struct(POSITION_COLUMN, item.alias("item")))
+    return F.sort_array(pairs)["item"]
+
+
 def _seen_item(config: BuildConfig) -> Column:
     """The item of an event, null where the event does not make it a seen one."""
     item = F.col(config.events.item or "")
     return item if config.seen_where is None else F.when(F.col(SEEN_COLUMN), item)
-
-
-def drop_short_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
-    """Leaves out samples whose history is shorter than `history.min_len`."""
-    if config.history is None or config.history.min_len is None:
-        return samples
-    return samples.where(F.size(config.history.name) >= config.history.min_len)
 
 
 def build_users(
@@ -211,7 +220,7 @@ def build_users(
     found = [F.max(column).alias(column) for column in sorted(columns)]
     found += [_latest_brought(config, name).alias(name) for name in config.brought_history]
     if config.seen:
-        items, brought = collect_sequence(_seen_item(config)), _brought_and_seen(config)
+        items, brought = _collect_sequence(_seen_item(config)), _brought_and_seen(config)
         latest = _latest_brought(config, brought) if brought else F.array()
         found.append(_join_items(items, latest).alias(SEEN))
     attributes = events.groupBy(user).agg(*found) if found else events.select(user).distinct()
@@ -266,7 +275,7 @@ def _latest_entries(
     return [
         select_latest(sources[join.name].good, join, end).withColumnRenamed(join.key, key)
         for join in plan_joins(config, sources)
-        if join.config.as_of is not None and join.on == key
+        if join.config.as_of is not None and join.config.column == key
     ]
 
 

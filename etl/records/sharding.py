@@ -21,8 +21,12 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
 from conf.splits import EVENT_SPLITS, TRAIN
-from etl.events.identity import EVENT_TS_COLUMN, POSITION_COLUMN, identity_columns
-from etl.events.splits import SPLIT_COLUMN
+from etl.events.columns import (
+    EVENT_TS_COLUMN,
+    POSITION_COLUMN,
+    SPLIT_COLUMN,
+    identity_columns,
+)
 from etl.features.plan import FeaturePlan
 from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange, partition_path

@@ -20,7 +20,7 @@ from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema
 from conf.splits import ALL_SPLITS
 from conf.storage.locations import Compression
-from etl.events.splits import SPLIT_COLUMN
+from etl.events.columns import SPLIT_COLUMN
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite
 from etl.records.record_hooks import RecordHooks

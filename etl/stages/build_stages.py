@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from conf.errors import ConfigError
-from etl.events.date_range import (
-    OUTSIDE_DATES,
-    check_dates,
-    check_days_have_samples,
-    count_late,
-    count_outside,
-    keep_inside,
-    leave_out,
-)
-from etl.events.event_counts import EventCounts, check_not_empty, check_seen, count_events
-from etl.events.event_log import PreparedEvents, kept, prepare_events
-from etl.events.joins import UnmatchedCounts, explain_unmatched
+from etl.events.columns import kept
+from etl.events.conditions import check_where
+from etl.events.event_counts import EventCounts, check_counts, count_events, count_late
+from etl.events.event_log import PreparedEvents, prepare_events
 from etl.events.labels import add_weights
-from etl.events.negatives import Negatives, add_negatives
-from etl.events.sample_filter import check_where
-from etl.events.split_bounds import check_built_by_day, check_spans
+from etl.events.sampling import Negatives, add_negatives
+from etl.events.splits import check_built_by_day, check_dates, check_spans, is_inside
 from etl.quality.figures import VersionFigures, share_kept, share_matched
 from etl.quality.lint import (
     find_early_ends,
@@ -35,7 +25,7 @@ from etl.quality.rules import ask_rules
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView
 from etl.records.fitted_encoders import fit_encoders, take_over_encoders
-from etl.records.samples import build_samples, check_served_columns, drop_short_histories
+from etl.records.samples import build_samples, check_served_columns
 from etl.records.sharding import check_partition_columns
 from etl.records.stage import RecordInputs, RecordStage
 from etl.sources.bad_rows import settle_bad_rows
@@ -77,37 +67,19 @@ def _count_events(build: Build, prepared: PreparedEvents) -> EventCounts:
     inputs, frame = build.inputs, prepared.frame
     config, dates = inputs.config, inputs.request.dates
     counts = count_events(frame, config, prepared.conversions, dates)
-    lost = {name: {"rows": c.rows, **c.lost} for name, c in prepared.conversions.items()}
-    counts = replace(counts, lost_conversions=lost)
-    unmatched = UnmatchedCounts(counts.rows, counts.unmatched)
-    hints = explain_unmatched(frame, config, build.counted.sources, unmatched)
-    for hint in hints:
-        logger.warning("%s", hint)
-    build.checks.check_matches(counts.matches, counts.lost_conversions, hints)
+    build.checks.check_matches(counts.matches, counts.lost_conversions)
     build.checks.warn(find_early_ends(config, prepared.conversions))
     build.checks.warn(find_unturned_lists(config))
     build.checks.warn(find_short_lookback(config, dates))
     build.checks.warn(find_test_in_log(config, counts))
-    outside: Mapping[str, Mapping[str, int]] = {}
-    if dates is not None and config.events.time is not None:
-        outside = count_outside(build.events, dates)
-        early = sum(outside.get(OUTSIDE_DATES, {}).values())
-        late, delivered = count_late(
-            inputs.spark, config, dates, early, sum(counts.splits.values())
-        )
+    if dates is not None:
+        late, delivered = count_late(inputs.spark, config, dates, counts)
         counts = replace(counts, late=late, delivered=delivered)
         build.checks.warn(find_late(config, counts))
-        days = config.sources[config.events.source].days
-        may_be_empty = days is not None and days.allow_empty_days
-        check_days_have_samples(counts, outside, dates, allow_empty=may_be_empty)
-    if inputs.base is None:  # Single days of a dataset need not have each split.
-        check_not_empty(counts, config, hints)
-        check_seen(counts, config)
+    check_counts(counts, config, dates, replaces_days=inputs.base is not None)
     if counts.seen is not None:
         logger.info("%d of %d events count as seen", counts.seen, counts.joined)
-    if dates is None:
-        return counts
-    return leave_out(counts, outside, dates, allow_empty=inputs.base is not None)
+    return counts
 
 
 JOIN_EVENTS = Stage("join and split events", _join_events, _check_event_config)
@@ -171,13 +143,10 @@ def _write_records(build: Build) -> None:
 
 def _sample_events(build: Build) -> Negatives:
     config, dates = build.inputs.config, build.inputs.request.dates
-    samples = drop_short_histories(build_samples(build.events, config), config)
-    all_samples = None
-    if config.history is not None and config.history.min_len is not None:
-        all_samples = samples
-    if dates is not None and config.events.time is not None:
-        samples = keep_inside(samples, dates)
-    return add_negatives(samples, build.log, config, build.counted.sources, all_samples)
+    samples = build_samples(build.events, config)
+    if dates is not None:
+        samples = samples.where(is_inside(dates))
+    return add_negatives(samples, build.log, config, build.counted.sources)
 
 
 WRITE_RECORDS = Stage("write records", _write_records, _check_record_config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from conf.errors import InputDataError, InternalError, read_code_version
+from conf.errors import InternalError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import RowCounts, SplitInfo
 from conf.splits import EVENT_SPLITS
@@ -22,8 +22,6 @@ from etl.sources.bad_rows import SourceCounts
 from etl.stages.build_stages import STAGES
 from etl.stages.stage import Build, BuildInputs, ConfigChecks, StageClock
 from etl.versions.run_fingerprint import RunRequest
-
-_HISTORY_TOO_SHORT = "history_too_short"
 
 
 def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
@@ -127,34 +125,22 @@ def _count_outcomes(
 
     Raises:
         InternalError: Fewer or more records were written than events were kept.
-        InputDataError: A split has no sample left.
     """
     written = {split.name: split.rows for split in splits}
     drawn = drawn or {}
-    short = {s: n + drawn.get(s, 0) - written[s] for s, n in events.splits.items()}
-    filtered = config.history is not None and config.history.min_len is not None
-    if min(short.values(), default=0) < 0 or (any(short.values()) and not filtered):
+    if any(n + drawn.get(s, 0) != written[s] for s, n in events.splits.items()):
         raise InternalError(
             "the number of records written is not the number of events kept",
             received=written,
             allowed=events.splits,
             fix="nothing was published; run again, and report this if it stays",
         )
-    empty = [split for split in events.splits if not written[split]]
-    if empty:
-        raise InputDataError(
-            f"no sample of the {' and the '.join(empty)} split has a history long enough",
-            received=f"kept {written}",
-            fix="lower history.min_len",
-        )
-    too_short = sum(short.values())
-    dropped = {**events.dropped, **({_HISTORY_TOO_SHORT: too_short} if too_short else {})}
     return RowCounts(
         read={name: count.read for name, count in counts.items()},
         quarantined={name: count.bad for name, count in counts.items()},
         joined=events.joined,
         kept=written,
-        dropped=dropped,
+        dropped=events.dropped,
         drawn=drawn,
         unmatched=events.unmatched,
         lost_conversions=events.lost_conversions,

@@ -28,7 +28,7 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         InputDataError: A source file is missing or empty.
     """
     from conf.storage.locations import find_path
-    from etl.events.split_bounds import plan_spans
+    from etl.events.splits import plan_spans, show_span
 
     dates = request.dates
     features, inputs = check_build(config, request)
@@ -38,7 +38,7 @@ def plan(config: BuildConfig, request: RunRequest) -> dict[str, Any]:
         "inputs": [
             {"source": file.source, "path": file.path, "bytes": file.bytes} for file in inputs
         ],
-        "splits": {name: span.to_json() for name, span in plan_spans(config, dates).items()},
+        "splits": {name: show_span(span) for name, span in plan_spans(config, dates).items()},
         "features": [feature.name for feature in features.features],
         "vocabularies": [vocabulary.name for vocabulary in features.vocabularies],
         "shards": _declare_shards(config),

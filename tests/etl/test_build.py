@@ -310,41 +310,26 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
     assert result.manifest.counts.dropped == {}
 
 
-def test_quarantine_stays_inside_the_version_and_short_histories_are_counted(spark, tmp_path):
+def test_quarantine_stays_inside_the_version(spark, tmp_path):
     root = tmp_path / "data sets %20 é"
     logs = write_logs(tmp_path / "logs", [*RATINGS, "broken"])
     base = build_config(logs, root).model_dump()
     base["sources"]["ratings"]["bad_rows"] = {"policy": "quarantine", "max_fraction": 0.5}
-    changes = {"history": {"name": "history", "max_len": 3, "min_len": 1}}
-    built = build_dataset(spark, build_config(logs, root, sources=base["sources"], **changes))
-    assert built.manifest.counts.dropped["history_too_short"] == 3
-    assert built.manifest.counts.kept["train"] == 3
+    built = build_dataset(spark, build_config(logs, root, sources=base["sources"]))
     (file,) = (built.version / "quarantine" / "ratings").glob("part-*")
     row = json.loads(file.read_text())
     assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data sets %20 é", "logs"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"history": {"name": "history", "max_len": 9, "min_len": 9}}, "history long enough"),
-        pytest.param(
-            {"min_count": 100},
-            "vocabulary of the items is empty",
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-)
-def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path, changes, message):
+@pytest.mark.exhaustive
+def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path):
     logs = write_logs(tmp_path / "logs")
-    if "min_count" in changes:
-        features = build_config(logs, tmp_path).model_dump()["features"]
-        encoding = {"kind": "vocabulary", "name": "item", "min_count": 100}
-        features[3]["encoding"] = features[2]["encoding"] = encoding
-        changes = {"features": features}
-    with pytest.raises(InputDataError, match=message):
-        build_dataset(spark, build_config(logs, tmp_path / "datasets", **changes))
+    features = build_config(logs, tmp_path).model_dump()["features"]
+    encoding = {"kind": "vocabulary", "name": "item", "min_count": 100}
+    features[3]["encoding"] = features[2]["encoding"] = encoding
+    with pytest.raises(InputDataError, match="vocabulary of the items is empty"):
+        build_dataset(spark, build_config(logs, tmp_path / "datasets", features=features))
     assert not (tmp_path / "datasets" / "small" / "CURRENT").exists()
 
 

@@ -42,7 +42,6 @@ def data(tmp_path) -> dict[str, Any]:
         ("sources.users.columns.0.type", "string", "the key 'user' is string"),
         ("sources.users.columns.1.name", "Rating", "already has: rating"),
         ("history.name", "rating", "are there already: rating"),
-        ("history.min_len", 99, "drops every sample"),
         ("sources.users.columns.1.minimum", 3, "cannot have bounds"),
         ("sources.users.columns.1.name", "../up", "pattern"),
         ("split", {"strategy": "hash", "test_fraction": 0.95}, "nothing to train on"),
@@ -113,7 +112,6 @@ RATE = {"name": "r", "keys": ["item"]}
         ({"histories": [{"name": "h", "columns": ["pricee"]}]}, "did you mean 'price'"),
         ({"histories": [{"name": "h"}, {"name": "h"}]}, "are there already: h; rename"),
         ({"histories": [{"name": "h", "gaps": {"name": "h"}}]}, "two columns of one name"),
-        ({"histories": [{"name": "h", "max_len": 9, "lookback": 8}]}, "below `max_len`"),
         ({"histories": [{"name": "h", "where": {"column": "action"}}]}, "either `one_of`"),
         ({"histories": [{"name": "h", "where": {"column": "action", "one_of": [1]}}]},
          "1 is no value of 'action', which is string"),
@@ -130,7 +128,6 @@ RATE = {"name": "r", "keys": ["item"]}
         ({"joins": [{**AS_OF, "as_of": {"valid_from": "sinc"}}]},
          "'sinc' is not declared in 'state'; did you mean 'since'"),
         ({"joins": [{**AS_OF, "as_of": {"valid_from": "until"}}]}, "must not be nullable"),
-        ({"joins": [{**AS_OF, "strategy": "sort_merge"}]}, "takes no"),
     ],
 )  # fmt: skip
 def test_behaviour_references_each_contradiction_is_named(changes, message):
@@ -180,7 +177,10 @@ ITEMS = {"source": "log", "item": "item"}
         ({"split": {"train_days": 3}}, "`train_days` goes with `strategy: sliding`"),
         ({"split": {"candidates": "others"}}, "`candidates` goes with `strategy: given`"),
         ({"split": {"strategy": "given"}}, "`strategy: given` needs `test_source`"),
-        ({"split": {**GIVEN, "min_events": 9}}, "`min_events` chooses validation from the log"),
+        (
+            {"split": {**GIVEN, "validation_users": 9}},
+            "`validation_users` chooses validation from the log",
+        ),
         ({"negatives": {**UNIFORM, "per_positive": 0}}, "greater than or equal to 1"),
         ({"negatives": {**UNIFORM, "alpha": 1}}, "`alpha` goes with"),
         ({"negatives": {**UNIFORM, "category": "action"}}, "in the dictionaries joined on 'item'"),

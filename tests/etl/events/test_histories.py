@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -13,14 +11,14 @@ from hypothesis import strategies as st
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventsConfig
 from conf.etl.labels import LabelConfig
+from etl.events.columns import kept
+from etl.events.conditions import find_position
 from etl.events.event_counts import count_events
-from etl.events.event_log import kept, prepare_events
-from etl.events.histories import add_histories, add_latest_histories, find_position
-from etl.events.sessions import add_sessions, current_sessions
+from etl.events.event_log import prepare_events
+from etl.events.histories import add_histories, add_latest_histories, add_sessions
 from tests.etl.events.history_reference import Event, history_of, number_sessions
 from tests.etl.logs import behaviour_config, columns, memory_source
 from tests.machine import IS_EXHAUSTIVE
-from training.evaluation.metrics import auc
 
 CLICKS = {"column": "action", "one_of": ["click"]}
 HISTORIES: list[dict[str, Any]] = [
@@ -32,7 +30,7 @@ HISTORIES: list[dict[str, Any]] = [
         "gaps": {"name": "clicks_age", "unit": "h", "log": True},
         "window_days": 1.5,
     },
-    {"name": "runs", "max_len": 3, "distinct": "consecutive", "lookback": 5, "columns": ["price"]},
+    {"name": "runs", "max_len": 3, "distinct": "consecutive", "columns": ["price"]},
     {"name": "items", "where": CLICKS, "max_len": 3, "distinct": "item", "columns": ["price"]},
     {"name": "dear", "where": {"column": "price", "at_least": 0.1}, "max_len": 2},
     {"name": "high", "where": {"column": "item", "at_least": 2.5}, "max_len": 2},
@@ -136,34 +134,17 @@ def test_no_frame_holds_more_than_the_declared_lookback(spark):
         "-2",
         "-3",
         "-4",
-        "-5",
+        "-12",
         "-11",
         "-1",
     }
 
 
-def test_a_history_of_one_user_with_most_events_is_the_same(spark):
-    events = [Event(1, i % 7, "click" if i % 50 == 0 else "view", 1.0, i) for i in range(2000)]
-    config = behaviour_config(
-        histories=[{"name": "clicks", "where": CLICKS, "max_len": 3, "columns": ["price"]}]
-    )
-    rows = add_histories(prepared(spark, config, events), config).collect()
-    by_ts = {row["ts"]: row["clicks"] for row in rows}
-    assert by_ts[0] == []
-    assert by_ts[1] == [0]
-    # The latest clicks lie up to 150 events back.
-    assert by_ts[1999] == [e.item for e in events if e.action == "click"][::-1][:3]
-    assert by_ts[100] == [50 % 7, 0]
-
-
 @pytest.mark.parametrize("distinct", ["consecutive", "item"])
-def test_repeats_are_looked_for_in_the_lookback_only(spark, distinct):
-    items = [1, 2, 2, 2, 2, 2, 2, 2]
-    events = [Event(1, item, "view", 1.0, ts) for ts, item in enumerate(items)]
-    history = {"name": "h", "max_len": 2, "distinct": distinct}
-    wide, narrow = ({**history, "lookback": n} for n in (7, 6))
-    for declared, expected in ((wide, [2, 1]), (narrow, [2])):
-        config = behaviour_config(histories=[declared])
+def test_repeats_are_looked_for_among_the_latest_alone(spark, distinct):
+    config = behaviour_config(histories=[{"name": "h", "max_len": 2, "distinct": distinct}])
+    for repeats, expected in ((7, [2, 1]), (8, [2])):
+        events = [Event(1, item, "view", 1.0, t) for t, item in enumerate([1, *[2] * repeats, 3])]
         rows = add_histories(prepared(spark, config, events), config).collect()
         assert max(rows, key=lambda row: row["ts"])["h"] == expected
 
@@ -178,23 +159,21 @@ SESSIONS_EVENTS = [
 ]
 
 
-def test_a_session_ends_after_a_gap_that_is_too_long(spark):
-    source = memory_source(
-        spark, SESSIONS_CONFIG, "log", [event.row() for event in SESSIONS_EVENTS]
-    )
-    frame = kept(prepare_events(SESSIONS_CONFIG, {"log": source}).frame)
-    rows = {(r["user"], r["ts"]): (r["visit_id"], r["visit_position"]) for r in frame.collect()}
-    assert rows == {
+def session_ids(spark, events: list[Event]) -> dict[tuple[int, int], tuple[str, int]]:
+    rows = prepared(spark, SESSIONS_CONFIG, events).collect()
+    return {(row["user"], row["ts"]): (row["visit_id"], row["visit_position"]) for row in rows}
+
+
+def test_a_session_ends_after_a_gap_and_has_the_same_name_in_days_that_are_built_apart(spark):
+    whole = {
         (1, 0): ("1-0", 1),
         (1, 600): ("1-0", 2),
         (1, 1201): ("1-1201000", 1),
         (2, 700): ("2-700000", 1),
     }
-    # The log ends at 1201: user 2's session may go on until 1300.
-    current = {
-        row["user"]: row["__session"] for row in current_sessions(frame, SESSIONS_CONFIG).collect()
-    }
-    assert current == {1: 2, 2: 1}
+    assert session_ids(spark, SESSIONS_EVENTS) == whole
+    later = {key: name for key, name in whole.items() if key[1] > 600}
+    assert session_ids(spark, SESSIONS_EVENTS[3:]) == later
 
 
 def test_windows_and_gaps_end_at_their_very_millisecond(spark):
@@ -210,47 +189,7 @@ def test_windows_and_gaps_end_at_their_very_millisecond(spark):
     assert [row["visit_id"] for row in rows] == ["1-0", "1-0", "1-60480000"]
 
 
-def test_sessions_of_days_that_are_built_apart_have_names_of_their_own(spark):
-    whole = session_ids(spark, SESSIONS_EVENTS)
-    assert session_ids(spark, SESSIONS_EVENTS[3:]) == {
-        key: name for key, name in whole.items() if key != (1, 0) and key != (1, 600)
-    }
-
-
-def session_ids(spark, events: list[Event]) -> dict[tuple[int, int], str]:
-    source = memory_source(spark, SESSIONS_CONFIG, "log", [event.row() for event in events])
-    frame = kept(prepare_events(SESSIONS_CONFIG, {"log": source}).frame)
-    return {(row["user"], row["ts"]): row["visit_id"] for row in frame.collect()}
-
-
 LABEL = {"column": "action", "equals": "click"}
-
-
-def impressions(users: int, requests: int, shown: int) -> list[Event]:
-    """Requests of several items, of which chance has one clicked; the click stands anywhere."""
-    rng = np.random.default_rng(5)
-    events = []
-    for user, request in itertools.product(range(users), range(requests)):
-        clicked, items = rng.integers(shown), rng.choice(1000, shown, replace=False)
-        for place in range(shown):
-            action = "click" if place == clicked else "view"
-            events.append(Event(user, int(items[place]), action, 0.5, 3600 * request))
-    return events
-
-
-def test_clicks_that_are_noise_cannot_be_told_from_the_gaps(spark):
-    """The gap to a click of one's own request is 0, which said that this row has no click."""
-    gaps = {"name": "ages", "unit": "h"}
-    history = {"name": "clicks", "where": CLICKS, "max_len": 3, "gaps": gaps}
-    config = behaviour_config(histories=[history], label=LABEL)
-    rows = add_histories(prepared(spark, config, impressions(60, 12, 4)), config).collect()
-    features = np.array([[1.0, *row["ages"], *[99.0] * 3][:4] for row in rows])
-    features = np.concatenate([features, features == 0, features == 99], axis=1)
-    labels = np.array([row["label"] for row in rows]) > 0.5
-    weights = np.linalg.lstsq(features, labels, rcond=None)[0]
-    assert labels.mean() == 0.25
-    assert 0.47 < auc(labels, features @ weights) < 0.53
-    assert min(min(row["ages"], default=1.0) for row in rows) >= 1.0
 
 
 def test_a_purchase_that_the_log_holds_too_is_not_in_the_history_of_the_view_it_came_with(spark):

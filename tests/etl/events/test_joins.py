@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.events import JoinConfig
-from etl.events.identity import DROP_COLUMN
 from etl.events.joins import (
     DictionaryJoin,
-    UnmatchedCounts,
     check_unique_key,
-    choose_strategy,
     count_matches,
-    explain_unmatched,
     join_as_of,
-    join_dictionaries,
     join_dictionary,
-    plain_key,
     plan_joins,
     read_matches,
     refuse_unmatched,
@@ -40,7 +32,7 @@ def test_versions_of_a_key_are_told_apart_and_repeats_are_refused(spark):
     dictionary = spark.createDataFrame(rows, "key string, since bigint, known bigint")
     as_of = {"valid_from": "since", "known_at": "known"}
     config = JoinConfig.model_validate({"source": "d", "column": "key", "as_of": as_of})
-    columns = DictionaryJoin("d", "key", config).unique_columns
+    columns = DictionaryJoin("key", config).unique_columns
     assert columns == ("key", "since", "known")
     check_unique_key("d", dictionary, columns)
     with pytest.raises(InputDataError, match=r"not unique by its key \(key, since\)") as refused:
@@ -48,23 +40,12 @@ def test_versions_of_a_key_are_told_apart_and_repeats_are_refused(spark):
     assert "a 1 (2 rows)" in str(refused.value)
 
 
-DICTIONARY = "id bigint, title string"
-# Bounds at which some thousands of events are many.
-SPLITS_EARLY = {
-    "skewJoin.skewedPartitionFactor": "2",
-    "skewJoin.skewedPartitionThresholdInBytes": "10KB",
-    "advisoryPartitionSizeInBytes": "10KB",
-    "coalescePartitions.enabled": "false",
-}
-
 KEYS = st.one_of(st.just(7), st.integers(0, 20), st.none())
 
 
-def build_join(strategy: str = "auto", **changes: Any) -> DictionaryJoin:
-    config = JoinConfig.model_validate(
-        {"source": "items", "column": "item", "strategy": strategy, **changes}
-    )
-    return DictionaryJoin("items", "id", config, 100)
+def build_join(is_small: bool = False, **changes: Any) -> DictionaryJoin:
+    config = JoinConfig.model_validate({"source": "items", "column": "item", **changes})
+    return DictionaryJoin("id", config, is_small)
 
 
 def events_frame(spark: Any, keys: list[int | None]) -> Any:
@@ -88,8 +69,8 @@ def test_every_strategy_gives_the_rows_of_a_plain_search(spark, keys, known):
         (n, key if key is None else int(key), table.get(key), _reason(key, known))
         for n, key in enumerate(keys)
     )
-    for strategy in ("broadcast", "sort_merge"):
-        join = build_join(strategy)
+    for is_small in (True, False):
+        join = build_join(is_small)
         joined = join_dictionary(events_frame(spark, keys), dictionary, join)
         rows = [(r["n"], r["item"], r["title"], r["__drop"]) for r in joined.collect()]
         assert sorted(rows) == expected
@@ -101,30 +82,6 @@ def _reason(key: int | None, known: Collection[int]) -> str | None:
     return None if key in known else "unmatched:items"
 
 
-def test_a_frequent_key_is_split_over_tasks_and_no_event_is_lost(spark):
-    session = spark.newSession()
-    for name, value in SPLITS_EARLY.items():
-        session.conf.set(f"spark.sql.adaptive.{name}", value)
-    keys = [7] * 60_000 + [None] * 20_000 + list(range(100, 300))
-    events = events_frame(session, keys)
-    dictionary = session.createDataFrame([(k, f"item {k}") for k in range(250)], DICTIONARY)
-    joined = join_dictionary(events.repartition(8), dictionary, build_join("sort_merge"))
-    drops = Counter((row["item"], row["title"], row["__drop"]) for row in joined.collect())
-    assert drops == Counter(
-        (key, f"item {key}" if key is not None and key < 250 else None, _reason(key, range(250)))
-        for key in keys
-    )
-    plan = joined._jdf.queryExecution().executedPlan().toString()
-    assert "SortMergeJoin(skew=true)" in plan
-
-
-def test_auto_goes_by_the_size_of_the_files():
-    assert choose_strategy(build_join(broadcast_bytes=100)) == "broadcast"
-    assert choose_strategy(build_join(broadcast_bytes=99)) == "sort_merge"
-    unknown = DictionaryJoin("items", "id", build_join().config)
-    assert choose_strategy(unknown) is None
-
-
 def test_kept_events_are_noted_and_refused_where_all_must_match(spark):
     dictionary = spark.createDataFrame([(1, "x")], "id bigint, title string")
     dictionary = dictionary.selectExpr("*", "id AS __order")
@@ -132,60 +89,9 @@ def test_kept_events_are_noted_and_refused_where_all_must_match(spark):
     joined = join_dictionary(events, dictionary, build_join(unmatched="keep"))
     assert [row["__drop"] for row in joined.collect()] == [None] * 3
     with pytest.raises(InputDataError, match="no entry in dictionary 'items'") as refused:
-        refuse_unmatched(joined, dictionary, build_join(unmatched="fail"))
+        refuse_unmatched(joined, build_join(unmatched="fail"))
     assert "item = 2 (unknown_key)" in str(refused.value)
     assert "item = None (null_key)" in str(refused.value)
-
-
-SPELLINGS = [  # of one key, then of others
-    ["7", "007", " 7", "7 ", "7.0", "7.00", "\ufeff7", "\u00a07"],
-    ["Ab c", "ab c", "AB  C", "ab\u00a0c\t"],
-    ["-5", "-05", "-5.0"],
-    ["0", "00", "0.0"],
-    ["7.5"],
-    ["70"],
-    ["x7"],
-    ["1.0.0"],
-]
-
-
-def test_text_keys_are_compared_without_what_writers_change(spark):
-    rows = [(text, group) for group, texts in enumerate(SPELLINGS) for text in texts]
-    frame = spark.createDataFrame(rows, "key string, wanted int")
-    found: dict[str, set[int]] = {}
-    for row in frame.select(plain_key(F.col("key")).alias("plain"), "wanted").collect():
-        found.setdefault(row["plain"], set()).add(row["wanted"])
-    assert sorted(map(sorted, found.values())) == [[group] for group in range(len(SPELLINGS))]
-
-
-def test_keys_in_another_spelling_are_named(spark):
-    kinds = {"type": "string"}
-    config = behaviour_config(
-        sources={
-            "log": {"path": "log.tsv", "columns": columns(user="int64", item="string")},
-            "items": {"path": "items.tsv", "key": "id", "columns": [{"name": "id", **kinds}]},
-        },
-        events={"source": "log", "user": "user", "item": "item"},
-        joins=[{"source": "items", "column": "item", "unmatched": "keep"}],
-    )
-    log = [(n, str(n % 20)) for n in range(100)] + [(n, "x") for n in range(9)]
-    sources = {
-        "log": memory_source(spark, config, "log", log),
-        "items": memory_source(spark, config, "items", [(f"{n:03d}",) for n in range(15)]),
-    }
-    events = sources["log"].good.withColumn(DROP_COLUMN, F.lit(None).cast("string"))
-    joined = join_dictionaries(events, config, sources)
-    counted = joined.agg(*count_matches(["items"])).collect()[0].asDict()
-    unmatched = UnmatchedCounts(109, read_matches(["items"], [counted]))
-    assert unmatched.reasons == {"items": {"matched": 0, "unknown_key": 109}}
-    (hint,) = explain_unmatched(joined, config, sources, unmatched)
-    assert hint.startswith("15 of 21 unknown keys are in 'items' in another spelling, such as '0'")
-    # Few events without an entry are no reason to look.
-    assert (
-        explain_unmatched(joined, config, sources, UnmatchedCounts(9999, unmatched.reasons)) == []
-    )
-    with pytest.raises(InputDataError, match="'0' as '000': write 'item' and the key alike"):
-        refuse_unmatched(joined, sources["items"].good, plan_joins(config, sources)[0])
 
 
 PRICES = columns(

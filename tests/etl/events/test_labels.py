@@ -7,13 +7,35 @@ from pydantic import ValidationError
 from pyspark.sql import functions as F
 
 from etl.events.event_counts import count_events
-from etl.events.labels import ConversionCounts, add_labels, count_conversions, find_until_ms
+from etl.events.labels import ConversionCounts, add_labels, count_conversions
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
 HOUR = 3600
 HOUR_MS = HOUR * 1000
 TYPES = {"user": "bigint", "item": "bigint", "action": "string", "dwell": "float", "ts": "bigint"}
+
+
+CONVERSION = {
+    "source": "orders",
+    "keys": {"user": "buyer", "item": "product"},
+    "time": "at",
+    "within_hours": 10,
+}
+
+
+def of_orders(spark, rows: list[tuple[int | None, int, int]]) -> dict[str, Source]:
+    orders = [(u, i, hour * HOUR, None, None) for u, i, hour in rows]
+    schema = "buyer bigint, product bigint, at bigint, __order string, __reason string"
+    return {"orders": Source("orders", spark.createDataFrame(orders, schema), ())}
+
+
+def clicks(spark, rows: list[tuple[int | None, int, int]]):
+    return frame(
+        spark,
+        TYPES,
+        [{"user": u, "item": i, "__event_ts_ms": hour * HOUR * 1000} for u, i, hour in rows],
+    ).drop("label")
 
 
 def test_each_rule_tells_positives_by_its_column(spark):
@@ -71,36 +93,16 @@ def test_a_label_may_take_its_columns_place(spark, rule, found):
     assert rows[2]["__skip"] == "unlabelled"
 
 
+LONG = {"column": "dwell", "at_least": 2}
+
+
 @pytest.mark.parametrize(
     ("reader", "place"),
     [
         ({"histories": [{"name": "h", "columns": ["dwell"]}]}, "histories.h"),
-        (
-            {"histories": [{"name": "h", "where": {"column": "dwell", "at_least": 2}}]},
-            "histories.h",
-        ),
+        ({"histories": [{"name": "h", "where": LONG}]}, "histories.h"),
         ({"seen": {"where": "dwell > 2"}}, "seen.where"),
-        (
-            {
-                "rolling": [
-                    {"name": "r", "keys": ["item"], "where": {"column": "dwell", "at_least": 2}}
-                ]
-            },
-            "rolling.r",
-        ),
-        (
-            {
-                "rolling": [
-                    {
-                        "name": "r",
-                        "keys": ["item"],
-                        "where": {"column": "action", "one_of": ["buy"]},
-                        "rate": {"a": 1, "b": 20, "out_of": {"column": "dwell", "at_least": 2}},
-                    }
-                ]
-            },
-            "rolling.r",
-        ),
+        ({"rolling": [{"name": "r", "keys": ["item"], "where": LONG}]}, "rolling.r"),
         ({"weights": {"column": "dwell"}}, "weights.column"),
         ({"labels": [{"name": "b", "column": "dwell", "at_least": 9}]}, "labels.b"),
     ],
@@ -129,7 +131,7 @@ def test_without_a_label_the_first_of_several_takes_its_place():
 
 
 def test_conversions_count_within_the_window_and_recent_events_wait(spark):
-    clicks = {  # item: hour of the click
+    hours = {  # item: hour of the click
         1: 0,  # bought after 2 hours, twice
         2: 0,  # bought after the window
         3: 10,  # bought before the click
@@ -138,31 +140,14 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
         6: 90,  # never bought, the window ends with the orders
         7: 91,
     }
-    events = frame(
-        spark,
-        TYPES,
-        [
-            {"user": 1, "item": item, "ts": hour * HOUR, "__event_ts_ms": hour * HOUR * 1000}
-            for item, hour in clicks.items()
-        ],
-    ).drop("label")
+    events = clicks(spark, [(1, item, hour) for item, hour in hours.items()])
     orders = [(1, 1, 2), (1, 1, 3), (1, 2, 11), (1, 3, 9), (1, 4, 10), (2, 6, 91), (1, 5, 96)]
-    source = spark.createDataFrame(
-        [(u, i, hour * HOUR, None, None) for u, i, hour in orders],
-        "buyer bigint, product bigint, at bigint, __order string, __reason string",
-    )
-    conversion = {
-        "source": "orders",
-        "keys": {"user": "buyer", "item": "product"},
-        "time": "at",
-        "within_hours": 10,
-        "until_ts": 100 * HOUR,
-    }
+    sources = of_orders(spark, orders)
+    conversion = {**CONVERSION, "until_ts": 100 * HOUR}
     config = log_config(label={"conversion": conversion})
-    sources = {"orders": Source("orders", source, ())}
     counts = count_conversions(events, config, sources)
     found = {r["item"]: r for r in add_labels(events, config, sources, counts).collect()}
-    assert len(found) == len(clicks)
+    assert len(found) == len(hours)
     assert {i: r["label"] for i, r in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 0}
     assert {i for i, r in found.items() if r["__skip"] == "immature"} == {5, 7}
     assert {r["__drop"] for r in found.values()} == {None}
@@ -232,28 +217,6 @@ def test_of_several_labels_a_row_needs_one(spark):
     assert {r["item"] for r in rows if r["__skip"] == "immature"} == {3, 5, 6}
 
 
-CONVERSION = {
-    "source": "orders",
-    "keys": {"user": "buyer", "item": "product"},
-    "time": "at",
-    "within_hours": 10,
-}
-
-
-def of_orders(spark, rows: list[tuple[int | None, int, int]]) -> dict[str, Source]:
-    orders = [(u, i, hour * HOUR, None, None) for u, i, hour in rows]
-    schema = "buyer bigint, product bigint, at bigint, __order string, __reason string"
-    return {"orders": Source("orders", spark.createDataFrame(orders, schema), ())}
-
-
-def clicks(spark, rows: list[tuple[int | None, int, int]]):
-    return frame(
-        spark,
-        TYPES,
-        [{"user": u, "item": i, "__event_ts_ms": hour * HOUR * 1000} for u, i, hour in rows],
-    ).drop("label")
-
-
 def test_conversions_that_make_no_sample_positive_are_counted_by_reason(spark, caplog):
     events = clicks(spark, [(1, 1, 0), (1, 1, 40), (2, 2, 20), (None, 3, 0)])
     bought = clicks(spark, [(4, 4, 12), (4, 5, 30)])
@@ -272,7 +235,7 @@ def test_conversions_that_make_no_sample_positive_are_counted_by_reason(spark, c
     assert found.rows == 12
     assert found.lost == {"null_key": 1, "no_event": 2, "outside_time": 3, "no_sample": 1}
     assert found.span_ms == (HOUR * 1000, 40 * HOUR * 1000)
-    assert found.last_event_ms == 40 * HOUR * 1000
+    assert found.last_event_ms == found.until_ms == 40 * HOUR * 1000
     assert "7 of 12 conversions of 'orders'" in caplog.text
     labels = add_labels(events, config, sources, {"label": found}).collect()
     assert {(r["user"], r["__event_ts_ms"] // (HOUR * 1000)): r["label"] for r in labels} == {
@@ -297,7 +260,3 @@ def test_conversions_that_end_early_bound_what_is_known(
     first, last = span_hours
     counts = ConversionCounts(rows, {}, (first * hour_ms, last * hour_ms), event_hour * hour_ms)
     assert (counts.early_ms, counts.ends_early) == (early * hour_ms, ends_early)
-    (label,) = log_config(label={"conversion": CONVERSION}).all_labels
-    assert find_until_ms(label.conversion, counts) == last * hour_ms
-    declared = label.conversion.model_copy(update={"until_ts": 9})
-    assert find_until_ms(declared, counts) == 9_000

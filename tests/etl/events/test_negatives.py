@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from etl.events.negatives import AliasTable, add_negatives, build_alias_table
+from etl.events.sampling import AliasTable, add_negatives, build_alias_table
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
@@ -40,14 +40,6 @@ def test_every_group_keeps_its_own_distribution(parts):
     assert_allclose(outcome_probabilities(table, groups), expected, rtol=1e-6, atol=1e-12)
     assert (groups[table.aliases] == groups).all()
     assert ((table.thresholds >= 0) & (table.thresholds <= 1)).all()
-
-
-def test_long_tail_of_many_items_keeps_its_distribution():
-    counts = np.floor(1e7 / np.arange(1, 200_001)) + 1
-    groups = np.zeros(len(counts), dtype=np.int64)
-    table = build_alias_table(counts**0.75, groups)
-    expected = counts**0.75 / np.sum(counts**0.75)
-    assert_allclose(outcome_probabilities(table, groups), expected, rtol=1e-6)
 
 
 TYPES = {"user": "bigint", "item": "bigint", "action": "string", "genre": "string"}
@@ -156,16 +148,6 @@ def test_categories_and_splits_bound_the_draws(spark):
     origin = {r["__position"]: r["genre"] for r in made if r["__draw"] == 0}
     assert all(r["genre"] == origin[r["__position"]] for r in negatives)
     assert {r["sampling_probability"] for r in negatives} == {0.125}
-
-
-@pytest.mark.exhaustive
-def test_user_who_met_everything_gets_no_negative(spark):
-    rows = [
-        {"user": 1, "item": i, "action": "buy", "genre": "a", "__position": i, "label": 1.0}
-        for i in (1, 2)
-    ]
-    made, drawn = sample(spark, rows, not_seen="all", per_positive=1)
-    assert (len(made), drawn) == (2, {})
 
 
 def test_rolling_features_of_a_drawn_item_are_those_before_the_positive(spark):

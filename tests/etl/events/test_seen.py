@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from etl.events.event_counts import check_seen, count_events
-from etl.events.event_log import kept, prepare_events
+from etl.events.columns import kept
+from etl.events.event_counts import check_counts, count_events
+from etl.events.event_log import prepare_events
 from etl.features.plan import plan_features
 from etl.quality.lint import find_unturned_lists
 from etl.records.samples import build_samples, build_users
@@ -75,14 +75,6 @@ def brought_config(*more: dict[str, Any], **options: Any) -> BuildConfig:
     )  # fmt: skip
 
 
-def test_a_log_that_brings_its_history_needs_no_other():
-    data = brought_config().model_dump()
-    assert data.pop("history") is None
-    assert BuildConfig.model_validate(data).history is None
-    with pytest.raises(ValidationError, match="two histories"):
-        BuildConfig.model_validate({**data, "history": {"max_len": 3}})
-
-
 def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
     """A history by another name than `history`, oldest first in the log."""
     config = brought_config()
@@ -144,14 +136,7 @@ def test_a_condition_that_no_event_meets_is_refused(spark):
     source = memory_source(spark, config, "log", _write_log())
     prepared = prepare_events(config, {"log": source}).frame
     with pytest.raises(InputDataError, match=r"no event meets seen\.where"):
-        check_seen(count_events(prepared, config), config)
-
-
-def test_the_condition_is_checked_before_anything_is_read():
-    with pytest.raises(ConfigError, match=r"(?s)seen\.where names a column.*did you mean 'action'"):
-        check_config(behaviour_config(seen={"where": "actoin = 'buy'"}), RunRequest())
-    with pytest.raises(ConfigError, match=r"(?s)seen\.where is no condition.*take COUNT"):
-        check_config(behaviour_config(seen={"where": "count(*) > 1"}), RunRequest())
+        check_counts(count_events(prepared, config), config, None, replaces_days=False)
 
 
 @pytest.mark.parametrize(
@@ -161,24 +146,12 @@ def test_the_condition_is_checked_before_anything_is_read():
         ({"seen": True}, None),
         ({"seen": False, "split": {"strategy": "temporal"}}, None),
         ({"seen": True, "split": {"strategy": "temporal"}}, "event_number"),
-        ({"seen": True, "split": {"strategy": "leave_one_out", "leave_out": 2}}, "event_number"),
     ],
 )
 def test_events_have_numbers_where_seen_items_do_not_tell_the_first_record(options, expected):
     plan = plan_features(behaviour_config(**options))
     assert plan.keys.event_number == expected
     assert ("event_number" in plan.column_types) is (expected is not None)
-
-
-def test_an_item_that_is_taken_again_does_not_hide_which_event_was_the_first(spark):
-    config = behaviour_config(
-        split={"strategy": "temporal", "test_from_ts": 10, "validation": False}
-    )
-    log = [(1, item, "view", 0.5, at) for at, item in enumerate([5, 6, 5, 7], 9)]
-    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
-    rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
-    found = {row["event_number"]: set(row["seen"]) for row in rows}
-    assert found == {2: {5}, 3: {5, 6}, 4: {5, 6}}
 
 
 def test_the_first_event_of_days_that_are_built_apart_has_the_lowest_number(spark):

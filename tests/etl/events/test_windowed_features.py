@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from etl.events.event_log import kept, prepare_events
+from etl.events.columns import kept
+from etl.events.event_log import prepare_events
 from etl.events.windowed_features import add_latest_windowed_features, add_windowed_features
 from tests.etl.events.history_reference import Event, rolling_of
 from tests.etl.events.test_histories import CLICKS, EVENTS
@@ -79,25 +80,6 @@ def test_null_keys_and_left_out_events_do_not_count(spark):
     assert values[None, 2000] == (0, 0.25)
     assert values[5, 1500] == (0, 0.25)
     assert values[5, 3000] == (1, pytest.approx(0.4))
-
-
-def test_items_count_what_events_count(spark):
-    schema = "item bigint, action string, __event_ts_ms bigint, __drop string"
-    rows = [
-        (5, "click", 1000, None),
-        (5, "click", 1500, "duplicate"),
-        (5, "click", 2000, None),
-        (5, "click", 3000, None),
-    ]
-    config = behaviour_config(rolling=[{"name": "n", "keys": ["item"]}])
-    log = spark.createDataFrame(rows, schema)
-    events = spark.createDataFrame([*rows, (5, "click", 4000, None)], schema)
-    last = max(
-        add_windowed_features(events, config).collect(), key=lambda row: row["__event_ts_ms"]
-    )
-    items = spark.createDataFrame([(5,)], "item bigint")
-    [item] = add_latest_windowed_features(items, log, config, "item").collect()
-    assert item["n"] == last["n"] == 3
 
 
 def test_a_window_begins_at_its_very_millisecond(spark):

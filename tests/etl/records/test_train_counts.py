@@ -178,7 +178,6 @@ DAY_S = 24 * 3600
 CLICK = {"column": "action", "equals": "click", "name": "label"}
 SPLITS: list[dict[str, Any]] = [
     {},
-    {"leave_out": 2, "min_events": 7},
     {"strategy": "temporal", "validation": False},
     {"strategy": "temporal", "validation_from_ts": 4 * DAY_S, "test_from_ts": 5 * DAY_S},
     {"strategy": "hash", "key": "item", "test_fraction": 0.3, "validation_fraction": 0.2},
@@ -255,7 +254,7 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
         "train_samples": choose("all", "all", "last", 3),
         "down_sampling": choose(None, None, {"rate": 0.5}) if label else None,
         **choose(
-            {"history": {"name": "history", "max_len": 4, "min_len": choose(None, None, 2)}},
+            {"history": {"name": "history", "max_len": 4}},
             {"history": None, "histories": ({"name": "history", "max_len": 4},)},
         ),
         "sessions": choose(None, {"gap_minutes": 600}),

@@ -1,0 +1,250 @@
+"""Conditions on events: SQL of `events.where` and `seen.where`, and those of histories and counts.
+
+An event that does not meet `events.where` is no sample, but stays in histories. What Spark would
+fail at for the values of a row, a division by 0 or a text that is no number, is refused by its
+type before Spark is started, and so is a regular expression that Java does not compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as F
+
+from conf.errors import ConfigError, did_you_mean
+from conf.etl.build import BuildConfig
+from conf.etl.events import EventConditionConfig
+from conf.etl.java_patterns import count_groups
+from conf.etl.sources import SPARK_TYPES
+from etl.events.columns import MOMENT_COLUMN, NOT_SAMPLED_COLUMN, POSITION_COLUMN, SEEN_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from sqlglot import exp
+
+WHERE_NOT_MET = "where_not_met"
+WITHOUT_ITEM = "without_item"
+
+
+def _refuse(key: str, text: str, fix: str) -> ConfigError:
+    return ConfigError(
+        f"{key} is no condition on an event",
+        received=text,
+        allowed="a condition in Spark's SQL on the columns of one event",
+        fix=fix,
+    )
+
+
+def _list_conditions(config: BuildConfig) -> Iterator[tuple[str, str]]:
+    for key, text in (("events.where", config.events.where), ("seen.where", config.seen_where)):
+        if text is not None:
+            yield key, text
+
+
+def check_where(config: BuildConfig) -> None:
+    """Refuses what is no condition on one event, and what would fail at the values of some.
+
+    Spark would take a window or a random number: other rows, or another draw, would decide.
+
+    Raises:
+        ConfigError: One is no condition, names an unknown column, or holds such a part.
+    """
+    from sqlglot import exp
+
+    for key, text in _list_conditions(config):
+        condition = _parse(key, text)
+        beyond = next(condition.find_all(exp.AggFunc, exp.Window, exp.Query, exp.Rand), None)
+        if beyond is not None:
+            raise _refuse(key, text, f"take {beyond.sql('spark')} out")
+        for column in condition.find_all(exp.Column):
+            _check_column(key, column, config.event_column_types)
+        _add_types(condition, config.event_column_types)
+        if condition.type and not condition.is_type("boolean", "unknown"):
+            raise _refuse(key, text, f"its type is {condition.type}; compare it with something")
+        for fault in chain(
+            _find_divisions(condition), _find_mixed(condition), _find_patterns(condition)
+        ):
+            raise _refuse(key, text, fault)
+
+
+def _add_types(condition: exp.Expr, types: Mapping[str, str]) -> None:
+    """Gives each part its type, but for those that only Spark can tell."""
+    from sqlglot import exp
+    from sqlglot.optimizer.annotate_types import annotate_types
+
+    by_name = {name.lower(): SPARK_TYPES[kind] for name, kind in types.items()}
+    for column in condition.find_all(exp.Column):
+        column.type = exp.DataType.build(by_name[column.name.lower()], dialect="spark")
+    annotate_types(condition, dialect="spark", overwrite_types=False)
+
+
+def _find_divisions(condition: exp.Expr) -> Iterator[str]:
+    from sqlglot import exp
+
+    for part in condition.find_all(exp.Div, exp.IntDiv, exp.Mod, exp.Anonymous):
+        if not isinstance(part, exp.Anonymous) or part.name.lower() == "pmod":
+            yield (
+                f"{part.sql('spark')} fails at a divisor of 0; write try_divide(a, b) or "
+                "try_mod(a, b), null there"
+            )
+
+
+def _find_mixed(condition: exp.Expr) -> Iterator[str]:
+    from sqlglot import exp
+
+    compared = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ,
+                exp.NullSafeNEQ, exp.Nullif, exp.Between, exp.In, exp.Case)  # fmt: skip
+    for part in condition.find_all(*compared):
+        sides = list(part.iter_expressions())
+        if isinstance(part, exp.Case):  # Without an operand it compares nothing.
+            sides = [part.this, *(when.this for when in part.args["ifs"])] if part.this else []
+        has_text = any(side.is_type(*exp.DataType.TEXT_TYPES) for side in sides)
+        if has_text and any(side.is_type(*exp.DataType.NUMERIC_TYPES) for side in sides):
+            yield (
+                f"{part.sql('spark')} compares text with a number, and fails at a text that is "
+                "none; write try_cast(a AS BIGINT), a number without or a text in quotes"
+            )
+
+
+def _find_patterns(condition: exp.Expr) -> Iterator[str]:
+    from sqlglot import exp
+
+    readers = (exp.RegexpLike, exp.RegexpExtract, exp.RegexpExtractAll, exp.RegexpReplace,
+               exp.RegexpCount, exp.RegexpSubstr, exp.RegexpInstr, exp.RegexpSplit)  # fmt: skip
+    for part in condition.find_all(*readers):
+        if isinstance(part.expression, (exp.Literal, exp.RawString)):
+            try:
+                count_groups(part.expression.name)
+            except ValueError as error:
+                yield str(error)
+
+
+def _check_column(key: str, column: exp.Column, types: Mapping[str, str]) -> None:
+    # Spark compares names without their case.
+    if column.table or column.name.lower() not in {name.lower() for name in types}:
+        raise ConfigError(
+            f"{key} names a column that the events do not have",
+            received=column.sql("spark"),
+            allowed=", ".join(types),
+            fix=did_you_mean(column.name, types),
+        )
+
+
+def _parse(key: str, text: str) -> exp.Expr:
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    try:
+        parsed = sqlglot.parse_one(text, dialect="spark")
+    except SqlglotError as error:
+        problems = getattr(error, "errors", None) or [{"description": str(error)}]
+        raise _refuse(key, text, problems[0]["description"]) from error
+    if not isinstance(parsed, exp.Condition):
+        raise _refuse(key, text, "write what follows WHERE")
+    return parsed
+
+
+def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
+    """Returns the columns of the events that a condition names; None names none."""
+    from sqlglot import exp
+
+    if text is None:
+        return []
+    named = {column.name.lower() for column in _parse("where", text).find_all(exp.Column)}
+    return [column for column in config.event_column_types if column.lower() in named]
+
+
+def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds `__skip`: null, or why a kept event is no sample; and `__seen` with `seen.where`.
+
+    Raises:
+        ConfigError: Spark does not take a condition for one.
+    """
+    if config.seen_where is not None:
+        events = _add_met(events, "seen.where", config.seen_where, SEEN_COLUMN)
+    where = config.events.where
+    if where is None:
+        return events.withColumn(NOT_SAMPLED_COLUMN, F.lit(None).cast("string"))
+    events = _add_met(events, "events.where", where, NOT_SAMPLED_COLUMN)
+    reason = F.when(~F.col(NOT_SAMPLED_COLUMN), WHERE_NOT_MET)
+    if config.events.item is not None:
+        reason = reason.when(F.col(config.events.item).isNull(), WITHOUT_ITEM)
+    return events.withColumn(NOT_SAMPLED_COLUMN, reason)
+
+
+def _add_met(events: DataFrame, key: str, text: str, name: str) -> DataFrame:
+    try:
+        return events.withColumn(name, F.coalesce(F.expr(text), F.lit(False)))
+    except (AnalysisException, ParseException) as error:
+        raise _refuse(key, text, str(error).splitlines()[0]) from error
+
+
+def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
+    """Returns whether an event meets a condition, never null; None is met by all."""
+    if where is None:
+        return F.lit(True)
+    value = F.col(where.column)
+    if where.one_of is not None:
+        met = value.isin(*where.one_of)
+    else:
+        # The bound in the column's own precision: 4.1 read as float32 is not below 4.1. Beside
+        # whole numbers it stays a fraction: 3 is below 3.5.
+        is_float32 = events.schema[where.column].dataType.typeName() == "float"
+        met = value >= F.lit(where.at_least).cast("float" if is_float32 else "double")
+    return F.coalesce(met, F.lit(False))
+
+
+def condition_columns(config: BuildConfig) -> list[str]:
+    """Returns the columns of the log that tell kinds of events apart, in the log's order.
+
+    They are those that labels, `events.where`, `seen.where` and conditions with `one_of` read:
+    events of one user, item and time that differ in one, as a view and a purchase, are two.
+    """
+    parts = [history.where for history in config.histories]
+    parts += [rolling.where for rolling in config.rolling]
+    parts += [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
+    named = {where.column for where in parts if where and where.one_of}
+    named |= {label.column for label in config.all_labels if label.column is not None}
+    for _, text in _list_conditions(config):
+        named.update(find_where_columns(config, text))
+    return [c for c in config.sources[config.events.source].column_types if c in named]
+
+
+def find_position(config: BuildConfig, columns: Collection[str]) -> str:
+    """Returns the column of the position before which events count for what reads columns of them.
+
+    Of events at one time the one with a label would tell the others theirs: where columns tell a
+    label, they do not see one another.
+    """
+    is_told = config.events.time is not None and reads_label(config, columns)
+    return MOMENT_COLUMN if is_told else POSITION_COLUMN
+
+
+def reads_label(config: BuildConfig, columns: Collection[str]) -> bool:
+    """Returns whether event columns tell a declared label, or what it is made of.
+
+    Any may tell a conversion, which counts from the event's own time on: the log can hold it too.
+    """
+    if columns and any(label.conversion for label in config.all_labels):
+        return True
+    told = {
+        origin
+        for label in config.all_labels
+        if label.column is not None
+        for origin in _find_origins(config, label.column)
+    }
+    return any(not told.isdisjoint(_find_origins(config, column)) for column in columns)
+
+
+def _find_origins(config: BuildConfig, column: str) -> set[tuple[str, str]]:
+    """Source and field that an event column is read from, and those of the key that gives it."""
+    for join in config.joins:
+        if column in join.added_columns(config.sources[join.source]):
+            key = _find_origins(config, join.column)
+            return {*key, (join.source, config.sources[join.source].find_field(column))}
+    log = config.events.source
+    return {(log, config.sources[log].find_field(column))}

@@ -1,0 +1,419 @@
+"""Which rows are samples: drawn negatives, and events that a sampling leaves out.
+
+Negatives are items that come from an alias table of the train split, by a hash of the sample, so
+that the draws are the same for ever; what the user has met is drawn again until it is new,
+exactly. What a sampling leaves out stays in histories, but has no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark import StorageLevel
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from conf.etl.build import BuildConfig
+from conf.etl.labels import DownSamplingConfig, NegativesConfig
+from conf.splits import TRAIN
+from etl.events.columns import (
+    DRAW_COLUMN,
+    DROP_COLUMN,
+    NOT_SAMPLED_COLUMN,
+    POSITION_COLUMN,
+    SPLIT_COLUMN,
+    draw_fraction,
+    event_columns,
+    hash_fraction,
+    is_sample,
+    kept,
+    leave_out_samples,
+)
+from etl.events.joins import join_one, plan_joins
+from etl.events.windowed_features import count_again
+from etl.sources.source import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+DOWN_SAMPLED = "down_sampled"
+EXPOSURE_NOT_SAMPLED = "exposure_not_sampled"
+INSIDE_SEQUENCE = "inside_sequence"
+
+
+def before_sampling(events: DataFrame) -> DataFrame:
+    """Returns the events that are samples, and those that only a sampling has left out.
+
+    What is fitted on them has the distribution of the log, as sums with weights 1/rate have, and
+    sees no event that could be no sample.
+    """
+    reason = F.col(NOT_SAMPLED_COLUMN)
+    drawn = reason.isin(DOWN_SAMPLED, EXPOSURE_NOT_SAMPLED, INSIDE_SEQUENCE)
+    return events.where(reason.isNull() | drawn)
+
+
+def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Notes in `__skip` which samples `train_samples`, exposures or `down_sampling` leave out."""
+    label, negatives = config.label_name, config.negatives
+    if config.train_samples != "all":
+        return _keep_ends(events, config)
+    if config.down_sampling is not None and label is not None:
+        return _down_sample(events, config, config.down_sampling, label)
+    if negatives is not None and not negatives.draws and label is not None:
+        return _sample_exposures(events, config, negatives, label)
+    return events
+
+
+def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Keeps each user's last train sample and, if asked for, every n-th event before it."""
+    is_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(DROP_COLUMN).isNull()
+    sampled = is_train & is_sample()
+    whole = Window.partitionBy(config.events.user or "")
+    last = F.max(F.when(sampled, F.col(POSITION_COLUMN))).over(whole)
+    later, every = last - F.col(POSITION_COLUMN), config.train_samples
+    if isinstance(every, str):
+        is_end = later == 0
+    else:
+        # The last sample of each piece: the event at its very end may be none, without a label.
+        piece = Window.partitionBy(config.events.user or "", F.floor(later / every))
+        is_end = later == F.min(F.when(sampled, later)).over(piece)
+    reason = F.when(is_train & ~F.coalesce(is_end, F.lit(False)), F.lit(INSIDE_SEQUENCE))
+    return leave_out_samples(events, reason)
+
+
+def _down_sample(
+    events: DataFrame, config: BuildConfig, sampling: DownSamplingConfig, label: str
+) -> DataFrame:
+    sampled = (F.col(label) == 0) & F.col(SPLIT_COLUMN).isin(list(sampling.splits))
+    lost = sampled & (draw_fraction(config, "down_sampling") >= sampling.rate)
+    rate = F.when(sampled, F.lit(sampling.rate)).otherwise(F.lit(1.0))
+    rated = events.withColumn(sampling.name, rate.cast("float"))
+    return leave_out_samples(rated, F.when(lost, F.lit(DOWN_SAMPLED)))
+
+
+def _sample_exposures(
+    events: DataFrame, config: BuildConfig, negatives: NegativesConfig, label: str
+) -> DataFrame:
+    """Keeps, of each group's rows with label 0, those of the smallest hashes."""
+    alive = is_sample() & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
+    whole = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
+    # Rows of the same content have the same hash and are the same record: any order will do.
+    ranked = whole.orderBy(F.col("__draw_fraction"), *event_columns(config)).rowsBetween(
+        Window.unboundedPreceding, Window.currentRow
+    )
+    exposed, quota = F.col("__exposed"), F.lit(negatives.per_positive) * F.col("__positives")
+    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
+    counted = events.withColumns({
+        "__exposed": (alive & (F.col(label) == 0)).cast("long"),
+        "__draw_fraction": draw_fraction(config, "exposure"),
+    }).withColumns({
+        "__rank": F.sum("__exposed").over(ranked),
+        "__positives": F.sum((alive & (F.col(label) > 0)).cast("long")).over(whole),
+        "__exposures": F.sum("__exposed").over(whole),
+    })  # fmt: skip
+    lost = (exposed == 1) & (F.col("__rank") > quota)
+    rated = F.when(exposed == 1, probability).otherwise(F.lit(1.0)).cast("float")
+    marked = leave_out_samples(
+        counted.withColumn(negatives.probability, rated), F.when(lost, EXPOSURE_NOT_SAMPLED)
+    )
+    return marked.drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
+
+
+@dataclass(frozen=True)
+class AliasTable:
+    """One row per outcome; groups are distributions of their own.
+
+    A draw takes a row of its group uniformly, and a fraction in [0, 1): below the row's threshold
+    the outcome is the row's, else that of its alias.
+
+    Attributes:
+        thresholds: `[n]` in [0, 1].
+        aliases: `[n]` row of the other outcome, of the same group.
+        probabilities: `[n]` probability of each row's outcome in its group.
+    """
+
+    thresholds: FloatArray
+    aliases: IntArray
+    probabilities: FloatArray
+
+
+def build_alias_table(weights: FloatArray, groups: IntArray) -> AliasTable:
+    """Builds the tables of all groups in one sweep, without a loop.
+
+    Walker 1977, "An efficient method for generating discrete random variables", with the sweep of
+    Hübschle-Schneider & Sanders 2022, "Parallel weighted random sampling", section 4: rows below
+    the mean weight are filled up by those above it in turn; one that has given too much is filled
+    up by the next. Running sums tell who fills whom.
+
+    Args:
+        weights: `[n]`, positive.
+        groups: `[n]` group of each row, rising: 0, 0, 1, …
+    """
+    sizes = np.bincount(groups)
+    probabilities = weights / np.bincount(groups, weights)[groups]
+    scaled = probabilities * sizes[groups]
+    small, large = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
+    thresholds, aliases = np.ones(len(weights)), np.arange(len(weights), dtype=np.int64)
+    if not len(small) or not len(large):
+        return AliasTable(thresholds, aliases, probabilities)
+    missing = np.concatenate([[0.0], np.cumsum(1 - scaled[small])])
+    surplus = np.cumsum(scaled[large] - 1)
+    # Rounding must not lend from another group, and a group may be even but for rounding.
+    first = np.searchsorted(groups[large], groups[small], "left")
+    last = np.searchsorted(groups[large], groups[small], "right") - 1
+    giver = np.clip(np.searchsorted(surplus, missing[:-1], "right"), first, np.maximum(first, last))
+    uneven = last >= first
+    thresholds[small[uneven]] = scaled[small[uneven]]
+    aliases[small[uneven]] = large[giver[uneven]]
+    filled = np.clip(
+        np.searchsorted(missing[:-1], surplus, "left"),
+        np.searchsorted(groups[small], groups[large], "left"),
+        np.searchsorted(groups[small], groups[large], "right"),
+    )
+    given = missing[filled]
+    has_next = np.append(groups[large[1:]] == groups[large[:-1]], False)
+    thresholds[large] = np.where(has_next, np.clip(1 - (given - surplus), 0, 1), 1.0)
+    aliases[large] = np.where(has_next, np.append(large[1:], 0), large)
+    return AliasTable(thresholds, aliases, probabilities)
+
+
+CANDIDATE_COLUMN = "__candidate"
+PROBABILITY_COLUMN = "__probability"
+GROUP_COLUMN = "__group"
+_INDEX, _SIZE, _HASH, _COUNT = "__index", "__size", "__draw_hash", "__count"
+_TOKEN, _OWN, _THRESHOLD = "__token", "__item_probability", "__threshold"
+_ALIAS, _ALIAS_PROBABILITY = "__alias", "__alias_probability"
+
+
+@dataclass(frozen=True)
+class NegativeCandidates:
+    """An alias table as frames, joined to draws by group and index; and the size of each group."""
+
+    table: DataFrame
+    sizes: DataFrame
+
+    def draw(self, slots: DataFrame, *key: Column) -> DataFrame:
+        """Draws one item for each slot whose `__group` has items, by a hash of its key alone."""
+        hashed = slots.join(self.sizes, GROUP_COLUMN).withColumn(_HASH, F.xxhash64(*key))
+        hashed = hashed.withColumn(_INDEX, F.pmod(F.col(_HASH), F.col(_SIZE)))
+        drawn = hashed.join(self.table, [GROUP_COLUMN, _INDEX])
+        own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col(_THRESHOLD)
+        chosen = {
+            CANDIDATE_COLUMN: F.when(own, F.col(_TOKEN)).otherwise(F.col(_ALIAS)),
+            PROBABILITY_COLUMN: F.when(own, F.col(_OWN)).otherwise(F.col(_ALIAS_PROBABILITY)),
+        }
+        made = (_SIZE, _HASH, _INDEX, _TOKEN, _OWN, _THRESHOLD, _ALIAS, _ALIAS_PROBABILITY)
+        return drawn.withColumns(chosen).drop(*made)
+
+
+def _group_of(config: NegativesConfig) -> Column:
+    """The group that a row draws from: its category, or the one that all items are in."""
+    return F.col(config.category) if config.category is not None else F.lit(0)
+
+
+def _fit_candidates(
+    events: DataFrame, item: str, config: NegativesConfig, popular: Column
+) -> NegativeCandidates:
+    """Counts the items of the train split where `popular` holds, and builds their alias table.
+
+    Every item of the split's events can be drawn. One that no such event has counts as one. Only
+    one row per item comes to the driver, as Arrow, like a vocabulary.
+    """
+    in_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(item).isNotNull()
+    # An item's category is its dictionary's; the least, should an item ever have two.
+    of_token = F.min(_group_of(config)).alias(GROUP_COLUMN)
+    grouped = events.where(in_train).groupBy(F.col(item).alias(_TOKEN))
+    counted = grouped.agg(F.count_if(popular).alias(_COUNT), of_token)
+    counted = counted.where(F.col(GROUP_COLUMN).isNotNull())
+    items = counted.toArrow().sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")])
+    items = items.combine_chunks()
+    # Sorted groups, numbered from 0.
+    numbered = pc.dictionary_encode(items[GROUP_COLUMN]).combine_chunks()
+    groups = np.asarray(numbered.indices).astype(np.int64)
+    weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** config.exponent
+    alias = build_alias_table(weights, groups)
+    token = items[_TOKEN].combine_chunks()
+    table = pa.table(
+        {
+            GROUP_COLUMN: items[GROUP_COLUMN],
+            _INDEX: np.arange(len(groups), dtype=np.int64) - np.searchsorted(groups, groups),
+            _TOKEN: token,
+            _OWN: alias.probabilities,
+            _THRESHOLD: alias.thresholds,
+            _ALIAS: token.take(pa.array(alias.aliases)),
+            _ALIAS_PROBABILITY: alias.probabilities[alias.aliases],
+        }
+    )
+    spark = events.sparkSession
+    sizes = table.group_by(GROUP_COLUMN).aggregate([(_TOKEN, "count")])
+    sizes = sizes.select([GROUP_COLUMN, f"{_TOKEN}_count"]).rename_columns([GROUP_COLUMN, _SIZE])
+    return NegativeCandidates(spark.createDataFrame(table), spark.createDataFrame(sizes))
+
+
+_ROUNDS = (2, 14, 112)
+"""Tries of each round, of which only the slots that are still open get to the next: a user who has
+met 90 % of the probability keeps one slot in 700,000 open."""
+_TRY, _FOUND = "__try", "__found"
+_UNIT = 2.0**52
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What negatives are drawn from, what a draw depends on, and how many each positive gets."""
+
+    candidates: NegativeCandidates
+    key: list[Column]
+    per_positive: int
+
+    def open_slots(self, positives: DataFrame) -> DataFrame:
+        numbers = F.sequence(F.lit(1), F.lit(self.per_positive))
+        return positives.withColumn(DRAW_COLUMN, F.explode(numbers))
+
+
+def _fill_unseen(
+    slots: DataFrame, met: DataFrame, draw: _Draw, user: str, stack: ExitStack
+) -> DataFrame:
+    """Fills each slot with the first of its tries that the user has not met.
+
+    Rejection keeps the proportions of what is left, so the probability of an item is its own over
+    that of all items which the user has not met. Slots that no try fills stay away: the user has
+    met nearly everything. Slots are narrow rows with `__group`, no two alike; `met` are distinct
+    pairs of user and `__candidate`.
+    """
+    names, candidates = slots.columns, draw.candidates
+    opened, filled, first = slots, [], 0
+    for tries in _ROUNDS:
+        numbers = F.sequence(F.lit(first), F.lit(first + tries - 1))
+        tried = opened.withColumn(_TRY, F.explode(numbers))
+        drawn = candidates.draw(tried, *draw.key, F.col(_TRY))
+        seen = drawn.join(met.withColumn("__met", F.lit(True)), [user, CANDIDATE_COLUMN], "left")
+        taken = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
+        unmet = F.min(F.when(F.col("__met").isNull(), taken))
+        result = _keep(seen.groupBy(*names).agg(unmet.alias(_FOUND)), stack)
+        filled.append(result.where(F.col(_FOUND).isNotNull()))
+        opened = result.where(F.col(_FOUND).isNull()).select(*names)
+        first += tries
+        if opened.isEmpty():
+            break
+    rows = reduce(lambda one, other: one.unionByName(other), filled)
+    rows = rows.select(*names, f"{_FOUND}.{CANDIDATE_COLUMN}", f"{_FOUND}.{PROBABILITY_COLUMN}")
+    rows = rows.join(_met_probability(met, candidates, user), [user, GROUP_COLUMN], "left")
+    left = F.lit(1.0) - F.coalesce(F.col("__met_probability"), F.lit(0.0))
+    rows = rows.withColumn(PROBABILITY_COLUMN, F.col(PROBABILITY_COLUMN) / left)
+    return _keep(rows.drop("__met_probability"), stack)
+
+
+def _keep(frame: DataFrame, stack: ExitStack) -> DataFrame:
+    stack.callback(frame.unpersist)
+    return frame.persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _met_probability(met: DataFrame, candidates: NegativeCandidates, user: str) -> DataFrame:
+    """The probability of all items that a user has met, by user and group."""
+    items = candidates.table.select(GROUP_COLUMN, F.col(_TOKEN).alias(CANDIDATE_COLUMN), _OWN)
+    # Whole numbers: their sum does not hang on the order, as that of floats does.
+    units = F.sum(F.round(F.col(_OWN) * _UNIT).cast("long"))
+    return (
+        met.join(items, CANDIDATE_COLUMN)
+        .groupBy(user, GROUP_COLUMN)
+        .agg((units / _UNIT).alias("__met_probability"))
+    )
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Samples with their negatives, the number of these by split, and what frees Spark's memory."""
+
+    samples: DataFrame
+    drawn: Mapping[str, int]
+    release: Callable[[], None]
+
+
+def add_negatives(
+    samples: DataFrame, log: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
+) -> Negatives:
+    """Adds `per_positive` drawn rows for each positive of the config's splits.
+
+    A drawn row is the positive with another item, what the item's dictionaries say of it and what
+    had happened to it by the time of the positive, label 0, and no value in the column that the
+    label was read from. The draws hang on the seed, the event and the number of the draw alone.
+    The kept events of the log are what is drawn from, and what users have met.
+    """
+    negatives, label, stack = config.negatives, config.label_name, ExitStack()
+    if negatives is None or not negatives.draws or label is None:
+        return Negatives(samples, {}, stack.close)
+    events, is_positive = kept(log), F.col(label) > 0
+    # An event inside a sequence trains too: the row that ends the sequence holds it.
+    skipped = F.coalesce(F.col(NOT_SAMPLED_COLUMN), F.lit(INSIDE_SEQUENCE))
+    popular = is_positive & (skipped == INSIDE_SEQUENCE)
+    candidates = _fit_candidates(events, config.events.item or "", negatives, popular)
+    key = [F.lit(config.output.seed), F.lit("negative"), *map(F.col, event_columns(config))]
+    draw = _Draw(candidates, [*key, F.col(DRAW_COLUMN)], negatives.per_positive)
+    chosen = is_positive & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
+    positives = samples.where(chosen).withColumn(GROUP_COLUMN, _group_of(negatives))
+    if negatives.not_seen is None:
+        drawn = candidates.draw(draw.open_slots(positives), *draw.key)
+        counted = positives.join(candidates.sizes, GROUP_COLUMN, "left_semi")
+        counts = _count(counted, F.lit(negatives.per_positive))
+    else:
+        drawn, counts = _draw_unseen(positives, events, config, draw, stack)
+    replaced = _replace_items(drawn, log, config, sources)
+    probability = negatives.probability
+    replaced = replaced.withColumn(probability, F.col(PROBABILITY_COLUMN).cast("float"))
+    given = samples.withColumns({DRAW_COLUMN: F.lit(0), probability: F.lit(1.0).cast("float")})
+    return Negatives(given.unionByName(replaced.select(*given.columns)), counts, stack.close)
+
+
+def _draw_unseen(
+    positives: DataFrame, events: DataFrame, config: BuildConfig, draw: _Draw, stack: ExitStack
+) -> tuple[DataFrame, dict[str, int]]:
+    user, item = config.events.user or "", config.events.item or ""
+    in_all = config.negatives is not None and config.negatives.not_seen == "all"
+    met = events if in_all else events.where(F.col(SPLIT_COLUMN) == TRAIN)
+    met = met.select(user, F.col(item).alias(CANDIDATE_COLUMN)).distinct()
+    columns = event_columns(config)
+    # Narrow rows go through the draws; the samples are joined to what comes out of them.
+    slots = draw.open_slots(positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN))
+    rows = _fill_unseen(slots, met, draw, user, stack)
+    drawn = positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns)
+    return drawn, _count(rows, F.lit(1))
+
+
+def _count(rows: DataFrame, each: Column) -> dict[str, int]:
+    counted = rows.groupBy(SPLIT_COLUMN).agg(F.sum(each).alias("n")).collect()
+    return {row[SPLIT_COLUMN]: row["n"] for row in counted}
+
+
+def _replace_items(
+    drawn: DataFrame, log: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
+) -> DataFrame:
+    """Puts the drawn item into the row, with everything that hangs on it."""
+    item = config.events.item or ""
+    rows = drawn.withColumn(item, F.col(CANDIDATE_COLUMN)).drop(CANDIDATE_COLUMN)
+    of_item = {item}
+    for join in plan_joins(config, sources):
+        if join.config.column not in of_item:
+            continue
+        added = join.config.added_columns(config.sources[join.name])
+        # An item without an entry was drawn as it is.
+        lenient = replace(join, config=join.config.model_copy(update={"unmatched": "keep"}))
+        rows = join_one(rows.drop(*added), sources[join.name].good, lenient)
+        of_item |= set(added)
+    rows = count_again(rows, log, config, of_item)
+    # The label's column tells of the positive what did not happen with this item.
+    read = {label.column for label in config.all_labels if label.column is not None}
+    nothing = {name: F.lit(None).cast(drawn.schema[name].dataType) for name in read}
+    names = {config.label_name or "", *(label.name for label in config.labels)}
+    zeros = {name: F.lit(0.0).cast("float") for name in names}
+    return rows.withColumns(nothing | zeros)
