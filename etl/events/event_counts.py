@@ -263,14 +263,14 @@ def _refuse_empty(
         scale = ms_per_unit(config.events.time_unit)
         numbers = " to ".join(str(time // scale) for time in counts.event_ts_ms_range)
         received.append(f"events {Span(2, *counts.event_ts_ms_range).show('ms')} ({numbers})")
-    what = f"the {' and the '.join(empty)} split would be empty"
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
-        what = what if counts.splits else "no sample lies in the run's days"
-    return InputDataError(
-        what,
-        received="; ".join(received),
-        allowed="at least one record in each split",
-        fix="look at what was dropped: keys of joins, columns of labels, days; else choose another "
-        "`split`, move its bounds, or build more days",
-    )
+    told = {
+        "received": "; ".join(received),
+        "allowed": "at least one record in each split",
+        "fix": "look at what was dropped: keys of joins, columns of labels, days; else choose "
+        "another `split`, move its bounds, or build more days",
+    }
+    if dates is not None and not counts.splits:
+        return InputDataError("no sample lies in the run's days", **told)
+    return InputDataError(f"the {' and the '.join(empty)} split would be empty", **told)
