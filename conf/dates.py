@@ -134,3 +134,9 @@ def show_time(value: float, unit: str) -> str:
         return str((epoch + datetime.timedelta(seconds=seconds)).date())
     except OverflowError:
         return f"the year {1970 + round(seconds / PERIOD_SECONDS['year']):,}"
+
+
+def show_span(low: float, high: float, unit: str) -> str:
+    """Returns two times since 1970 as dates, or as one where both are the same."""
+    first, last = show_time(low, unit), show_time(high, unit)
+    return first if first == last else f"{first} to {last}"

@@ -229,8 +229,7 @@ def _list_read(config: BuildConfig) -> dict[str, Mapping[str, str]]:
             place = _find_root(config.data_dir, source.path)
         elif source.jdbc is not None:
             url = urlsplit(source.jdbc.url.removeprefix("jdbc:"))
-            table = source.jdbc.table or name
-            place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{table}"
+            place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{source.jdbc.table}"
         read[place] = source.column_types
     return read
 

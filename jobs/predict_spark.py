@@ -25,7 +25,7 @@ from conf.artefacts.export import EXPORT_FILE, LINE, PART, ROW, TIMES, Give
 from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
-from etl.sources.parquet_files import load_parquet
+from etl.sources.frames import load_parquet
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import has_bad_quotes
 from etl.tfrecord.spark.failures import describe_failure, known_failures

@@ -27,7 +27,12 @@ from conf.etl.references import check_references, find_used_sources
 from conf.etl.sources import SourceConfig
 from conf.etl.spark_session import SparkConfig
 from conf.etl.split import SplitConfig
-from conf.etl.time_columns import check_time_units, settle_time_units
+from conf.etl.time_columns import (
+    check_time_units,
+    find_time_columns,
+    settle_feature,
+    settle_split,
+)
 from conf.splits import CATALOG, EVENT_SPLITS, USERS
 
 LABEL = "label"
@@ -84,10 +89,17 @@ class BuildConfig(Strict):
     def _find_counted_lists(cls, features: Any) -> Any:
         return find_counted_lists(features)
 
-    @field_validator("events", "joins", "label", "labels", "split", "features", "contract")
+    @field_validator("split")
     @classmethod
-    def _settle_time_units(cls, part: Any, info: ValidationInfo) -> Any:
-        return settle_time_units(str(info.field_name), part, info.data)
+    def _settle_bounds(cls, split: SplitConfig, info: ValidationInfo) -> SplitConfig:
+        return settle_split(split, info.data)
+
+    @field_validator("features")
+    @classmethod
+    def _settle_dates(
+        cls, features: tuple[FeatureConfig, ...], info: ValidationInfo
+    ) -> tuple[FeatureConfig, ...]:
+        return tuple(settle_feature(feature, info.data) for feature in features)
 
     @model_validator(mode="before")
     @classmethod
@@ -203,5 +215,15 @@ class BuildConfig(Strict):
         return types
 
     def resolved(self) -> dict[str, Any]:
-        """Returns the config as plain JSON values."""
-        return self.model_dump(mode="json")
+        """Returns the config as plain JSON values, with the unit of each whole number's times."""
+        data = self.model_dump(mode="json")
+        for time in find_time_columns(self):
+            for column in data["sources"][time.source]["columns"]:
+                if column["name"] == time.column and column["type"] != "timestamp":
+                    column["unit"] = self.sources[time.source].time_unit(time.column)
+        return data
+
+    @property
+    def event_ms(self) -> int:
+        """Milliseconds of a unit of the events' time."""
+        return self.sources[self.events.source].ms_per_unit(self.events.time or "")

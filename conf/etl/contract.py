@@ -169,11 +169,6 @@ class FreshnessRule(SourceRule):
     """
 
     kind: Literal["freshness"]
-    unit: Literal["s", "ms"] | None = Field(
-        None,
-        description="Unit of the time column; None: ms of a timestamp, the unit of the events' "
-        "or conversions' time, else s.",
-    )
     max_age_hours: float = Field(
         ge=0, description="Hours that the latest time may lie before the end of the day."
     )

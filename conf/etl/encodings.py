@@ -364,8 +364,7 @@ class TimeConfig(Encoding):
     is_stated = True
     unit: TimeUnit | None = Field(
         None,
-        description="Unit of the raw column; None: that of the events' time or the "
-        "dictionary's where it is that column, else ms.",
+        description="Unit of the raw column; None: the column's own, ms where it is made.",
     )
     utc_offset_minutes: int = Field(
         0,

@@ -37,9 +37,6 @@ class EventsConfig(Strict):
     history_order: Literal["oldest_first", "latest_first"] = Field(
         "oldest_first", description="Order of `history` in the log; records hold latest first."
     )
-    time_unit: Literal["s", "ms"] | None = Field(
-        None, description="Unit of the time column; None: ms of a timestamp, s of an int64."
-    )
     deduplicate: bool = Field(
         True,
         description="Of equal (user, item, time) keep the first. Without a time column repeats "
@@ -69,9 +66,6 @@ class AsOfConfig(Strict):
     valid_to: str | None = Field(None, description="Time column: end of validity; null: open.")
     known_at: str | None = Field(
         None, description="Time column: when the entry became known (late corrections)."
-    )
-    time_unit: Literal["s", "ms"] | None = Field(
-        None, description="Unit of the time columns; None: ms of timestamps, s of int64."
     )
     match: Literal["strictly_before", "at_or_before"] = Field(
         "strictly_before",

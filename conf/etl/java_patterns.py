@@ -2,13 +2,12 @@
 
 Both checks are strict: what they accept, Spark compiles. Of times: the letters that Spark parses of
 `java.time.format.DateTimeFormatter` (sql-ref-datetime-pattern.html); of text: the grammar of
-`java.util.regex.Pattern`.
+`java.util.regex.Pattern`, read from the inside out: what has been read becomes one mark.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 _MOST_IN_A_ROW = {
     **dict.fromkeys("dHhKkms", 2), **dict.fromkeys("GMLz", 4), **dict.fromkeys("XxZ", 5),
@@ -59,67 +58,64 @@ def _check_parts(written: str, required: str, letters: set[str | None]) -> None:
     raise ValueError(f"timestamp_format {written!r} has {wrong}")
 
 
-_FLAGS = "[idmsuxU]*"
-_GROUP = re.compile(
-    r"\((?:\?(?:(?P<kind>[:=!>]|<[=!])|<(?P<name>[A-Za-z][A-Za-z0-9]*)>"
-    rf"|(?P<on>{_FLAGS})(?:-(?P<off>{_FLAGS}))?(?P<end>[:)]))|(?!\?))"
+_PROPERTY = (
+    r"(?:(?:Is)?|(?i:gc|general_category)=)"
+    "(?:[LMNPSZC]|L[Cultmo]|M[nce]|N[dlo]|P[cdsefio]|S[mcko]|Z[slp]|C[cfson])"
+    "|(?:Is|(?i:sc|script)=)(?i:latin|greek|cyrillic|armenian|hebrew|arabic|devanagari|bengali"
+    "|tamil|telugu|thai|georgian|hangul|hiragana|katakana|han|common)"
+    "|(?:In|(?i:blk|block)=)(?i:greek|cyrillic|armenian|hebrew|arabic|thai|hiragana|katakana"
+    "|basiclatin)|L1|all|ASCII|Alnum|Alpha|Blank|Cntrl|Digit|Graph|Lower|Print|Punct|Space|Upper"
+    "|XDigit|Is(?i:alphabetic|letter|ideographic|lowercase|uppercase|titlecase|white_space|control"
+    "|punctuation|hex_digit|assigned|digit|alnum|blank|graph|print|word)"
+    "|java(?:(?:Lower|Upper|Title)Case|Alphabetic|Ideographic|Digit|Defined|Letter(?:OrDigit)?"
+    "|SpaceChar|Whitespace|ISOControl|Mirrored)"
 )
-_QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\})[?+]?")
-_CHARACTER = (
-    r"\\(?:0(?P<octal>[0-3][0-7]{2}|[0-7]{1,2})|c(?P<control>[!-~])|u(?P<four>[0-9A-Fa-f]{4})"
-    r"|x(?:(?P<two>[0-9A-Fa-f]{2})|\{(?P<hex>[0-9A-Fa-f]{1,6})\})|(?P<other>[aefnrt]|[^A-Za-z0-9]))"
-)
-_SET = r"\\(?:[dDhHsSvVwW]|[pP](?:(?P<short>[A-Z])|\{(?P<property>[^{}]+)\}))"
-_IN_CLASS = re.compile(rf"(?P<character>{_CHARACTER})|{_SET}", re.DOTALL)
-_OUTSIDE = re.compile(
-    rf"{_CHARACTER}|{_SET}|\\(?:[ABGzZRX1-9]|b(?!\{{)|b\{{g\}}|k<(?P<reference>[A-Za-z0-9]+)>)",
+_ESCAPE = re.compile(
+    rf"\\(?:(?P<set>[dDhHsSvVwW]|[pP](?:[LMNPSZC]|\{{(?:{_PROPERTY})\}}))"
+    r"|(?P<reference>[1-9X])|(?P<place>[ABGzZR]|b\{g\}|b(?!\{))|(?P<name>k<)"
+    r"|0(?P<octal>[0-3][0-7]{2}|[0-7]{1,2})|c(?P<control>[!-~])|u(?P<four>[0-9A-Fa-f]{4})"
+    r"|x(?:(?P<two>[0-9A-Fa-f]{2})|\{(?P<hex>(?:10|[0-9A-Fa-f])?[0-9A-Fa-f]{1,4})\})"
+    r"|(?P<other>[aefnrt]|[^A-Za-z0-9])|)",
     re.DOTALL,
 )
 _VALUES = {"a": 7, "e": 27, "f": 12, "n": 10, "r": 13, "t": 9}
-_SPACE = re.compile(r"(?:[ \t\n\v\f\r]|#[^\n\r\u0085\u2028\u2029]*[\n\r\u0085\u2028\u2029])*")
+_ESCAPED = 0xF0000
+"""Added to the number of an ASCII character behind a backslash, which has no meaning of its own."""
+_MARKS = {"set": "\U000f1000", "place": "\U000f1001", "reference": "\U000f1002", "name": "\\k<"}
+_CLASS, _GROUP, _ENDLESS = "\U000f1003", "\U000f1004", "\U000f1005"
+
 _QUOTED = re.compile(r"\\Q(.*?)\\E|\\.", re.DOTALL)
-_LARGEST = 2**31 - 1
+_COMMENTED = re.compile(r"\(\?[idmsuU]*x[idmsuxU]*\)")
+_COMMENT = re.compile(
+    r"(\\.)|[ \t\n\v\f\r]|#[^\n\r\u0085\u2028\u2029]*[\n\r\u0085\u2028\u2029]", re.DOTALL
+)
+# A comment without an end would hide the end of the group; some spaces part what is one.
+_SPACED = re.compile(r"#|[*+?}] +[?+]|\( +\?|\(\?<?[A-Za-z0-9-]* |\{[0-9,]* ")
+_INNER_CLASS = re.compile(r"\[\^?+(\]?+[^\[\]]*)\]")
+_LETTER = "[^\\\\\U000f1000-\U000f1005]"
+_MEMBER = re.compile(
+    f"(?!^)&&(?=[^&])|(?!&&)(?:[{_MARKS['set']}{_CLASS}]"
+    f"|(?P<first>{_LETTER})(?:-(?P<last>{_LETTER})|(?!-[^{_CLASS}])))",
+    re.DOTALL,
+)
+_FLAGS = re.compile(r"\(\?[idmsuU]*(?:-[idmsuxU]*)?\)")
+_NAMED = re.compile(r"\(\?<(?P<new>[A-Za-z][A-Za-z0-9]*)>|\\k<(?P<known>[A-Za-z0-9]+)>")
+_INNER_GROUP = re.compile(
+    r"\((?:\?(?P<kind>[:=!>]|<[=!]|[idmsuU]*(?:-[idmsuxU]*)?:)|\?<[A-Za-z0-9]+>)?(?P<body>[^()]*)\)"
+)
+_TIMES = r"\{\d{1,9}(?:,(?:\d{1,9})?)?\}"
+_BODY = re.compile(rf"(?:[^*+?{{|()\[\\](?:(?:[*+?]|{_TIMES})[?+]?)?|\|)*")
+_BOUNDED_BODY = re.compile(
+    rf"(?:{_GROUP}(?:\?[?+]?)?|[^*+?{{|()\[\\{_MARKS['reference']}{_GROUP}{_ENDLESS}]"
+    r"(?:(?:\?|\{\d{1,9}(?:,\d{1,9})?\})[?+]?)?|\|)*"
+)
 _HINTS = {
     "(?P<": "a named group is (?<name>…)", "(?P=": r"write \k<name>",
     "(?P>": "there is no recursion", "(?(": "there are no conditional groups",
-    "(?#": "there are no comments but by (?x)", "(?<": "names are of letters and digits alone",
-    "{": r"a brace is \{",
+    "(?#": "there are no comments but by (?x)", "(?x": "(?x) stands at the start",
+    "(?<=": "it has no greatest length", "(?<!": "it has no greatest length",
+    "(?<": "names are of letters and digits, each for one group", "{": r"a brace is \{",
 }  # fmt: skip
-
-
-@dataclass
-class _Regex:
-    """A regular expression, and how far it has been read."""
-
-    text: str
-    at: int = 0
-    groups: int = 0
-    names: set[str] = field(default_factory=set)
-    has_comments: bool = False
-
-    def skip_space(self) -> None:
-        if self.has_comments and (space := _SPACE.match(self.text, self.at)):
-            self.at = space.end()
-            if self.text[self.at : self.at + 1] == "#":  # It would hide the end of the group.
-                raise self.refuse()
-
-    def peek(self) -> str:
-        self.skip_space()
-        return self.text[self.at : self.at + 1]
-
-    def take(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            raise self.refuse()
-        self.at = found.end()
-        return found
-
-    def refuse(self) -> ValueError:
-        rest = self.text[self.at : self.at + 12]
-        hints = [f"; {hint}" for start, hint in _HINTS.items() if rest.startswith(start)]
-        said = f"what stands at {self.at + 1}, {rest!r}" if rest else "that it ends there"
-        said += "".join(hints[:1])
-        return ValueError(f"pattern: Java's regular expressions do not allow {said}")
 
 
 def count_groups(pattern: str) -> int:
@@ -128,157 +124,102 @@ def count_groups(pattern: str) -> int:
     Raises:
         ValueError: Java does not compile it.
     """
-    regex = _Regex(_QUOTED.sub(_unquote, pattern))
-    _read_alternatives(regex)
-    if regex.at < len(regex.text):
-        raise regex.refuse()
-    return regex.groups
+    text = _QUOTED.sub(_unquote, pattern)
+    if commented := _COMMENTED.match(text):
+        text = _leave_out_comments(text[commented.end() :])
+    text = _ESCAPE.sub(_read_escape, text)
+    while inner := _INNER_CLASS.search(text):
+        _check_class(inner)
+        text = text[: inner.start()] + _CLASS + text[inner.end() :]
+    for least, most in re.findall(r"\{(\d+),(\d+)\}", text):
+        if int(most) < int(least):
+            raise _refuse(f"{{{least},{most}}}")
+    text = _read_names(_FLAGS.sub("|", text))
+    groups = 0
+    while inner := _INNER_GROUP.search(text):
+        groups += inner["kind"] is None
+        text = text[: inner.start()] + _read_group(inner) + text[inner.end() :]
+    _check_body(text)
+    return groups
+
+
+def _leave_out_comments(text: str) -> str:
+    text = _COMMENT.sub(lambda part: part[1] or " ", text)
+    if wrong := _SPACED.search(re.sub(r"\\(?:[pPx]\{\w+\}|.)", "x", text, flags=re.DOTALL)):
+        raise _refuse(wrong[0])
+    return re.sub(r"(\\.)| ", lambda part: part[1] or "", text, flags=re.DOTALL)
 
 
 def _unquote(found: re.Match[str]) -> str:
     return found[0] if found[1] is None else re.sub(r"[^A-Za-z0-9]", r"\\\g<0>", found[1])
 
 
-def _read_alternatives(regex: _Regex, *, is_bounded: bool = False) -> None:
-    """Reads up to the end of a group; a bounded one, behind `(?<=`, has a greatest length."""
-    while (character := regex.peek()) not in ("", ")"):
-        if character == "|":
-            regex.at += 1
-        elif character == "(":
-            _read_group(regex, is_bounded=is_bounded)
-        else:
-            _read_atom(regex, character, is_bounded=is_bounded)
-            _read_quantifier(regex, is_bounded=is_bounded)
-
-
-def _read_atom(regex: _Regex, character: str, *, is_bounded: bool) -> None:
-    if character == "[":
-        _read_class(regex)
-    elif character == "\\":
-        start, escape = regex.at, regex.take(_OUTSIDE)
-        name, is_reference = escape["reference"], re.match(r"\\[1-9k]", escape[0])
-        unknown = name is not None and name not in regex.names
-        if unknown or (is_bounded and (is_reference or escape[0] == r"\X")):
-            regex.at = start
-            raise regex.refuse()
-        _check_escape(regex, escape)
-    elif character in "*+?{":
-        raise regex.refuse()
+def _read_escape(escape: re.Match[str]) -> str:
+    kind = escape.lastgroup
+    if kind is None:
+        raise _refuse(escape.string[escape.start() :][:12])
+    if kind in _MARKS:
+        return _MARKS[kind]
+    if kind == "control":
+        number = ord(escape[kind]) ^ 64
+    elif kind == "other":
+        number = _VALUES.get(escape[kind], ord(escape[kind]))
     else:
-        regex.at += 1
+        number = int(escape[kind], 8 if kind == "octal" else 16)
+    return chr(number + _ESCAPED if number < 128 else number)
 
 
-def _read_group(regex: _Regex, *, is_bounded: bool) -> None:
-    start, had_comments = regex.at, regex.has_comments
-    found = regex.take(_GROUP)
-    if found["name"] in regex.names:
-        regex.at = start
-        raise regex.refuse()
-    if found["on"] is not None:
-        regex.has_comments = ("x" in found["on"] or had_comments) and "x" not in (
-            found["off"] or ""
-        )
-        if found["end"] == ")":
-            return  # The flags hold up to the end of the group around them.
-    elif found["kind"] is None:
-        regex.groups += 1
-        regex.names |= {found["name"]} if found["name"] else set()
-    _read_alternatives(regex, is_bounded=is_bounded or found["kind"] in ("<=", "<!"))
-    if regex.peek() != ")":
-        raise regex.refuse()
-    regex.at += 1
-    regex.has_comments = had_comments
-    _read_quantifier(regex, is_bounded=is_bounded, is_group=True)
+def _check_class(found: re.Match[str]) -> None:
+    """Checks the members of a class by Java's rules, such as `[a-z&&[^aeiou]]`."""
+    members, at = found[1], 0
+    while at < len(members):
+        member = _MEMBER.match(members, at)
+        if member is None or (member["last"] and not _is_range(member)):
+            raise _refuse(found[0])
+        at = member.end()
 
 
-def _read_quantifier(regex: _Regex, *, is_bounded: bool, is_group: bool = False) -> None:
-    character = regex.peek()
-    if not character or character not in "*+?{":
-        return
-    start, found = regex.at, regex.take(_QUANTIFIER)
-    least = int(found["least"] or 0)
-    most = int(found["most"] or _LARGEST) if found["comma"] else least
-    is_open = character in "*+" or (found["comma"] and not found["most"])
-    is_unclear = is_bounded and (is_open or (is_group and character != "?"))
-    if not least <= most <= _LARGEST or is_unclear:
-        regex.at = start
-        raise regex.refuse()
+def _is_range(member: re.Match[str]) -> bool:
+    first, last = (ord(end) for end in (member["first"], member["last"]))
+    return first % _ESCAPED <= last % _ESCAPED
 
 
-def _read_class(regex: _Regex) -> None:
-    """Reads a class, and those within it, by Java's rules: `[a-z&&[^aeiou]]`."""
-    regex.take(re.compile(r"\[\^?"))
-    is_empty = True
-    while (character := regex.peek()) != "]" or is_empty:
-        if not character:
-            raise regex.refuse()
-        if character == "[":
-            _read_class(regex)
-        elif regex.text.startswith("&&", regex.at):
-            if is_empty or regex.text[regex.at + 2 : regex.at + 3] in ("", "]", "&"):
-                raise regex.refuse()
-            regex.at += 2
-        else:
-            _read_range(regex)
-        is_empty = False
-    regex.at += 1
+def _read_names(text: str) -> str:
+    """Checks that each name is given once, before it is referred to; references become marks."""
+    names: set[str] = set()
+
+    def read(found: re.Match[str]) -> str:
+        new, known = found["new"], found["known"]
+        if new in names or (new is None and known not in names):
+            raise _refuse(found[0])
+        names.add(new)
+        return found[0] if new else _MARKS["reference"]
+
+    return _NAMED.sub(read, text)
 
 
-def _read_range(regex: _Regex) -> None:
-    start, first = regex.at, _read_member(regex)
-    if first is None or regex.peek() != "-":
-        return
-    dash = regex.at
-    regex.at += 1
-    if regex.peek() in ("", "]", "["):
-        regex.at = dash
-        return
-    last = _read_member(regex)
-    if last is None or last < first:
-        regex.at = start
-        raise regex.refuse()
+def _read_group(found: re.Match[str]) -> str:
+    """Checks what a group holds; one behind `(?<=` has a greatest length."""
+    body = found["body"]
+    if body.startswith("?"):
+        raise _refuse(found[0])
+    _check_body(body)
+    is_bounded = _BOUNDED_BODY.fullmatch(body) is not None
+    if found["kind"] in ("<=", "<!") and not is_bounded:
+        raise _refuse(found[0])
+    return _GROUP if is_bounded else _ENDLESS
 
 
-def _read_member(regex: _Regex) -> int | None:
-    """Reads a character of a class and returns its number; None: it is a set of characters."""
-    if regex.text[regex.at] != "\\":
-        regex.at += 1
-        return ord(regex.text[regex.at - 1])
-    escape = regex.take(_IN_CLASS)
-    _check_escape(regex, escape)
-    return None if escape["character"] is None else _number_of(escape)
+def _check_body(body: str) -> None:
+    read = _BODY.match(body)
+    rest = body if read is None else body[read.end() :]
+    if rest:
+        raise _refuse(rest)
 
 
-def _number_of(escape: re.Match[str]) -> int:
-    if escape["octal"]:
-        return int(escape["octal"], 8)
-    if escape["control"]:
-        return ord(escape["control"]) ^ 64
-    digits = escape["four"] or escape["two"] or escape["hex"]
-    other = escape["other"]
-    return int(digits, 16) if digits else _VALUES.get(other, ord(other))
-
-
-def _check_escape(regex: _Regex, escape: re.Match[str]) -> None:
-    short, name = escape["short"], escape["property"]
-    is_known = (short or "L") in "LMNPSZC" and (name is None or _PROPERTY.fullmatch(name))
-    if not is_known or int(escape["hex"] or "0", 16) > 0x10FFFF:
-        regex.at = escape.start()
-        raise regex.refuse()
-
-
-_CATEGORY = "[LMNPSZC]|L[Cultmo]|M[nce]|N[dlo]|P[cdsefio]|S[mcko]|Z[slp]|C[cfson]"
-_SCRIPT = (
-    "(?i:latin|greek|cyrillic|armenian|hebrew|arabic|devanagari|bengali|tamil|telugu|thai|georgian"
-    "|hangul|hiragana|katakana|han|common)"
-)
-_BLOCK = "(?i:greek|cyrillic|armenian|hebrew|arabic|thai|hiragana|katakana|basiclatin)"
-_PROPERTY = re.compile(
-    rf"(?:Is)?(?:{_CATEGORY})|(?i:gc|general_category)=(?:{_CATEGORY})"
-    rf"|(?:Is|(?i:sc|script)=){_SCRIPT}|(?:In|(?i:blk|block)=){_BLOCK}"
-    "|L1|all|ASCII|Alnum|Alpha|Blank|Cntrl|Digit|Graph|Lower|Print|Punct|Space|Upper|XDigit"
-    "|Is(?i:alphabetic|letter|ideographic|lowercase|uppercase|titlecase|white_space|control"
-    "|punctuation|hex_digit|assigned|digit|alnum|blank|graph|print|word)"
-    "|java(?:(?:Lower|Upper|Title)Case|Alphabetic|Ideographic|Digit|Defined|Letter(?:OrDigit)?"
-    "|SpaceChar|Whitespace|ISOControl|Mirrored)"
-)
+def _refuse(text: str) -> ValueError:
+    text = re.sub(f"[{_MARKS['set']}-{_ENDLESS}]", "…", text)
+    shown = "".join(chr(ord(c) - _ESCAPED) if ord(c) >= _ESCAPED else c for c in text)
+    hints = [f"; {hint}" for start, hint in _HINTS.items() if shown.startswith(start)]
+    said = f"pattern: Java's regular expressions do not allow {shown!r}"
+    return ValueError(said + "".join(hints[:1]))

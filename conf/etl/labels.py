@@ -20,9 +20,6 @@ class ConversionConfig(Strict):
         min_length=1, description="Column of the event to the conversion's column of equal type."
     )
     time: str = Field(description="Time column of the conversions.")
-    time_unit: Literal["s", "ms"] | None = Field(
-        None, description="Unit of the conversions' time; None: ms of a timestamp, s of an int64."
-    )
     within_hours: float = Field(gt=0, description="Attribution window, from the event on.")
     immature: Literal["drop", "keep"] = Field(
         "drop",

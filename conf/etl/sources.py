@@ -6,9 +6,10 @@ import datetime
 import re
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from conf.config_base import Name, Strict, StrictFinite
+from conf.dates import UNITS_PER_SECOND
 from conf.etl.java_patterns import check_time_pattern, count_groups
 from conf.local_paths import check_below
 
@@ -109,6 +110,11 @@ class ColumnConfig(StrictFinite):
         description="How timestamps are written: epoch_s, epoch_ms, epoch_us or a Java pattern; "
         "None: ISO 8601, and UTC where no zone is written. Fractions of a millisecond are dropped.",
     )
+    unit: Literal["s", "ms"] | None = Field(
+        None,
+        description="Unit of the times in a column of whole numbers; None: seconds. A timestamp is "
+        "in milliseconds once it is read.",
+    )
     not_after: datetime.date | Literal["run_date", "now"] | None = Field(
         None,
         description="Last day of timestamps: a date, the run's last day, or the clock's day "
@@ -127,6 +133,8 @@ class ColumnConfig(StrictFinite):
             raise ValueError(f"{where} cannot have `one_of`")
         if self.timestamp_format is not None or self.not_after is not None:
             self._require(("timestamp",), f"{where} cannot have `timestamp_format` or `not_after`")
+        if self.unit is not None:
+            self._require(("int64", "list<int64>"), f"{where} cannot have a `unit`")
         if self.timestamp_format is not None and self.timestamp_format not in EPOCH_UNITS:
             check_time_pattern(self.timestamp_format)
         if self.pair is not None:
@@ -185,9 +193,6 @@ class DaysConfig(Strict):
         "where the path has {date}: a column that is made of it.",
     )
     allow_empty_days: bool = Field(False, description="Whether a day may have no row.")
-    repeated_days: Literal["fail", "warn", "ignore"] = Field(
-        "fail", description="Two days whose files are the same, byte for byte."
-    )
 
 
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -199,16 +204,19 @@ _SECRET_IN_URL = re.compile(
 
 
 class JdbcConfig(Strict):
-    """A table or query of a database, read without writing.
+    """A table of a database, read without writing.
 
-    Credentials come from environment variables or a file when the build runs: the config, the
-    manifest and the logs never hold them.
+    Credentials come from environment variables when the build runs: the config, the manifest and
+    the logs never hold them.
     """
 
     url: str = Field(pattern=r"^jdbc:[a-zA-Z0-9]+:", description="`jdbc:…`, without credentials.")
-    table: str | None = Field(None, description="Table, as SQL names it.")
-    query: str | None = Field(None, description="SELECT to read instead of a table.")
-    driver: str | None = Field(None, description="Driver class, where Spark cannot tell it.")
+    table: str = Field(description="Table as SQL names it, or `(SELECT …) name`.")
+    options: dict[str, str] = Field(
+        {},
+        description="Options of Spark's JDBC source, such as `driver`, `fetchsize` (10000 if left "
+        "out), `partitionColumn`, `lowerBound`, `upperBound`, `numPartitions`.",
+    )
     user_env: str | None = Field(
         None,
         pattern=_ENVIRONMENT_NAME,
@@ -217,31 +225,15 @@ class JdbcConfig(Strict):
     password_env: str | None = Field(
         None, pattern=_ENVIRONMENT_NAME, description="Environment variable that holds the password."
     )
-    password_file: str | None = Field(None, description="File whose first line is the password.")
-    partition_column: str | None = Field(
-        None, description="Whole-number, date or timestamp column that partitions are cut by."
-    )
-    partitions: int = Field(1, ge=1, le=1000, description="Connections that read at a time.")
-    fetch_rows: int = Field(10_000, ge=1, description="Rows that one round trip brings.")
-
-    @field_validator("url")
-    @classmethod
-    def _no_secret(cls, url: str) -> str:
-        if _SECRET_IN_URL.search(url):
-            raise ValueError(
-                "the URL holds credentials; take them out, and name user_env and password_env "
-                "or password_file"
-            )
-        return url
 
     @model_validator(mode="after")
-    def _consistent(self) -> JdbcConfig:
-        if (self.table is None) == (self.query is None):
-            raise ValueError("a jdbc source needs `table` or `query`, and only one of them")
-        if self.password_env is not None and self.password_file is not None:
-            raise ValueError("the password comes from `password_env` or `password_file`, not both")
-        if self.partitions > 1 and self.partition_column is None:
-            raise ValueError("`partitions` above 1 needs a `partition_column`")
+    def _no_secret(self) -> JdbcConfig:
+        given = {"url", "dbtable", "query", "user", "password"} & {k.lower() for k in self.options}
+        if _SECRET_IN_URL.search(self.url) or given:
+            raise ValueError(
+                "`url` and `options` hold neither credentials nor the table; name user_env and "
+                "password_env, and `table`"
+            )
         return self
 
 
@@ -305,7 +297,7 @@ class BadRowsConfig(Strict):
 
 
 class SourceConfig(Strict):
-    """One input with a declared schema: text lines, files that have columns, a table, a query."""
+    """One input with a declared schema: text lines, files that have columns, a table."""
 
     format: SourceFormat = Field("delimited", description="How the input is written.")
     path: str | None = Field(
@@ -344,12 +336,9 @@ class SourceConfig(Strict):
     new_columns: Literal["ignore", "warn", "fail"] = Field(
         "warn", description="The input has columns that are not declared."
     )
-    all_null_columns: Literal["ignore", "warn", "fail"] = Field(
-        "warn", description="A nullable column that is null in every good row."
-    )
     change_check: Literal["checksum"] | None = Field(
         "checksum",
-        description="How a run notices that a query, or a table without versions, has changed: "
+        description="How a run notices that a table without versions has changed: "
         "its declared columns are read for a checksum when the run begins and when it ends. "
         "None: not at all; each run builds anew.",
     )
@@ -439,7 +428,8 @@ class SourceConfig(Strict):
                     )
 
     def _check_sparse_column(self, column: ColumnConfig) -> None:
-        parts = {k: v for k, v in _SPARSE_TYPES.items() if self._has_part(k)}
+        names = ("label", *self.pair_parts, "qid")
+        parts = {name: _SPARSE_TYPES[name] for name in names}
         if column.type not in parts.get(column.field_name, ()):
             raise ValueError(
                 f"column {column.name!r}: {self.format} has "
@@ -447,9 +437,6 @@ class SourceConfig(Strict):
             )
         if column.pair is not None or column.separator is not None:
             raise ValueError(f"column {column.name!r}: {self.format} has its own separators")
-
-    def _has_part(self, part: str) -> bool:
-        return part != "fields" or self.format == "libffm"
 
     def _check_days(self) -> None:
         in_path = DATE_FIELD in (self.path or "")
@@ -459,8 +446,7 @@ class SourceConfig(Strict):
             raise ValueError("`path` has {date} more than once; name the day once")
         if self.days is None:
             return
-        name = self.days.column
-        column = next((c for c in self.columns if c.name == name), None)
+        name, column = self.days.column, self.day_column
         if not in_path and column is None:
             raise ValueError(
                 "`days` needs {date} in `path`, or `days.column`, the name of a declared column"
@@ -495,6 +481,17 @@ class SourceConfig(Strict):
         return self.quote or ('"' if self.format == "csv" else None)
 
     @property
+    def pair_parts(self) -> tuple[str, ...]:
+        """What the pairs of a sparse format hold, by the columns that they make."""
+        return ("fields",) * (self.format == "libffm") + ("indices", "values")
+
+    @property
+    def day_column(self) -> ColumnConfig | None:
+        """The declared column that holds the day of a row, or None."""
+        name = self.days.column if self.days else None
+        return next((column for column in self.columns if column.name == name), None)
+
+    @property
     def day_in_path(self) -> bool:
         """Whether files are found by the day in their path."""
         return DATE_FIELD in (self.path or "")
@@ -502,8 +499,7 @@ class SourceConfig(Strict):
     @property
     def made_day_column(self) -> str | None:
         """The column that is made of the day in the path, or None."""
-        name = self.days.column if self.days and self.day_in_path else None
-        return None if name in {column.name for column in self.columns} else name
+        return self.days.column if self.days and self.day_in_path and not self.day_column else None
 
     @property
     def has_order(self) -> bool:
@@ -529,16 +525,26 @@ class SourceConfig(Strict):
         fields |= {c.pair.name: c.field_name for c in self.columns if c.pair is not None}
         return fields.get(name, name)
 
+    def time_unit(self, name: str) -> str:
+        """Returns the unit of the times in a column as it is read: `s` or `ms`."""
+        column = self.column(name)
+        is_timestamp = column is not None and column.element_type == "timestamp"
+        return "ms" if is_timestamp else (column and column.unit) or "s"
+
+    def ms_per_unit(self, name: str) -> int:
+        """Returns the milliseconds of a unit of the times in a column."""
+        return 1000 // UNITS_PER_SECOND[self.time_unit(name)]
+
     def column(self, name: str) -> ColumnConfig | None:
         """Returns a column that the source gives, or None."""
         return next((column for column in self.outputs if column.name == name), None)
 
 
 def _sparse_columns(kind: str) -> list[dict[str, Any]]:
-    fields = [{"name": "fields", "type": "list<int64>", "minimum": 0}] if kind == "libffm" else []
-    return [
+    fields = ["fields"] * (kind == "libffm")
+    indices = [{"name": n, "type": "list<int64>", "minimum": 0} for n in (*fields, "indices")]
+    label, values = (
         {"name": "label", "type": "float32"},
-        *fields,
-        {"name": "indices", "type": "list<int64>", "minimum": 0},
         {"name": "values", "type": "list<float32>"},
-    ]
+    )
+    return [label, *indices, values]

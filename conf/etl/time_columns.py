@@ -1,30 +1,22 @@
 """Time columns of a build: which columns hold times, and in which unit.
 
-A unit that the config leaves out follows the column: a timestamp is read as milliseconds since
-1970, a column that another part of the config names has that part's unit, and a whole number has
-the default that the key documents.
+Each column says its unit where its source is declared: a timestamp is read as milliseconds since
+1970, a whole number is in seconds unless its `unit` says milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from conf.dates import UNITS_PER_SECOND
-from conf.etl.contract import ContractConfig, FreshnessRule
+from conf.etl.contract import FreshnessRule
 from conf.etl.encodings import CrossConfig, CyclicalConfig, DatePartConfig, FeatureConfig
-from conf.etl.events import EventsConfig, JoinConfig
-from conf.etl.labels import LabelConfig
-from conf.etl.sources import EPOCH_UNITS, ColumnConfig
 from conf.etl.split import SplitConfig
 
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
-
-TIMESTAMP_UNIT = "ms"
-"""Unit that timestamps are read in."""
 
 SPLIT_BOUNDS = ("validation_from_ts", "test_from_ts")
 """Keys of `split` that hold times of the log."""
@@ -36,29 +28,24 @@ _Parts = Mapping[str, Any]
 """The validated parts of a build config by key; one that is wrong is missing."""
 
 
-def ms_per_unit(unit: str | None) -> int:
-    """Returns the milliseconds of a unit; None is seconds, the default of whole numbers."""
-    return 1000 // UNITS_PER_SECOND[unit or "s"]
-
-
 @dataclass(frozen=True)
 class TimeColumn:
     """A column of a source that a part of the config reads as times.
 
     Attributes:
-        key: Key of the config that says the unit.
         source: The source.
         column: The column, by the name that the source declares.
-        unit: `s`, `ms` or `us`.
+        unit: `s`, `ms`, or `us` where an encoding says so.
         use: `event`, `conversion`, `entry` (from when a dictionary's entry counts), `end` (of its
             validity), `feature` or `rule` of the contract.
+        key: Where the config says the unit.
     """
 
-    key: str
     source: str
     column: str
     unit: str
     use: TimeUse
+    key: str
 
     @property
     def name(self) -> str:
@@ -66,78 +53,13 @@ class TimeColumn:
         return f"{self.source}.{self.column}"
 
 
-def settle_time_units(key: str, part: Any, known: _Parts) -> Any:
-    """Returns a part of a build config with the units filled in that it leaves out.
-
-    Args:
-        key: The part's key in the config.
-        part: The part.
-        known: The parts that stand before it.
-    """
-    if "sources" not in known:
-        return part
-    match part:
-        case EventsConfig():
-            return _settle(part, "time_unit", known, [(part.source, part.time)], "s")
-        case LabelConfig():
-            return _settle_label(part, known)
-        case SplitConfig():
-            return _settle_split(part, known)
-        case ContractConfig():
-            rules = tuple(_settle_rule(rule, known) for rule in part.rules)
-            return part.model_copy(update={"rules": rules})
-        case tuple():
-            return tuple(_SETTLE[key](element, known) for element in part)
-    return part
-
-
-def _settle(
-    part: Any, key: str, known: _Parts, columns: Iterable[tuple[str, str | None]], default: str
-) -> Any:
-    """Fills in the unit of a part that reads some columns of sources."""
-    if getattr(part, key) is not None:
-        return part
-    units = [_known_unit(known, source, column) for source, column in columns if column]
-    return part.model_copy(update={key: next((unit for unit in units if unit), default)})
-
-
-def _known_unit(known: _Parts, source: str, column: str) -> str | None:
-    """The unit that a column's type or an earlier part of the config gives it."""
-    declared = _find_column(known, source, column)
-    if declared is None or declared.element_type == "timestamp":
-        return None if declared is None else TIMESTAMP_UNIT
-    units = [t.unit for t in _declared_times(known) if (t.source, t.column) == (source, column)]
-    return units[0] if units else None
-
-
-def _find_column(known: _Parts, source: str, column: str) -> ColumnConfig | None:
-    return known["sources"][source].column(column) if source in known["sources"] else None
-
-
-def _settle_join(join: JoinConfig, known: _Parts) -> JoinConfig:
-    if join.as_of is None:
-        return join
-    columns = [(join.source, column) for column in join.as_of.columns]
-    as_of = _settle(join.as_of, "time_unit", known, columns, "s")
-    return join.model_copy(update={"as_of": as_of})
-
-
-def _settle_label(label: LabelConfig, known: _Parts) -> LabelConfig:
-    conversion = label.conversion
-    if conversion is None:
-        return label
-    columns = [(conversion.source, conversion.time)]
-    settled = _settle(conversion, "time_unit", known, columns, "s")
-    return label.model_copy(update={"conversion": settled})
-
-
-def _settle_split(split: SplitConfig, known: _Parts) -> SplitConfig:
+def settle_split(split: SplitConfig, known: _Parts) -> SplitConfig:
     """Writes dates and timestamps as numbers in the unit of the log, which they are compared in."""
     events = known.get("events")
-    if events is None:
+    if events is None or events.time is None or events.source not in known.get("sources", ()):
         return split
     given = {key: getattr(split, key) for key in SPLIT_BOUNDS}
-    unit = timedelta(milliseconds=ms_per_unit(events.time_unit))
+    unit = timedelta(milliseconds=known["sources"][events.source].ms_per_unit(events.time))
     numbers = {
         # Rounded up: what a coarser unit cannot say begins with its next number.
         key: -((_EPOCH - _in_utc(bound)) // unit)
@@ -151,13 +73,8 @@ def _in_utc(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _settle_rule(rule: Any, known: _Parts) -> Any:
-    if not isinstance(rule, FreshnessRule):
-        return rule
-    return _settle(rule, "unit", known, [(rule.source, rule.column)], "s")
-
-
-def _settle_feature(feature: FeatureConfig, known: _Parts) -> FeatureConfig:
+def settle_feature(feature: FeatureConfig, known: _Parts) -> FeatureConfig:
+    """Fills in the units of dates that an encoding leaves out: that of the column that it reads."""
     encoding = feature.encoding
     if isinstance(encoding, DatePartConfig | CyclicalConfig):
         settled: Any = _settle_date(encoding, feature.column, known)
@@ -172,22 +89,17 @@ def _settle_feature(feature: FeatureConfig, known: _Parts) -> FeatureConfig:
     return feature.model_copy(update={"encoding": settled})
 
 
-_SETTLE: Mapping[str, Callable[[Any, _Parts], Any]] = {
-    "joins": _settle_join,
-    "labels": _settle_label,
-    "features": _settle_feature,
-}
-"""What settles an element of a part that is a list."""
-
-
 def _settle_date(encoding: Any, column: str, known: _Parts) -> Any:
+    if encoding.unit is not None:
+        return encoding
     origin = _find_origin(known, column)
-    return _settle(encoding, "unit", known, [origin] if origin else [], TIMESTAMP_UNIT)
+    unit = "ms" if origin is None else known["sources"][origin[0]].time_unit(origin[1])
+    return encoding.model_copy(update={"unit": unit})
 
 
 def _find_origin(known: _Parts, column: str) -> tuple[str, str] | None:
     """The source and column that a column of the samples has its values of; None: it is made."""
-    events = known.get("events")
+    events, sources = known.get("events"), known.get("sources") or {}
     if events is None:
         return None
     for history in known.get("histories", ()):
@@ -198,48 +110,39 @@ def _find_origin(known: _Parts, column: str) -> tuple[str, str] | None:
         if column == counted.name:
             return _find_origin(known, counted.column)
     named = (events.source, *(join.source for join in known.get("joins", ())))
-    return next(((s, column) for s in named if _find_column(known, s, column)), None)
-
-
-def _declared_times(known: _Parts) -> Iterator[TimeColumn]:
-    """The time columns of events, dictionaries and conversions."""
-    events, split = known.get("events"), known.get("split")
-    if events is not None and events.time is not None:
-        given = (split.validation_source, split.test_source) if split is not None else ()
-        for source in (events.source, *given):
-            if source and _find_column(known, source, events.time):
-                unit = events.time_unit or "s"
-                yield TimeColumn("events.time_unit", source, events.time, unit, "event")
-    for join in known.get("joins", ()):
-        as_of = join.as_of
-        for column in as_of.columns if as_of is not None else ():
-            use: TimeUse = "end" if column == as_of.valid_to else "entry"
-            key = f"joins.{join.source}.as_of.time_unit"
-            yield TimeColumn(key, join.source, column, as_of.time_unit or "s", use)
-    labels = {f"labels.{label.name}": label for label in known.get("labels", ())}
-    for key, label in {"label": known.get("label"), **labels}.items():
-        conversion = label.conversion if label is not None else None
-        if conversion is not None:
-            key, unit = f"{key}.conversion.time_unit", conversion.time_unit or "s"
-            yield TimeColumn(key, conversion.source, conversion.time, unit, "conversion")
+    return next(((s, column) for s in named if s in sources and sources[s].column(column)), None)
 
 
 def find_time_columns(config: BuildConfig) -> tuple[TimeColumn, ...]:
     """Lists every column of a source that the build reads as times, once for each reader."""
-    known = dict(config)
-    found = [*_declared_times(known)]
+    return tuple(_list_columns(config))
+
+
+def _list_columns(config: BuildConfig) -> Iterator[TimeColumn]:
+    def declared(source: str, column: str, use: TimeUse) -> TimeColumn:
+        unit = config.sources[source].time_unit(column)
+        return TimeColumn(source, column, unit, use, f"sources.{source}.columns, {column}")
+
+    events, split = config.events, config.split
+    for source in (events.source, split.validation_source, split.test_source):
+        if source and events.time is not None and config.sources[source].column(events.time):
+            yield declared(source, events.time, "event")
+    for join in config.joins:
+        as_of = join.as_of
+        for column in as_of.columns if as_of is not None else ():
+            is_end = as_of is not None and column == as_of.valid_to
+            yield declared(join.source, column, "end" if is_end else "entry")
+    for label in config.all_labels:
+        if label.conversion is not None:
+            yield declared(label.conversion.source, label.conversion.time, "conversion")
     for feature in config.features:
         for column, encoding in _dates_of(feature):
-            origin = _find_origin(known, column)
-            if origin is not None:
-                key = f"features.{feature.name}.encoding.unit"
-                unit = encoding.unit or TIMESTAMP_UNIT
-                found.append(TimeColumn(key, *origin, unit, "feature"))
-    for number, rule in enumerate(config.contract.rules):
+            if origin := _find_origin(dict(config), column):
+                key = f"features.{feature.name}.encoding"
+                yield TimeColumn(*origin, encoding.unit or "ms", "feature", key)
+    for rule in config.contract.rules:
         if isinstance(rule, FreshnessRule):
-            key = f"contract.rules[{number}].unit"
-            found.append(TimeColumn(key, rule.source, rule.column, rule.unit or "s", "rule"))
-    return tuple(found)
+            yield declared(rule.source, rule.column, "rule")
 
 
 def _dates_of(feature: FeatureConfig) -> list[tuple[str, DatePartConfig | CyclicalConfig]]:
@@ -251,21 +154,17 @@ def _dates_of(feature: FeatureConfig) -> list[tuple[str, DatePartConfig | Cyclic
 
 
 def check_time_units(config: BuildConfig) -> None:
-    """Refuses a unit other than milliseconds for a timestamp.
+    """Refuses two units of one time: of a column and an encoding, or of the log and given events.
 
     Raises:
-        ValueError: Names the key, the column and the unit.
+        ValueError: Names the column, and both units.
     """
+    events = config.events
     for time in find_time_columns(config):
-        column = config.sources[time.source].column(time.column)
-        if column is None or column.element_type != "timestamp" or time.unit == TIMESTAMP_UNIT:
-            continue
-        raise ValueError(
-            f"{time.key}: timestamps such as {time.name} are read as milliseconds; leave the unit "
-            f"out, or set `{time.key}: ms`"
-        )
-
-
-def has_certain_unit(column: ColumnConfig) -> bool:
-    """Whether the input says what a time means: it is a date, not a number."""
-    return column.element_type == "timestamp" and column.timestamp_format not in EPOCH_UNITS
+        source = config.sources[time.source]
+        column, unit = source.column(time.column), source.time_unit(time.column)
+        is_said = column is not None and (column.unit or column.element_type == "timestamp")
+        if time.use == "event" and events.time is not None:
+            unit, is_said = config.sources[events.source].time_unit(events.time), True
+        if is_said and time.unit != unit:
+            raise ValueError(f"{time.key}: {time.name} is in {time.unit} here, and in {unit} else")

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from conf.dates import DateRange
+from conf.dates import DateRange, show_span
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.time_columns import ms_per_unit
 from conf.splits import EVENT_SPLITS, TEST, VALIDATION
 from etl.events.columns import (
     DROP_COLUMN,
@@ -30,7 +29,6 @@ from etl.events.joins import MATCHED, count_matches, read_matches
 from etl.events.labels import ConversionCounts, is_immature
 from etl.events.splits import AFTER_DATES, OUTSIDE_DATES, name_outside
 from etl.sources.read import read_source
-from etl.sources.time_scan import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -212,7 +210,7 @@ def count_late(
     own_days = log.days.model_copy(update={"lookback_days": 0})
     own = log.model_copy(update={"days": own_days})
     rows = read_source(spark, name, own, config.data_dir, dates).good
-    time_ms = F.col(time) * F.lit(ms_per_unit(config.events.time_unit))
+    time_ms = F.col(time) * F.lit(config.event_ms)
     late, delivered = rows.agg(
         F.count_if(time_ms < F.lit(dates.span_ms[0])), F.count("*")
     ).collect()[0]
@@ -260,9 +258,9 @@ def _refuse_empty(
     dropped = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
     received = [f"samples: {samples or 'none'}", f"dropped: {dropped or 'none'}"]
     if counts.event_ts_ms_range is not None:
-        scale = ms_per_unit(config.events.time_unit)
+        scale = config.event_ms
         numbers = " to ".join(str(time // scale) for time in counts.event_ts_ms_range)
-        received.append(f"events {Span(2, *counts.event_ts_ms_range).show('ms')} ({numbers})")
+        received.append(f"events {show_span(*counts.event_ts_ms_range, 'ms')} ({numbers})")
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
     told = {

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.etl.build import BuildConfig
-from conf.etl.time_columns import ms_per_unit
 from etl.events.columns import (
     CANDIDATES,
     DROP_COLUMN,
@@ -96,7 +95,7 @@ def prepare_events(
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     log = _union_given(config, sources)
     time = config.events.time
-    scale = ms_per_unit(config.events.time_unit)
+    scale = config.event_ms
     ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
     log = log.withColumn(EVENT_TS_COLUMN, ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
     if config.events.history_order == "oldest_first":

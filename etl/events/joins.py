@@ -9,7 +9,7 @@ itself splits the events of a frequent key over several tasks (adaptive skew joi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOfConfig, JoinConfig
-from conf.etl.time_columns import ms_per_unit
 from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, drop_events, spread_lone
 from etl.sources.source import ORDER_COLUMN, Source
 
@@ -42,6 +41,8 @@ class DictionaryJoin:
     key: str
     config: JoinConfig
     is_small: bool = False
+    ms: Mapping[str, int] = field(default_factory=dict)
+    """Milliseconds of a unit, by as-of column."""
 
     @property
     def name(self) -> str:
@@ -60,13 +61,23 @@ class DictionaryJoin:
 def plan_joins(config: BuildConfig, sources: Mapping[str, Source]) -> tuple[DictionaryJoin, ...]:
     """Resolves the joins of a config, in their order."""
     return tuple(
-        DictionaryJoin(config.sources[join.source].key or "", join, _is_small(sources[join.source]))
+        DictionaryJoin(
+            config.sources[join.source].key or "",
+            join,
+            _is_small(sources[join.source]),
+            _find_scales(config, join),
+        )
         for join in config.joins
     )
 
 
 def _is_small(source: Source) -> bool:
     return bool(source.files) and sum(file.bytes for file in source.files) <= _BROADCAST_BYTES
+
+
+def _find_scales(config: BuildConfig, join: JoinConfig) -> dict[str, int]:
+    columns = join.as_of.columns if join.as_of is not None else ()
+    return {column: config.sources[join.source].ms_per_unit(column) for column in columns}
 
 
 def join_dictionaries(
@@ -214,7 +225,7 @@ def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -
         F.when(F.col(_KEY).isNull(), F.lit(NULL_KEY))
         .when(~F.col(_EXISTS), F.lit(UNKNOWN_KEY))
         .when(F.col(_ENTRY).isNull(), F.lit(NOT_YET_VALID))
-        .when(_has_ended(as_of), F.lit(EXPIRED))
+        .when(_has_ended(join), F.lit(EXPIRED))
     )
     joined = _mark_unmatched(joined.withColumn(_REASON, reason), join, F.col(_REASON))
     valid = F.col(_REASON).isNull()
@@ -233,7 +244,7 @@ def select_latest(dictionary: DataFrame, join: DictionaryJoin, end: DataFrame) -
     latest = known.groupBy(_KEY).agg(
         F.max_by(_ENTRY, _VERSION).alias(_ENTRY), F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN)
     )
-    valid = latest.where(~F.coalesce(_has_ended(_as_of(join)), F.lit(False)))
+    valid = latest.where(~F.coalesce(_has_ended(join), F.lit(False)))
     columns = [F.col(_ENTRY)[column].alias(column) for column in _added(dictionary, join)]
     return valid.select(F.col(_KEY).alias(join.key), *columns)
 
@@ -257,8 +268,8 @@ def _added(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
 def _entries(dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
     """One row per version: key, time from which it counts, its rank among versions, columns."""
     as_of = _as_of(join)
-    ms = F.lit(ms_per_unit(as_of.time_unit))
-    version = [F.col(name) * ms for name in (as_of.valid_from, as_of.known_at) if name is not None]
+    times = [name for name in (as_of.valid_from, as_of.known_at) if name is not None]
+    version = [F.col(name) * F.lit(join.ms[name]) for name in times]
     # Nobody could use an entry before it was known, however early it is valid from.
     counts_from = F.greatest(*version) if len(version) > 1 else version[0]
     return dictionary.where(F.col(join.key).isNotNull()).select(
@@ -269,12 +280,13 @@ def _entries(dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
     )
 
 
-def _has_ended(as_of: AsOfConfig) -> Column:
+def _has_ended(join: DictionaryJoin) -> Column:
     """Whether the entry's `valid_to` is over at the event; null where it is open."""
+    as_of = _as_of(join)
     if as_of.valid_to is None:
         return F.lit(False)
     # A "never" too large for milliseconds overflows to null, which is open as well.
-    end = F.try_multiply(F.col(_ENTRY)[as_of.valid_to], F.lit(ms_per_unit(as_of.time_unit)))
+    end = F.try_multiply(F.col(_ENTRY)[as_of.valid_to], F.lit(join.ms[as_of.valid_to]))
     now = F.col(EVENT_TS_COLUMN)
     # An entry that counts just after `valid_from` ends just after `valid_to`.
     return end <= now if as_of.match == "at_or_before" else end < now

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
-from conf.etl.time_columns import ms_per_unit
 from etl.events.columns import (
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
@@ -93,16 +92,23 @@ def count_conversions(
     counts = {}
     for label in config.all_labels:
         if label.conversion is not None:
-            rows = sources[label.conversion.source].good
-            counts[label.name] = _count(events, label.conversion, rows)
+            rows = _read_conversions(label.conversion, config, sources)
+            ms = _ms_per_unit(label.conversion, config)
+            counts[label.name] = _count(events, label.conversion, rows, ms)
             _report_lost(label.name, label.conversion, counts[label.name])
     return counts
 
 
-def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -> ConversionCounts:
+def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
+    return config.sources[conversion.source].ms_per_unit(conversion.time)
+
+
+def _count(
+    events: DataFrame, conversion: ConversionConfig, conversions: DataFrame, ms: int
+) -> ConversionCounts:
     keys = [*conversion.keys]
     timed = events.select(*keys, EVENT_TS_COLUMN, is_sample().alias(_IS_SAMPLE))
-    both = _merge(timed, _read_conversions(conversion, source).withColumn(_IS_SAMPLE, F.lit(False)))
+    both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
     same, order = _in_time(conversion)
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
     until = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -135,7 +141,7 @@ def _count(events: DataFrame, conversion: ConversionConfig, source: DataFrame) -
     span = None if row["last"] is None else (row["first"], row["last"])
     until_ms = row["last"]
     if conversion.until_ts is not None:
-        until_ms = conversion.until_ts * ms_per_unit(conversion.time_unit)
+        until_ms = conversion.until_ts * ms
     return ConversionCounts(row["rows"], lost, span, row["last_event"], until_ms)
 
 
@@ -147,13 +153,14 @@ def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCoun
         logger.warning("label %r: %s make no sample positive", name, received)
 
 
-def _read_conversions(conversion: ConversionConfig, source: DataFrame) -> DataFrame:
+def _read_conversions(
+    conversion: ConversionConfig, config: BuildConfig, sources: Mapping[str, Source]
+) -> DataFrame:
     """Time, in milliseconds, and keys of the conversions, named as the events name them."""
-    scale = F.lit(ms_per_unit(conversion.time_unit))
-    return source.select(
-        *[F.col(other).alias(column) for column, other in conversion.keys.items()],
-        (F.col(conversion.time) * scale).alias(_CONVERTED),
-    ).where(F.col(_CONVERTED).isNotNull())
+    time = F.col(conversion.time) * F.lit(_ms_per_unit(conversion, config))
+    keys = [F.col(other).alias(column) for column, other in conversion.keys.items()]
+    rows = sources[conversion.source].good.select(*keys, time.alias(_CONVERTED))
+    return rows.where(F.col(_CONVERTED).isNotNull())
 
 
 def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
@@ -178,11 +185,11 @@ def _lacks_key(keys: Iterable[str]) -> Column:
 
 
 def _add_conversion_label(
-    events: DataFrame, name: str, conversion: ConversionConfig, source: DataFrame
+    events: DataFrame, name: str, conversion: ConversionConfig, conversions: DataFrame
 ) -> DataFrame:
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
     # A null is no key: conversions that lack one are no event's.
-    conversions = _read_conversions(conversion, source).where(~_lacks_key(conversion.keys))
+    conversions = conversions.where(~_lacks_key(conversion.keys))
     _, order = _in_time(conversion)
     following = order.rowsBetween(Window.currentRow, Window.unboundedFollowing)
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
@@ -221,8 +228,8 @@ def add_labels(
         if label.conversion is None:
             events = _add_label(events, label)
             continue
-        source = sources[label.conversion.source].good
-        events = _add_conversion_label(events, label.name, label.conversion, source)
+        rows = _read_conversions(label.conversion, config, sources)
+        events = _add_conversion_label(events, label.name, label.conversion, rows)
     return _leave_out_unlabelled(events, config.all_labels, conversions)
 
 

@@ -16,7 +16,6 @@ from conf.etl.build import BuildConfig
 from conf.etl.contract import FreshnessRule
 from conf.etl.output import DATE_PARTITION
 from conf.etl.split import LEAST_EVENTS, SplitConfig
-from conf.etl.time_columns import ms_per_unit
 from conf.splits import TEST, TRAIN, VALIDATION
 from etl.events.columns import (
     EVENT_TS_COLUMN,
@@ -101,7 +100,7 @@ def find_bounds(
 
     `by_fractions` are those where the config states neither a time nor a duration.
     """
-    split, ms = config.split, ms_per_unit(config.events.time_unit)
+    split, ms = config.split, config.event_ms
     test, validation = by_fractions.test, None
     if split.test_from_ts is not None:
         test = cast(int, split.test_from_ts) * ms
@@ -339,7 +338,7 @@ def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -
 
 def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> SplitBounds:
     """Finds bounds that go by the times of the samples, in a run with days by those inside."""
-    split, time, ms = config.split, config.events.time or "", ms_per_unit(config.events.time_unit)
+    split, time, ms = config.split, config.events.time or "", config.event_ms
     samples = events.where(is_sample())
     if dates is not None:
         samples = samples.where(is_inside(dates))

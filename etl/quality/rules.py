@@ -27,7 +27,6 @@ from conf.etl.contract import (
     UniqueRule,
     VolumeRule,
 )
-from conf.etl.time_columns import ms_per_unit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -220,10 +219,10 @@ def _ask_range(rule: RangeRule, rows: DataFrame) -> dict[str, Column]:
 
     column = value.column
     return {
-        "sum bad": F.count_if(value.any(is_outside)),
-        "sum known": F.count(column),
-        "min low": F.min(F.array_min(column) if value.is_list else column),
-        "max high": F.max(F.array_max(column) if value.is_list else column),
+        "bad": F.count_if(value.any(is_outside)),
+        "known": F.count(column),
+        "low": F.min(F.array_min(column) if value.is_list else column),
+        "high": F.max(F.array_max(column) if value.is_list else column),
     }
 
 
@@ -234,17 +233,17 @@ def _is_foreign(rule: DomainRule, rows: DataFrame) -> Column:
 def _ask_domain(rule: DomainRule, rows: DataFrame) -> dict[str, Column]:
     # No example yet: an aggregate of texts by groups would sort all rows.
     return {
-        "sum bad": F.count_if(_is_foreign(rule, rows)),
-        "sum known": F.count(F.col(str(rule.column))),
+        "bad": F.count_if(_is_foreign(rule, rows)),
+        "known": F.count(F.col(str(rule.column))),
     }
 
 
 def _ask_nulls(rule: NullRateRule, rows: DataFrame) -> dict[str, Column]:
-    return {"sum bad": F.count_if(F.col(str(rule.column)).isNull()), "sum rows": F.count("*")}
+    return {"bad": F.count_if(F.col(str(rule.column)).isNull()), "rows": F.count("*")}
 
 
 def _ask_latest(rule: FreshnessRule, rows: DataFrame) -> dict[str, Column]:
-    return {"max latest": F.max(rule.column)}
+    return {"latest": F.max(rule.column)}
 
 
 _ASKED: Mapping[type, Callable[[Any, DataFrame], dict[str, Column]]] = {
@@ -267,7 +266,7 @@ def ask_rules(config: BuildConfig, sources: Mapping[str, Source]) -> dict[str, S
     asked = dict(sources)
     for number, name, rule in _list_source_rules(config):
         if ask := _ASKED.get(type(rule)):
-            found = {f"{how} {number}": c for how, c in ask(rule, asked[name].rows).items()}
+            found = {f"{what} {number}": c for what, c in ask(rule, asked[name].rows).items()}
             asked[name] = replace(asked[name], asked={**asked[name].asked, **found})
     return asked
 
@@ -310,20 +309,21 @@ def _judge(config: BuildConfig, read: SourcesAsRead, number: int, rule: Any) -> 
         return _check_references(rule, read, key)
     ending = f" {number}"
     found = {
-        name.split(" ")[1]: value for name, value in counts.asked.items() if name.endswith(ending)
+        name.split(" ")[0]: value for name, value in counts.asked.items() if name.endswith(ending)
     }
     if isinstance(rule, DomainRule) and found.get("bad"):
         good = read.sources[str(rule.source)].good
         others = F.when(_is_foreign(rule, good), F.col(str(rule.column)).cast("string"))
         found["example"] = good.agg(F.min(others)).collect()[0][0]
-    return _judge_values(rule, found, read.run_date)
+    if isinstance(rule, FreshnessRule):
+        ms = config.sources[rule.source].ms_per_unit(rule.column)
+        return judge_freshness(rule, found.get("latest"), ms, read.run_date)
+    return _judge_values(rule, found)
 
 
-def _judge_values(rule: Any, found: Mapping[str, Any], run_date: date | None) -> RuleResult:
+def _judge_values(rule: Any, found: Mapping[str, Any]) -> RuleResult:
     if isinstance(rule, NullRateRule):
         return judge_nulls(rule, found.get("bad", 0), found.get("rows", 0))
-    if isinstance(rule, FreshnessRule):
-        return judge_freshness(rule, found.get("latest"), run_date)
     bad, known = found.get("bad", 0), found.get("known", 0)
     if isinstance(rule, RangeRule):
         seen = f"outside; {shown(found.get('low'))} to {shown(found.get('high'))}"
@@ -349,13 +349,15 @@ def _check_references(rule: ReferencesRule, read: SourcesAsRead, key: str) -> Ru
     return judge_rate(rule, bad, known, what, f"keys of {rule.dictionary}")
 
 
-def judge_freshness(rule: FreshnessRule, latest: Any, run_date: date | None) -> RuleResult:
+def judge_freshness(
+    rule: FreshnessRule, latest: Any, ms_per_unit: int, run_date: date | None
+) -> RuleResult:
     """Returns whether the latest time of a column is neither too old nor too far ahead."""
     deadline = _deadline_ms(rule, run_date)
     allowed = f"at most {rule.max_age_hours:g} h old, {rule.max_ahead_hours:g} h ahead"
     if latest is None:
         return build_result(rule, False, "no time at all", allowed)
-    latest_ms = float(latest) * ms_per_unit(rule.unit)
+    latest_ms = float(latest) * ms_per_unit
     age = (deadline - latest_ms) / _HOUR_MS
     passed = -rule.max_ahead_hours <= age <= rule.max_age_hours
     when = "old" if age >= 0 else "ahead"
@@ -385,5 +387,6 @@ def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None
     for rule in config.contract.rules:
         if isinstance(rule, FreshnessRule) and rule.clock == "wall":
             latest = sources[rule.source].good.agg(F.max(rule.column)).collect()[0][0]
-            results.append(judge_freshness(rule, latest, None))
+            ms = config.sources[rule.source].ms_per_unit(rule.column)
+            results.append(judge_freshness(rule, latest, ms, None))
     settle_results(results)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ from etl.sources.source import (
     ParsedColumn,
     Source,
 )
-from etl.sources.time_scan import TimeScan, TimeValues, read_spans, time_aggregates, time_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -59,16 +57,7 @@ def nan_as_missing(column: ColumnConfig, parsed: ParsedColumn) -> ParsedColumn:
 def column_faults(
     column: ColumnConfig, parsed: ParsedColumn, dates: DateRange | None
 ) -> list[Fault]:
-    """What makes a row a bad row by its value of one column.
-
-    Args:
-        column: Its declaration.
-        parsed: The column as parsed.
-        dates: The run's days, for `not_after: run_date`.
-
-    Raises:
-        ConfigError: `not_after: run_date`, and the run has no date.
-    """
+    """What makes a row a bad row by its value of one column."""
     value, name = parsed.value, column.name
     unparsed = value.isNull() & parsed.present
     if column.is_list:
@@ -107,18 +96,12 @@ def _any(column: ColumnConfig, value: Column, test: object) -> Column:
 
 def _end_ms(column: ColumnConfig, dates: DateRange | None) -> int:
     """First millisecond after the last day that a timestamp may lie in."""
-    after = datetime.datetime.combine(
-        find_last_day(column, dates), datetime.time(), datetime.UTC
-    ) + datetime.timedelta(1)
-    return int(after.timestamp()) * 1000
+    last = find_last_day(column, dates)
+    return DateRange(last, last).span_ms[1]
 
 
 def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.date:
-    """Returns the last day that a timestamp with `not_after` may lie in.
-
-    Raises:
-        ConfigError: It is that of the run, which has none.
-    """
+    """Returns the last day that a timestamp with `not_after` may lie in."""
     last = column.not_after
     if last == "run_date":
         if dates is None:
@@ -143,7 +126,6 @@ class SourceCounts:
         bad: Bad rows by reason.
         values: Good rows that have a value, by nullable column.
         new: Keys of one of the rows that are not declared.
-        times: Values of the good rows by magnitude, by time column.
         asked: What `Source.asked` gives; empty where no row is good.
     """
 
@@ -151,7 +133,6 @@ class SourceCounts:
     bad: dict[str, int]
     values: Mapping[str, int] = field(default_factory=dict)
     new: tuple[str, ...] = ()
-    times: Mapping[str, TimeValues] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -160,57 +141,33 @@ class SourceCounts:
         return sum(self.bad.values())
 
 
-def count_rows(source: Source, scan: TimeScan | None = None) -> SourceCounts:
-    """Scans a source once and counts its rows by what is wrong with them.
-
-    Args:
-        source: The source.
-        scan: Time columns whose values are counted by magnitude; None: there are none.
-    """
-    asked = [F.count(name).alias(name) for name in source.nullable]
-    asked += [column.alias(name) for name, column in source.asked.items()]
-    groups = [] if scan is None else time_groups(scan, source)
-    asked += [] if scan is None else time_aggregates(scan, source)
-    if NEW_COLUMN in source.rows.columns:
-        # The greatest of the lists of new keys: one example, whatever their number.
-        asked.append(F.max(NEW_COLUMN).alias(NEW_COLUMN))
-    grouped = source.rows.groupBy(REASON_COLUMN, *groups)
-    rows = grouped.agg(F.count("*").alias("__n"), *asked).collect()
-    counts: Counter[str | None] = Counter()
-    for row in rows:
-        counts[row[REASON_COLUMN]] += row["__n"]
-    if source.headers:
-        repeated = counts.pop(REPEATED_HEADER, 0) - source.headers
-        counts.update({REPEATED_HEADER: repeated} if repeated > 0 else {})
-    bad = {reason: n for reason, n in sorted(counts.items(), key=str) if reason is not None}
-    good = [row for row in rows if row[REASON_COLUMN] is None]
-    values = {name: sum(row[name] for row in good) for name in source.nullable} if good else {}
-    new = [row[NEW_COLUMN] for row in good] if NEW_COLUMN in source.rows.columns else []
+def count_rows(source: Source) -> SourceCounts:
+    """Scans a source once and counts its rows by what is wrong with them."""
+    has_new = NEW_COLUMN in source.rows.columns
+    # The greatest of the lists of new keys: one example, whatever their number.
+    new = [F.max(NEW_COLUMN).alias(NEW_COLUMN)] if has_new else []
+    values = [F.count(name).alias(f"__n_{name}") for name in source.nullable]
+    others = [value.alias(name) for name, value in source.asked.items()]
+    grouped = source.rows.groupBy(REASON_COLUMN)
+    rows = grouped.agg(F.count("*").alias("__n"), *values, *new, *others).collect()
+    counts = {row[REASON_COLUMN]: row["__n"] for row in rows}
+    if source.headers and REPEATED_HEADER in counts:
+        counts[REPEATED_HEADER] -= source.headers
+    bad = {reason: n for reason, n in sorted(counts.items(), key=str) if reason and n > 0}
+    good = next((row for row in rows if row[REASON_COLUMN] is None), None)
+    if good is None:
+        return SourceCounts(sum(bad.values()), bad)
     return SourceCounts(
-        sum(counts.values()),
+        sum(bad.values()) + good["__n"],
         bad,
-        values,
-        tuple(max((keys for keys in new if keys), default=())),
-        {name: read_spans(scan, name, good) for name in scan.columns} if scan is not None else {},
-        {name: _combine(name, [row[name] for row in good]) for name in source.asked if good},
+        {name: good[f"__n_{name}"] for name in source.nullable},
+        tuple(good[NEW_COLUMN] or ()) if has_new else (),
+        {name: good[name] for name in source.asked},
     )
 
 
-_COMBINED: Mapping[str, Callable[[Sequence[Any]], Any]] = {"sum": sum, "min": min, "max": max}
-
-
-def _combine(name: str, values: Sequence[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return _COMBINED[name.split(" ")[0]](known) if known else None
-
-
 def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -> None:
-    """Refuses a source with more bad rows than its budget.
-
-    Raises:
-        InputDataError: No row is good, the policy is `fail` and a row is bad, or the share of
-            bad rows is above `max_fraction`.
-    """
+    """Refuses a source with more bad rows than its budget."""
     bad, policy = counts.bad_rows, config.bad_rows
     fraction = bad / counts.read if counts.read else 1.0
     over = fraction > policy.max_fraction
@@ -227,29 +184,9 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
         f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%})",
         received=f"{reasons or 'no rows'}\n            {shown}",
         allowed=f"at most {budget:.2%} (sources.{source.name}.bad_rows)",
-        fix=_advise(counts, config),
+        fix="check the separator, encoding, format and columns of the source (of times their "
+        "`timestamp_format`), correct the input, or raise the budget",
     )
-
-
-def _advise(counts: SourceCounts, config: SourceConfig) -> str:
-    """Says what to look at: where most bad rows are of times, how these are written."""
-    worst = max(counts.bad, key=lambda reason: counts.bad[reason], default="")
-    kind, _, column = worst.partition(":")
-    if kind == "not_timestamp":
-        return (
-            f"say how {column} is written by its `timestamp_format` (epoch_s, epoch_ms, or a "
-            "pattern such as dd.MM.yyyy HH:mm), correct the input, or raise the budget"
-        )
-    return (
-        f"check the {_how_it_is_read(config)} and columns of the source, correct the input, or "
-        "raise the budget"
-    )
-
-
-def _how_it_is_read(config: SourceConfig) -> str:
-    if config.format in ("delimited", "csv"):
-        return f"separator ({config.field_separator!r}), encoding"
-    return f"format ({config.format})"
 
 
 logger = logging.getLogger("sluice.sources")
@@ -259,36 +196,22 @@ QUARANTINE_DIR = "quarantine"
 
 
 def check_new_columns(name: str, config: SourceConfig, new: Sequence[str]) -> None:
-    """Reports columns of the input that are not declared, or refuses them.
-
-    Raises:
-        InputDataError: There is one, and `new_columns` is `fail`.
-    """
-    _report_columns(
-        config.new_columns,
-        f"source {name!r} has columns that are not declared",
-        new,
-        allowed="the columns of the config",
-        fix=f"declare them in sources.{name}.columns, or set sources.{name}.new_columns: ignore",
-    )
+    """Warns of columns of the input that are not declared, or refuses them."""
+    if not new or config.new_columns == "ignore":
+        return
+    what, shown = f"source {name!r} has columns that are not declared", _show_columns(new)
+    if config.new_columns == "fail":
+        fix = f"declare them in sources.{name}.columns, or set sources.{name}.new_columns: ignore"
+        raise InputDataError(what, received=shown, fix=fix)
+    logger.warning("%s: %s", what, shown)
 
 
 def check_columns(name: str, config: SourceConfig, counts: SourceCounts) -> None:
-    """Reports what the count of a source's rows says of its columns, or refuses it.
-
-    Raises:
-        InputDataError: A key of JSON lines is new, or a nullable column has no value in any good
-            row, and the policy for it is `fail`.
-    """
+    """Reports what the count of a source's rows says of its columns: new keys, empty columns."""
     check_new_columns(name, config, counts.new)
-    _report_columns(
-        config.all_null_columns,
-        f"source {name!r} has columns without a single value",
-        [column for column, values in counts.values.items() if not values],
-        allowed="a value in at least one row",
-        fix="check that the input still fills them, take them out, or set "
-        f"sources.{name}.all_null_columns: ignore",
-    )
+    if empty := [column for column, values in counts.values.items() if not values]:
+        said = "source %r has columns without a single value: %s"
+        logger.warning(said, name, _show_columns(empty))
 
 
 def settle_bad_rows(
@@ -297,17 +220,7 @@ def settle_bad_rows(
     declared: Mapping[str, SourceConfig],
     staging: Path,
 ) -> None:
-    """Refuses sources with too many bad rows, and writes the bad rows of the others aside.
-
-    Args:
-        sources: The sources as read.
-        counts: Rows of each source.
-        declared: Their declarations.
-        staging: Directory of the version: bad rows go to `quarantine/<source>` as JSON lines.
-
-    Raises:
-        InputDataError: A source has more bad rows than its budget, or columns that it must not.
-    """
+    """Refuses sources with too many bad rows, and writes the bad rows of the others aside."""
     for name, source in sources.items():
         check_bad_rows(source, counts[name], declared[name])
         check_columns(name, declared[name], counts[name])
@@ -317,10 +230,5 @@ def settle_bad_rows(
             source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
 
 
-def _report_columns(policy: str, what: str, columns: Sequence[str], allowed: str, fix: str) -> None:
-    if not columns or policy == "ignore":
-        return
-    shown = ", ".join(columns[:_SHOWN]) + (", …" if len(columns) > _SHOWN else "")
-    if policy == "fail":
-        raise InputDataError(what, received=shown, allowed=allowed, fix=fix)
-    logger.warning("%s: %s", what, shown)
+def _show_columns(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:_SHOWN]) + (", …" if len(columns) > _SHOWN else "")

@@ -7,9 +7,10 @@ fit is null, and counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -21,15 +22,8 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
 from conf.manifest import InputFile
-from etl.sources.days import rows_of_days
-from etl.sources.parquet_files import Unread, read_footer, widen_decimals
-from etl.sources.source import (
-    FILE_COLUMN,
-    LINE_COLUMN,
-    FolderTexts,
-    ParsedColumn,
-    ParsedRows,
-)
+from etl.sources.files import rows_of_days
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, FolderTexts, ParsedColumn, ParsedRows
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
     epoch_millis,
@@ -43,7 +37,7 @@ from etl.tfrecord.spark.failures import describe_failure
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
@@ -66,20 +60,7 @@ _INT64_END = 2.0**63
 def cast_column(
     name: str, column: ColumnConfig, raw: Column, found: T.DataType
 ) -> dict[str, ParsedColumn]:
-    """Casts a declared column from what it is in the input.
-
-    Args:
-        name: The source's name.
-        column: The column's declaration.
-        raw: The column of the input.
-        found: Its type there.
-
-    Returns:
-        By name the parsed column, and its second column where it has one.
-
-    Raises:
-        InputDataError: No value of the type that was found could become one of the declared type.
-    """
+    """Casts a declared column from what it is in the input, of type `found` there."""
     if column.is_list and column.pair is None and _is_vector(found):
         # The function takes no null.
         raw = F.when(raw.isNotNull(), vector_to_array(raw))
@@ -95,10 +76,7 @@ def cast_column(
         broken = ((raw.isNotNull() & text.isNull(), f"not_utf8:{column.name}"),)
         columns = parse_column(column, text)
         first = columns[column.name]
-        columns[column.name] = ParsedColumn(
-            first.value, first.present, first.text, broken + first.faults
-        )
-        return columns
+        return {**columns, column.name: replace(first, faults=broken + first.faults)}
     if column.pair is not None:
         # A whole number has no second value.
         return parse_column(column, raw.cast("string"))
@@ -133,12 +111,8 @@ def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
         received=found.simpleString(),
         allowed=f"what can be read as {column.type}: "
         + ", ".join(dict.fromkeys(kind.typeName() for kind in allowed)),
-        fix=f"correct the type of sources.{name}.columns, or correct the input"
-        + (
-            "; times as numbers need a timestamp_format such as epoch_ms"
-            if column.type == "timestamp"
-            else ""
-        ),
+        fix=f"correct the type of sources.{name}.columns, or correct the input; times as numbers "
+        "need a timestamp_format such as epoch_ms",
     )
 
 
@@ -182,11 +156,6 @@ def read_column_files(
 
     Returns:
         Frames with `__file` and Spark's `_metadata`.
-
-    Raises:
-        ConfigError: The session cannot read the format.
-        InputDataError: A file is damaged, or of another format, or a declared column is of a type
-            that Spark does not read.
     """
     paths = [file.path for file in files if file.bytes]
     try:
@@ -220,12 +189,12 @@ def _by_schema(
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for path in paths:
         if config.format == "parquet":
-            schema, unread = read_footer(spark, Path(path).as_uri())
+            schema, unread = _read_footer(spark, Path(path).as_uri())
             _refuse_unread(name, config, path, unread)
         else:
             schema, unread = spark.read.format(config.format).load(escape_path(path)).schema, {}
-        key = schema.json(), tuple(path[0] for path in unread if len(path) == 1)
-        groups.setdefault(key, []).append(path)
+        lacking = tuple(column for column in unread if "." not in column)
+        groups.setdefault((schema.json(), lacking), []).append(path)
     return tuple(
         _load(spark, config, T.StructType.fromJson(json.loads(schema)), group).withColumns(
             {column: F.lit(None) for column in unread}
@@ -237,14 +206,95 @@ def _by_schema(
 def _load(
     spark: SparkSession, config: SourceConfig, schema: T.StructType, paths: list[str]
 ) -> DataFrame:
-    wide = widen_decimals(schema) if config.format == "parquet" else schema
+    wide = _widen_decimals(schema) if config.format == "parquet" else schema
     return spark.read.format(config.format).schema(wide).load(list(map(escape_path, paths)))
 
 
-def _refuse_unread(name: str, config: SourceConfig, path: str, unread: Unread) -> None:
+def load_parquet(spark: SparkSession, reader: DataFrameReader, paths: Sequence[str]) -> DataFrame:
+    """Opens Parquet files of one schema without the columns that Spark does not read."""
+    try:
+        schema = reader.load(list(paths)).schema
+    except (PySparkException, Py4JJavaError) as error:
+        files = spark.read.format("text").load(list(paths)).inputFiles()
+        try:
+            schema, _ = _read_footer(spark, min(files))
+        except Py4JJavaError:  # no Parquet file: what Spark says of it is known to callers
+            raise error from None
+    return reader.schema(_widen_decimals(schema)).load(list(paths))
+
+
+_LONG_DIGITS = 18
+
+
+def _widen_decimals(kind: Any) -> Any:
+    """The type with decimals that are longer than an int64.
+
+    Of shorter ones Spark does not read those that a Parquet file holds as byte arrays.
+    """
+    if isinstance(kind, T.DecimalType) and kind.precision <= _LONG_DIGITS:
+        return T.DecimalType(_LONG_DIGITS + 1, kind.scale)
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_widen_decimals(kind.elementType), kind.containsNull)
+    if isinstance(kind, T.StructType):
+        return T.StructType(
+            [T.StructField(f.name, _widen_decimals(f.dataType), True, f.metadata) for f in kind]
+        )
+    return kind
+
+
+_SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
+
+
+def _read_footer(spark: SparkSession, uri: str) -> tuple[T.StructType, dict[str, str]]:
+    """The schema of a Parquet file without the columns that Spark does not read, and these."""
+    jvm: Any = spark._jvm
+    hadoop = jvm.org.apache.parquet.hadoop
+    place = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri))
+    file = hadoop.util.HadoopInputFile.fromPath(place, spark._jsc.hadoopConfiguration())
+    reader = hadoop.ParquetFileReader.open(file)
+    try:
+        footer = reader.getFileMetaData()
+    finally:
+        reader.close()
+    if (written := footer.getKeyValueMetaData().get(_SPARK_SCHEMA)) is not None:
+        return T.StructType.fromJson(json.loads(written)), {}
+    unread: dict[str, str] = {}
+    fields = _list_readable(spark, footer.getSchema().getFields(), unread)
+    return _to_spark(spark, fields) or T.StructType(), unread
+
+
+def _list_readable(
+    spark: SparkSession, fields: Any, unread: dict[str, str], above: str = ""
+) -> Any:
+    """Those of some Parquet fields that Spark reads; notes the others by their path."""
+    kept = spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
+    for field in fields:
+        path = above + field.getName()
+        if _to_spark(spark, [field]) is not None:
+            kept.add(field)
+        elif field.isPrimitive() or field.getLogicalTypeAnnotation() is not None:
+            unread[path] = field.toString()
+        elif inner := _list_readable(spark, field.getFields(), unread, f"{path}."):
+            kept.add(field.withNewFields(inner))
+    return kept
+
+
+def _to_spark(spark: SparkSession, fields: Any) -> T.StructType | None:
+    """Spark's schema of Parquet fields; None: Spark reads one not at all, or by an option alone."""
+    jvm: Any = spark._jvm
+    message = jvm.org.apache.parquet.schema.MessageType("read", jvm.java.util.ArrayList(fields))
+    parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
+    settings = spark._jsparkSession.sessionState().conf()
+    try:
+        found = parquet.ParquetToSparkSchemaConverter(settings).convert(message).asNullable().json()
+    except (PySparkException, Py4JJavaError):
+        return None
+    return None if '"time(' in found else T.StructType.fromJson(json.loads(found))
+
+
+def _refuse_unread(name: str, config: SourceConfig, path: str, unread: Mapping[str, str]) -> None:
     declared = [f"{column.field_name}.".lower() for column in config.columns]
-    for names, kind in unread.items():
-        column = ".".join(names)
+    for column, kind in unread.items():
         if any(field.startswith(f"{column}.".lower()) for field in declared):
             raise InputDataError(
                 f"source {name!r}: column {column!r} is of a type that Spark does not read",
@@ -271,62 +321,48 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
     )
 
 
-def fill_fields(frames: tuple[DataFrame, ...], fields: Collection[str]) -> tuple[DataFrame, ...]:
-    """Returns the frames with the fields that one of them must have at least, null where none has.
-
-    Args:
-        frames: Those of a source.
-        fields: Names of fields that need not be there.
-    """
-    lacking = [
-        field
-        for field in fields
-        if all(find_field(frame.schema, field) is None for frame in frames)
-    ]
-    missing = {field: F.lit(None).cast("string") for field in lacking}
-    return tuple(frame.withColumns(missing) if missing else frame for frame in frames)
-
-
 Field = tuple["Column", T.DataType]
 _OWN = (FILE_COLUMN, LINE_COLUMN, "_metadata")
+
+
+def find_lackable(
+    config: SourceConfig, frames: Iterable[DataFrame], optional: Collection[str]
+) -> set[str]:
+    """Names of columns that a frame may lack: optional ones, and those that another one has."""
+    schemas = [frame.schema for frame in frames]
+    return {
+        column.name
+        for column in config.columns
+        if column.name in optional or any(find_field(s, column.field_name) for s in schemas)
+    }
 
 
 def lay_out_frame(
     name: str,
     config: SourceConfig,
     frame: DataFrame,
-    others: Iterable[DataFrame],
+    lackable: Collection[str],
     dates: DateRange | None,
     order: Column | None,
     folders: FolderTexts,
 ) -> ParsedRows:
     """Takes a frame apart into the declared columns.
 
-    Args:
-        name: The source's name.
-        config: Its declaration.
-        frame: Its rows, with `__file`.
-        others: Further frames of the source: a column that one of them has is not missing here,
-            its rows here are null.
-        dates: The run's days, where the source has a column of days.
-        order: Position in the input; None: by content, so that it is the same in every run.
-        folders: What folders say of columns that the files lack.
-
-    Raises:
-        InputDataError: A declared column is not there, or has a type that cannot be read so.
+    Folders give what it lacks. Without an order in the input rows are ordered by their content, so
+    that the order is the same in every run.
     """
     columns: dict[str, ParsedColumn] = {}
     given = [name for name in frame.schema.fieldNames() if name not in _OWN]
-    whole = F.struct(*[F.col(quote_name(name)) for name in given])
+    line = F.to_json(F.struct(*[F.col(quote_name(name)) for name in given]))
     for column in config.columns:
         field = find_field(frame.schema, column.field_name)
-        if field is None:
-            text = folders.get(column.field_name)
-            found_in_others = (find_field(other.schema, column.field_name) for other in others)
-            if text is None and not any(found_in_others):
-                raise _missing(name, column, frame)
-            lacking = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
-            field = (F.lit(None).cast(lacking), lacking) if text is None else (text, T.StringType())
+        if field is None and (text := folders.get(column.field_name)) is not None:
+            field = text, T.StringType()
+        elif field is None and column.name in lackable:
+            kind = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
+            field = F.lit(None).cast(kind), kind
+        elif field is None:
+            raise _missing(name, column, given)
         raw, found = field
         if dates is not None and config.days and config.days.column == column.name:
             frame = rows_of_days(frame, column, config.days, dates, raw, found)
@@ -335,7 +371,7 @@ def lay_out_frame(
         content = F.xxhash64(*[parsed.value for parsed in columns.values()])
         place = F.lit(0).cast("bigint").alias("block")
         order = F.struct(F.lit(name).alias("file"), place, content.alias("line"))
-    return ParsedRows(frame.withColumn(LINE_COLUMN, F.to_json(whole)), columns, (), order)
+    return ParsedRows(frame.withColumn(LINE_COLUMN, line), columns, (), order)
 
 
 def undeclared_fields(config: SourceConfig, frames: Iterable[DataFrame]) -> list[str]:
@@ -365,8 +401,7 @@ def _child(parent: Column | None, name: str) -> Column:
     return F.col(quote_name(name)) if parent is None else parent[name]
 
 
-def _missing(name: str, column: ColumnConfig, frame: DataFrame) -> InputDataError:
-    names = [field for field in frame.schema.fieldNames() if field not in _OWN]
+def _missing(name: str, column: ColumnConfig, names: list[str]) -> InputDataError:
     return InputDataError(
         f"source {name!r}: a declared column is missing",
         received=f"no column {column.field_name!r}",

@@ -34,16 +34,7 @@ _BYTES_EACH = 64_000_000
 def choose_partitions(
     spark: SparkSession, asked: int | None, input_bytes: int | None
 ) -> dict[str, str]:
-    """Chooses the number of partitions of shuffles, where nobody has set it in the session.
-
-    Args:
-        spark: The session.
-        asked: What the config says; None: nothing.
-        input_bytes: What is read; None: not known, and then a cluster keeps Spark's default.
-
-    Returns:
-        Settings to make, by key; none where the session has one.
-    """
+    """Chooses the number of partitions of shuffles, where nobody has set it in the session."""
     if _PARTITIONS in spark.conf.getAll:
         return {}
     if asked is None and str(spark.sparkContext.master).startswith("local"):
@@ -55,12 +46,7 @@ def choose_partitions(
 
 @contextmanager
 def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Changes settings of a session; afterwards they are as they were, or not set.
-
-    Args:
-        spark: The session; its other users see the changes too.
-        settings: Values by key.
-    """
+    """Changes settings of a session; afterwards they are as they were, or not set."""
     before = {key: spark.conf.get(key, None) for key in settings}
     try:
         for key, value in settings.items():

@@ -42,8 +42,7 @@ class Source:
         files: The input files, as they stood.
         headers: Number of header lines: one per file that has a line, or none.
         nullable: Columns that may be null, and should not be so in every row.
-        asked: Further aggregates over the good rows, by name; the name's first word (`sum`, `min`
-            or `max`) says how those of several groups of rows become one.
+        asked: Further aggregates over the good rows, by name.
     """
 
     name: str

@@ -1,38 +1,44 @@
-"""Tables of the session's catalogue, and tables and queries of a database by JDBC, read only."""
+"""Tables of the session's catalogue and of databases by JDBC: their rows, and their state."""
 
 from __future__ import annotations
 
-import math
+import datetime
+import logging
 import os
-from decimal import Decimal
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import TimestampNTZType
+from pyspark.sql import types as T
 
+from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
-from conf.etl.sources import JdbcConfig
+from conf.etl.sources import JdbcConfig, SourceConfig
+from conf.manifest import InputTable
+from etl.sources.files import rows_of_days
+from etl.sources.frames import find_field
+from etl.sources.source import FILE_COLUMN
 from etl.tfrecord.spark.failures import describe_failure
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+logger = logging.getLogger("sluice.build")
 
 
-def read_catalogue_table(spark: SparkSession, name: str, table: str) -> DataFrame:
-    """Opens a table.
+def read_table(spark: SparkSession, name: str, config: SourceConfig) -> DataFrame:
+    """Opens the table of a source, with `__file`; no row is read."""
+    if config.jdbc is not None:
+        rows, place = _read_jdbc(spark, name, config.jdbc), config.jdbc.url
+    else:
+        rows, place = _read_catalogue(spark, name, config.table or ""), config.table or ""
+    return rows.withColumn(FILE_COLUMN, F.lit(place))
 
-    Args:
-        spark: A session whose catalogues know it.
-        name: The source's name in the config.
-        table: The table's name, with catalogue and database where they are not the session's.
 
-    Raises:
-        InputDataError: There is no such table.
-    """
+def _read_catalogue(spark: SparkSession, name: str, table: str) -> DataFrame:
     try:
         # A session remembers a table's files: what others have written since is not among them.
         spark.catalog.refreshTable(table)
@@ -41,11 +47,12 @@ def read_catalogue_table(spark: SparkSession, name: str, table: str) -> DataFram
         raise InputDataError(
             f"source {name!r}: the session has no such table",
             received=f"{table}: {describe_failure(error)}",
-            allowed="a table or view of the session's catalogues",
             fix=f"correct sources.{name}.table, or set its catalogue under spark.conf",
         ) from error
 
 
+_DEFAULTS = {"fetchsize": "10000"}
+_OURS = {"preferTimestampNTZ": "true"}  # Tells times without a zone from the others.
 # What makes a session of the database refuse to write, by the URL's second part.
 _READ_ONLY = {
     "postgresql": {"readOnly": "true", "readOnlyMode": "always"},
@@ -62,46 +69,27 @@ _NOT_THERE = (
 )
 
 
-def read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
-    """Opens a table or query; nothing but its columns and the partitions' bounds is read.
-
-    Raises:
-        ConfigError: A credential is not there, the driver is missing, or the partition column is
-            none of the columns.
-        UpstreamNotReadyError: The database does not answer.
-        InputDataError: It answers, and refuses.
-    """
-    options = _options(config)
+def _read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
+    named = {"user": config.user_env, "password": config.password_env}
+    secrets = {key: _from_environment(name) for key, name in named.items() if name is not None}
+    options = {**_DEFAULTS, **config.options, **_READ_ONLY.get(config.url.split(":")[1], {})}
+    options |= {**_OURS, **secrets, "url": config.url, "dbtable": config.table}
     try:
-        frame = spark.read.format("jdbc").options(**options).load()
-        if config.partition_column is not None and config.partitions > 1:
-            bounds = _bounds(spark, name, config, options, frame)
-            if bounds:
-                frame = spark.read.format("jdbc").options(**options, **bounds).load()
-        return _as_written(spark, config, frame)
+        return _as_written(spark, config, spark.read.format("jdbc").options(**options).load())
     except (PySparkException, Py4JJavaError) as error:
         # Without the cause: a driver may quote what it was given.
-        raise _explain(name, config, _with_causes(error), options.get("password")) from None
+        raise _explain(name, config, _with_causes(error), secrets.get("password")) from None
 
 
-def _options(config: JdbcConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "url": config.url,
-        "dbtable": config.table or f"({config.query}) source_rows",
-        "fetchsize": config.fetch_rows,
-        # Tells times without a zone from the others.
-        "preferTimestampNTZ": "true",
-        **_READ_ONLY.get(config.url.split(":")[1], {}),
-    }
-    if config.driver is not None:
-        options["driver"] = config.driver
-    if config.user_env is not None:
-        options["user"] = _from_environment(config.user_env, "user_env")
-    if config.password_env is not None:
-        options["password"] = _from_environment(config.password_env, "password_env")
-    if config.password_file is not None:
-        options["password"] = _from_file(config.password_file)
-    return options
+def _from_environment(variable: str) -> str:
+    value = os.environ.get(variable)
+    if value is None:
+        raise ConfigError(
+            "a jdbc source names an environment variable that is not set",
+            received=variable,
+            fix=f"set {variable} where the build is started",
+        )
+    return value
 
 
 # Winter and summer: a zone that is UTC in both is UTC.
@@ -113,7 +101,7 @@ def _as_written(spark: SparkSession, config: JdbcConfig, frame: DataFrame) -> Da
 
     Drivers take them for times of Java's zone, and most dialects of Spark leave it at that.
     """
-    zoneless = [f.name for f in frame.schema if isinstance(f.dataType, TimestampNTZType)]
+    zoneless = [f.name for f in frame.schema if isinstance(f.dataType, T.TimestampNTZType)]
     if not zoneless:
         return frame
     jvm: Any = spark._jvm
@@ -126,61 +114,6 @@ def _as_written(spark: SparkSession, config: JdbcConfig, frame: DataFrame) -> Da
     return frame.withColumns(
         {n: F.convert_timezone(F.lit("UTC"), zone, F.col(quote_name(n))) for n in zoneless}
     )
-
-
-def _from_environment(variable: str, key: str) -> str:
-    value = os.environ.get(variable)
-    if value is None:
-        raise ConfigError(
-            f"jdbc.{key} names an environment variable that is not set",
-            received=variable,
-            fix=f"set {variable} where the build is started",
-        )
-    return value
-
-
-def _from_file(name: str) -> str:
-    try:
-        lines = Path(name).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "jdbc.password_file cannot be read",
-            received=name,
-            allowed="a text file whose first line is the password",
-            fix="correct the path, or give the build's user the right to read it",
-        ) from error
-    return lines[0] if lines else ""
-
-
-def _bounds(
-    spark: SparkSession, name: str, config: JdbcConfig, options: dict[str, Any], frame: DataFrame
-) -> dict[str, Any] | None:
-    """Where the partitions are cut; None where there is no row to cut."""
-    wanted = (config.partition_column or "").lower()
-    spelled = next((column for column in frame.columns if column.lower() == wanted), None)
-    if spelled is None:
-        raise ConfigError(
-            f"source {name!r}: jdbc.partition_column is none of the columns",
-            received=config.partition_column,
-            allowed=", ".join(frame.columns),
-        )
-    dialect = spark._jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(config.url)  # type: ignore[union-attr]
-    column = dialect.quoteIdentifier(spelled)
-    ends = f"(SELECT MIN({column}) AS low, MAX({column}) AS high FROM {options['dbtable']}) ends"  # noqa: S608 (quoted by the dialect)
-    row = spark.read.format("jdbc").options(**{**options, "dbtable": ends}).load().collect()[0]
-    if row[0] is None:
-        return None
-    return {
-        "partitionColumn": spelled,
-        # The end is left out, and the last partition open: this only places the cuts.
-        "lowerBound": _cut_at(row[0]),
-        "upperBound": _cut_at(row[1]),
-        "numPartitions": config.partitions,
-    }
-
-
-def _cut_at(value: Any) -> str:
-    return str(math.floor(value) if isinstance(value, Decimal) else value)
 
 
 def _with_causes(error: BaseException | None) -> str:
@@ -196,23 +129,135 @@ def _explain(name: str, config: JdbcConfig, text: str, password: str | None) -> 
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith(("Caused by:", ": "))]
     received = (causes or lines)[-1].removeprefix("Caused by:").removeprefix(":").strip()
-    if password:
-        received = received.replace(password, "***")
+    received = f"{config.url}: {received.replace(password, '***') if password else received}"
     if any(sign in text for sign in _NO_DRIVER):
-        return ConfigError(
-            f"source {name!r}: the session has no JDBC driver for this database",
-            received=f"{config.url}: {received}",
-            fix="bring the driver's jar by spark.conf.spark.jars or spark.jars.packages, and name "
-            "its class in jdbc.driver",
+        what = "the session has no JDBC driver for this database"
+        fix = (
+            "bring the driver's jar by spark.conf.spark.jars, and its class in jdbc.options.driver"
         )
+        return ConfigError(f"source {name!r}: {what}", received=received, fix=fix)
     if any(sign in text for sign in _NOT_THERE):
-        return UpstreamNotReadyError(
-            f"source {name!r}: the database does not answer",
-            received=f"{config.url}: {received}",
-            fix="try again when it is up, or correct jdbc.url",
-        )
-    return InputDataError(
-        f"source {name!r}: the database refused",
-        received=f"{config.url}: {received}",
-        fix="check the table or query, and the rights of its user",
+        what, fix = "the database does not answer", "try again when it is up, or correct jdbc.url"
+        return UpstreamNotReadyError(f"source {name!r}: {what}", received=received, fix=fix)
+    fix = "check the table, jdbc.options, and the rights of its user"
+    return InputDataError(f"source {name!r}: the database refused", received=received, fix=fix)
+
+
+def read_states(
+    spark: SparkSession,
+    sources: Iterable[tuple[str, SourceConfig]],
+    dates: DateRange | None = None,
+) -> tuple[InputTable, ...]:
+    """Reads the state of each source that is a table; files have theirs in the listing.
+
+    A Delta or Iceberg table has the version of its catalogue. Of any other the declared columns are
+    read once for a checksum, of the run's days where `days.column` tells them apart; with
+    `change_check: null` they are not, and the state is unknown.
+    """
+    return tuple(
+        InputTable(name, _place(config), _read_state(spark, name, config, dates))
+        for name, config in sources
+        if config.path is None
     )
+
+
+def _place(config: SourceConfig) -> str:
+    return config.table or "" if config.jdbc is None else f"{config.jdbc.url} {config.jdbc.table}"
+
+
+def _read_state(
+    spark: SparkSession, name: str, config: SourceConfig, dates: DateRange | None
+) -> str | None:
+    version = None if config.table is None else read_table_version(spark, config.table)
+    if version is not None or config.change_check is None:
+        return version
+    declared = _select_declared(read_table(spark, name, config), config, dates)
+    return f"rows:{checksum_rows(declared)}"
+
+
+def _select_declared(frame: DataFrame, config: SourceConfig, dates: DateRange | None) -> DataFrame:
+    fields = {column.name: find_field(frame.schema, column.field_name) for column in config.columns}
+    day = config.day_column
+    found = fields.get(day.name) if day is not None else None
+    if dates is not None and config.days is not None and day is not None and found is not None:
+        frame = rows_of_days(frame, day, config.days, dates, *found)
+    # A column that is gone holds nothing; that it is gone is said where the source is read.
+    return frame.select(
+        *[F.lit(None).alias(n) if f is None else f[0].alias(n) for n, f in fields.items()]
+    )
+
+
+def checksum_rows(frame: DataFrame) -> str:
+    """Counts rows and sums a 64-bit hash of each, in one scan.
+
+    Two frames with the same rows have the same checksum, however they are stored; others differ
+    but for one chance in 2**64.
+    """
+    hashed = [value for field in frame.schema for value in _hashed_values(field)]
+    # Of 64-bit numbers 10**19 sum up within 38 digits.
+    total = F.sum(F.xxhash64(*hashed).cast("decimal(28,0)"))
+    row: Any = frame.agg(F.count("*").alias("n"), total.alias("sum")).collect()[0]
+    return f"{row['n']}:{0 if row['sum'] is None else int(row['sum']) % 2**64:016x}"
+
+
+def _hashed_values(field: T.StructField) -> list[Column]:
+    """The hashed parts of a column: Spark's hash skips nulls and the ends of lists."""
+    value, kind = F.col(quote_name(field.name)), field.dataType
+    if isinstance(kind, T.ArrayType):
+        inner = kind.elementType
+        entries = F.transform(value, lambda e: F.struct(e.isNull(), _plain(e, inner)))
+        return [value.isNull(), F.size(value), entries]
+    return [value.isNull(), _plain(value, kind)]
+
+
+def _plain(value: Column, kind: T.DataType) -> Column:
+    # Maps have no hash, and structs and vectors hold nulls and lists of their own.
+    return value if isinstance(kind, T.AtomicType) else value.cast("string")
+
+
+# The newest entry of what each format keeps of a table's changes. A version or a snapshot alone
+# would not do: a table that is dropped and made again counts from the start, and a column that is
+# dropped and made again makes no snapshot.
+_LATEST = {
+    "delta": ("DESCRIBE HISTORY {table} LIMIT 1", ("version", "timestamp")),
+    "iceberg": (
+        "SELECT * FROM {table}.metadata_log_entries ORDER BY timestamp DESC LIMIT 1",
+        ("latest_snapshot_id", "timestamp", "file"),
+    ),
+}
+_DETAILS = "# Detailed Table Information"
+
+
+def read_table_version(spark: SparkSession, table: str) -> str | None:
+    """Reads what changes with each change of a Delta or Iceberg table; None of any other."""
+    try:
+        name = _quote(spark, table)
+        provider = _find_provider(spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect())
+        if provider not in _LATEST:
+            return None
+        statement, columns = _LATEST[provider]
+        rows = spark.sql(statement.format(table=name)).collect()
+    except (PySparkException, Py4JError) as error:
+        logger.debug("table %s does not tell its version: %s", table, error)
+        return None
+    return ":".join([provider, *(_write(rows[0][column]) for column in columns)]) if rows else None
+
+
+def _write(value: object) -> str:
+    # A time is shown in the zone of this process; what is kept must not depend on it.
+    return str(value.timestamp() if isinstance(value, datetime.datetime) else value)
+
+
+def _quote(spark: SparkSession, table: str) -> str:
+    """The name as SQL takes it, whatever characters it has."""
+    parts = spark._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(table)
+    return ".".join(quote_name(parts.apply(i)) for i in range(parts.size()))
+
+
+def _find_provider(description: list[Row]) -> str:
+    """The table's format, lower case; nothing of a view."""
+    names = [row["col_name"] for row in description]
+    # A column of the table may have that name too; the columns come first.
+    details = description[names.index(_DETAILS) :] if _DETAILS in names else []
+    found = (row["data_type"] for row in details if row["col_name"] == "Provider")
+    return str(next(found, "")).lower()

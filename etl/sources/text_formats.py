@@ -1,4 +1,4 @@
-"""Lines to values: separated fields, patterns, JSON lines, libsvm and libffm, click sequences.
+"""Lines to values: separated fields, patterns, JSON lines, sparse text, click sequences.
 
 What does not parse as the declared type is null and counted, never another value.
 """
@@ -6,7 +6,7 @@ What does not parse as the declared type is null and counted, never another valu
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
@@ -26,15 +26,6 @@ def parse_pairs(
     An entry is a value, or a value, the pair's separator once, and a second value. All else makes
     the row a bad row: an empty entry (`empty_entry`), nothing before the separator
     (`missing_value`), nothing after it or one more separator (`malformed_entry`).
-
-    Args:
-        column: The column of values.
-        pair: Its second column.
-        text: What stands in the input; null where nothing does.
-        entries: Its entries, an array of strings; one of them where the column is no list.
-
-    Returns:
-        Both parsed columns, by name.
     """
     second = pair.as_column(column)
     firsts = F.transform(entries, lambda e: F.substring_index(e, pair.separator, 1))
@@ -75,15 +66,7 @@ _IS_ISO = r"^\s*[+-]?\d{4,6}-\d(?!.*(?<![A-Za-z/_+-])(?!(?:UTC|GMT|UT)\s*$)[A-Za
 
 
 def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
-    """Parses a declared column.
-
-    Args:
-        column: Its declaration.
-        text: What stands in the input; null where nothing does.
-
-    Returns:
-        By name the parsed column, and its second column where it has one.
-    """
+    """Parses the text of a declared column: it by its name, and its second column if it has one."""
     if column.type != "string":
         text = F.nullif(text, F.lit(""))
     if column.pair is not None:
@@ -153,7 +136,7 @@ def fraction_millis(number: Column, written: str) -> Column:
 
 
 _FIELDS = "__fields"
-_FIELD_TOKENS = "__tokens"
+_QUOTED = "__quoted"
 # Ends the last field as a separator ends the others; no line has it inside.
 _END = "\n"
 
@@ -161,14 +144,7 @@ _END = "\n"
 def split_lines(
     lines: DataFrame, config: SourceConfig, names: list[str] | None, folders: FolderTexts
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
-    """Takes lines apart into the declared columns.
-
-    Args:
-        lines: A frame with `__line`.
-        config: A source that is delimited, csv or pattern.
-        names: Names in the header where columns are found by name; a column that is not among
-            them is what the file's folder says, or null. None: by position.
-        folders: What folders say.
+    """Takes separated fields, or the groups of a pattern, apart into the declared columns.
 
     Returns:
         The lines with what was split, all parsed columns, and what may be wrong with a
@@ -202,24 +178,9 @@ def _split_by_separator(lines: DataFrame, config: SourceConfig) -> tuple[DataFra
     if config.quote_mark is None:
         fields = F.split(line, re.escape(config.field_separator), -1)
         return lines.withColumn(_FIELDS, fields), []
-    tokens = _find_tokens(line, config)
-    split = lines.withColumn(_FIELD_TOKENS, tokens).withColumn(_FIELDS, _unquote(config))
-    return split, [(_are_cut(F.col(_FIELD_TOKENS), line), "malformed_quotes")]
-
-
-def has_bad_quotes(line: Column, config: SourceConfig) -> Column:
-    """Whether a line has a quote without an end, or text behind its end."""
-    return F.contains(line, F.lit(config.quote_mark)) & _are_cut(_find_tokens(line, config), line)
-
-
-def _find_tokens(line: Column, config: SourceConfig) -> Column:
-    ended = F.concat(line, F.lit(_END))
-    return F.regexp_extract_all(ended, F.lit(_token_pattern(config)), F.lit(0))
-
-
-def _are_cut(tokens: Column, line: Column) -> Column:
-    """Whether tokens, which follow each other without a gap, end early: the rest is no field."""
-    return F.array_join(tokens, "") != F.concat(line, F.lit(_END))
+    split = lines.withColumn(_QUOTED, _find_quoted(line, config))
+    split = split.withColumn(_FIELDS, F.transform(_QUOTED, lambda text: _unquote(text, config)))
+    return split, [(_are_cut(F.col(_QUOTED), line), "malformed_quotes")]
 
 
 def _match(line: Column, config: SourceConfig) -> Column:
@@ -228,109 +189,93 @@ def _match(line: Column, config: SourceConfig) -> Column:
     return F.when(line.rlike(pattern), F.array(*groups)).otherwise(F.array().cast("array<string>"))
 
 
-def _token_pattern(config: SourceConfig) -> str:
-    """A field and the separator after it; possessive, so that no line is too long for the stack."""
-    quote, escape, separator = _escaped(config)
-    if escape == quote:
-        quoted = f"{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}"
-    else:
-        quoted = f"{quote}[^{quote}{escape}]*+(?:{escape}.[^{quote}{escape}]*+)*+{quote}"
+def has_bad_quotes(line: Column, config: SourceConfig) -> Column:
+    """Whether a line has a quote without an end, or text behind its end."""
+    return F.contains(line, F.lit(config.quote_mark)) & _are_cut(_find_quoted(line, config), line)
+
+
+def _find_quoted(line: Column, config: SourceConfig) -> Column:
+    """The fields as they are written, each with the separator behind it.
+
+    The pattern is possessive, so that no line is too long for the stack.
+    """
+    quote, escape, separator = _literals(config)
+    inside = f"[^{quote}{escape}]*+"
+    escaped = escape + (quote if escape == quote else ".")
+    quoted = f"{quote}{inside}(?:{escaped}{inside})*+{quote}"
     plain = f"(?!{quote})(?:(?!{separator})[^{_END}])*+"
     if len(config.field_separator) == 1:
         plain = f"(?!{quote})[^{separator}{_END}]*+"
-    return rf"(?s)\G(?:{quoted}|{plain})(?:{separator}|{_END})"
+    pattern = rf"(?s)\G(?:{quoted}|{plain})(?:{separator}|{_END})"
+    return F.regexp_extract_all(F.concat(line, F.lit(_END)), F.lit(pattern), F.lit(0))
 
 
-def _unquote(config: SourceConfig) -> Column:
-    """The fields of the tokens; null where nothing is written, while `""` is an empty text."""
-    quote, escape, _ = _escaped(config)
-    mark = config.quote_mark or ""
-
-    def field(token: Column) -> Column:
-        ending = F.when(F.endswith(token, F.lit(_END)), len(_END))
-        ending = ending.otherwise(len(config.field_separator))
-        text = F.substr(token, F.lit(1), F.length(token) - ending)
-        inner = F.substr(text, F.lit(2), F.length(text) - 2)
-        if escape == quote:
-            inner = F.replace(inner, F.lit(mark * 2), F.lit(mark))
-        else:
-            inner = F.regexp_replace(inner, f"(?s){escape}([{escape}{quote}])", "$1")
-        return F.when(F.startswith(text, F.lit(mark)), inner).otherwise(F.nullif(text, F.lit("")))
-
-    return F.transform(_FIELD_TOKENS, field)
+def _are_cut(quoted: Column, line: Column) -> Column:
+    """Whether fields, which follow each other without a gap, end early: the rest is none."""
+    return F.array_join(quoted, "") != F.concat(line, F.lit(_END))
 
 
-def _escaped(config: SourceConfig) -> tuple[str, str, str]:
+def _unquote(text: Column, config: SourceConfig) -> Column:
+    """A field without its quotes; null where nothing is written, while `""` is an empty text."""
+    ending = F.when(F.endswith(text, F.lit(_END)), len(_END))
+    ending = ending.otherwise(len(config.field_separator))
+    text = F.substr(text, F.lit(1), F.length(text) - ending)
+    quote, escape, _ = _literals(config)
+    inner = F.substr(text, F.lit(2), F.length(text) - 2)
+    inner = F.regexp_replace(inner, f"(?s){escape}([{escape}{quote}])", "$1")
+    is_quoted = F.startswith(text, F.lit(config.quote_mark))
+    return F.when(is_quoted, inner).otherwise(F.nullif(text, F.lit("")))
+
+
+def _literals(config: SourceConfig) -> list[str]:
     """Quote, escape and separator as a regular expression writes them."""
     mark = config.quote_mark or ""
-
-    def literal(text: str) -> str:
-        return "".join(f"\\x{{{ord(character):x}}}" for character in text)
-
-    return literal(mark), literal(config.escape or mark), literal(config.field_separator)
+    texts = (mark, config.escape or mark, config.field_separator)
+    return ["".join(f"\\x{{{ord(letter):x}}}" for letter in text) for text in texts]
 
 
-_SPARSE_TOKENS = "__tokens"
+_TOKENS = "__tokens"
 _PAIRS = "__pairs"
 _QID = "qid:"
-_PARTS = {"libffm": ("fields", "indices", "values")}
-_PAIR_PARTS = ("indices", "values")
 
 
 def split_sparse_lines(
     lines: DataFrame, config: SourceConfig
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
-    """Takes lines apart into label, query id and aligned lists of indices and values.
+    """Takes lines `label [qid:id] [field:]index:value … # comment` apart.
 
-    What follows a `#` is a comment. A pair that has not all of its parts, or one part too many,
-    makes the row a bad row (`malformed_pair`): nothing is dropped out of a list.
-
-    Args:
-        lines: A frame with `__line`.
-        config: A source of a sparse format.
+    A pair that has not all of its parts, or one part too many, makes the row a bad row
+    (`malformed_pair`): nothing is dropped out of a list.
 
     Returns:
         The lines with what was split, all parsed columns, and what may be wrong with the
         line's shape.
     """
-    parts = _PARTS.get(config.format, _PAIR_PARTS)
     bare = F.trim(F.regexp_replace(LINE_COLUMN, "#.*", ""))
-    split = lines.withColumn(_SPARSE_TOKENS, F.split(bare, r"\s+"))
-    has_qid = F.startswith(F.get(_SPARSE_TOKENS, F.lit(1)), F.lit(_QID))
-    first_pair = F.when(has_qid, 3).otherwise(2)
-    split = split.withColumn(_PAIRS, F.slice(_SPARSE_TOKENS, first_pair, F.size(_SPARSE_TOKENS)))
-    colons = len(parts) - 1
-    part = "[^:]+"
-    whole = f"^{':'.join([part] * len(parts))}$"
-    malformed = F.exists(_PAIRS, lambda pair: ~pair.rlike(whole))
+    tokens = F.split(bare, r"\s+")
+    second = F.get(_TOKENS, F.lit(1))
+    has_qid = F.startswith(second, F.lit(_QID))
+    pairs = F.slice(_TOKENS, F.when(has_qid, 3).otherwise(2), F.size(_TOKENS))
+    split = lines.withColumn(_TOKENS, tokens).withColumn(_PAIRS, pairs)
+    texts = {
+        "label": F.nullif(F.get(_TOKENS, F.lit(0)), F.lit("")),
+        "qid": F.when(has_qid, F.substr(second, F.lit(len(_QID) + 1))),
+    }
     columns = {}
     for column in config.columns:
-        name = column.field_name
-        if name == "label":
-            text = F.nullif(F.get(_SPARSE_TOKENS, F.lit(0)), F.lit(""))
-            columns[column.name] = _scalar(column, text)
-        elif name == "qid":
-            second = F.get(_SPARSE_TOKENS, F.lit(1))
-            text = F.when(has_qid, F.substr(second, F.lit(len(_QID) + 1)))
-            columns[column.name] = _scalar(column, text)
+        if (text := texts.get(column.field_name)) is not None:
+            value = parse_scalar(column, text)
+            columns[column.name] = ParsedColumn(value, text.isNotNull(), text)
         else:
-            columns[column.name] = _list(column, parts.index(name), colons)
+            columns[column.name] = _parse_part(column, config.pair_parts.index(column.field_name))
     comment = F.startswith(F.trim(LINE_COLUMN), F.lit("#"))
+    whole = f"^{':'.join(['[^:]+'] * len(config.pair_parts))}$"
+    malformed = F.exists(_PAIRS, lambda pair: ~pair.rlike(whole))
     return split, columns, [(comment, "comment_line"), (malformed, "malformed_pair")]
 
 
-def _scalar(column: ColumnConfig, text: Column) -> ParsedColumn:
-    return ParsedColumn(parse_scalar(column, text), text.isNotNull(), text)
-
-
-def _list(column: ColumnConfig, number: int, colons: int) -> ParsedColumn:
-    def part(pair: Column) -> Column:
-        if number == colons:
-            return F.substring_index(pair, ":", -1)
-        head = F.substring_index(pair, ":", number + 1)
-        return F.substring_index(head, ":", -1)
-
-    texts = F.transform(_PAIRS, part)
+def _parse_part(column: ColumnConfig, number: int) -> ParsedColumn:
+    texts = F.transform(_PAIRS, lambda pair: F.get(F.split(pair, ":"), F.lit(number)))
     joined = F.array_join(texts, " ")
     plain = F.when(_without_suffix(column, joined).isNotNull(), texts)
     return ParsedColumn(plain.try_cast(SPARK_TYPES[column.type]), F.lit(True), joined)
@@ -356,12 +301,7 @@ def parse_json_lines(
     """Takes objects apart into the declared columns.
 
     Every value is first taken as it is written, so that one that does not fit its column is told
-    from one that is not there.
-
-    Args:
-        lines: A frame with `__line`.
-        config: A source of JSON lines.
-        folders: What the files' folders say where an object has no value.
+    from one that is not there. Folders say what an object has no value of.
 
     Returns:
         The lines with what was parsed, all parsed columns, what may be wrong with a line,
@@ -415,15 +355,5 @@ def _parse_json_value(column: ColumnConfig, text: Column) -> dict[str, ParsedCol
     entries = F.from_json(text, "array<string>")
     if column.pair is not None:
         return parse_pairs(column, column.pair, text, entries)
-    value = F.transform(entries, lambda entry: parse_element(column, entry))
+    value = F.transform(entries, lambda entry: parse_scalar(column, entry))
     return {column.name: ParsedColumn(value, text.isNotNull(), text)}
-
-
-def parse_element(column: ColumnConfig, text: Column) -> Column:
-    """Parses the text of one value of a list column."""
-    return parse_scalar(_element(column), text)
-
-
-def _element(column: ColumnConfig) -> ColumnConfig:
-    data: dict[str, Any] = {"name": column.name, "type": column.element_type}
-    return ColumnConfig.model_validate(data)

@@ -14,6 +14,7 @@ from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, read_code_version
 from conf.etl.build import BuildConfig
+from conf.etl.time_columns import find_time_columns
 from conf.manifest import Manifest, RunInfo
 from conf.publication.entries import move_pointer
 from conf.publication.working_copy import describe_place
@@ -196,6 +197,8 @@ def _shard_config(config: BuildConfig) -> dict[str, Any]:
     content = _content_config(config.resolved())
     content.pop("sources")  # the same columns may come from elsewhere
     # Rules judge a version; only slices are part of the statistics that days are merged by.
+    times = [time for time in find_time_columns(config) if time.use != "rule"]
+    content["units of times"] = {time.name: time.unit for time in times}
     content["contract"] = {"slices": content["contract"]["slices"]}
     output = content.pop("output")
     kept = {key: value for key, value in output.items() if key not in _FREE_KEYS}

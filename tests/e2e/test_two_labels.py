@@ -57,7 +57,7 @@ def built(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
             "log": {"path": "log.csv", "format": "csv", "header": True, "columns": columns}
         },
         "events": {
-            "source": "log", "user": "user", "item": "item", "time": "time", "time_unit": "s",
+            "source": "log", "user": "user", "item": "item", "time": "time",
         },
         "labels": [
             {"name": "clicked", "column": "click", "at_least": 1},

@@ -184,7 +184,7 @@ def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path, monkeyp
     write_logs(tmp_path, [line.rsplit("::", 1)[0] + "::2026-01-31T00:30:00" for line in RATINGS])
     sources = build_config(tmp_path, tmp_path).model_dump(mode="json")["sources"]
     sources["ratings"]["columns"][3]["type"] = "timestamp"
-    events = {"source": "ratings", "user": "user", "item": "item", "time": "ts", "time_unit": "ms"}
+    events = {"source": "ratings", "user": "user", "item": "item", "time": "ts"}
     config = build_config(tmp_path, tmp_path / "datasets", sources=sources, events=events)
     zone = "spark.sql.session.timeZone"
     spark.conf.set(zone, "Asia/Tokyo")

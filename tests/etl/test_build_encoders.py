@@ -66,7 +66,7 @@ FEATURES = [
         crossed_with=["rating"],
         buckets=999,
         prepared={
-            "ts": {"kind": "date_part", "part": "hour", "unit": "s"},
+            "ts": {"kind": "date_part", "part": "hour"},
             "rating": {"kind": "bucketize", "boundaries": [2.5]},
         },
     ),

@@ -170,8 +170,8 @@ sources:
     columns:
       - {{name: user_id, type: int64}}
       - {{name: item_id, type: int64}}
-      - {{name: ts, type: int64}}
-events: {{source: log, user: user_id, item: item_id, time: ts, time_unit: ms}}
+      - {{name: ts, type: int64, unit: ms}}
+events: {{source: log, user: user_id, item: item_id, time: ts}}
 split: {{strategy: leave_one_out, validation_users: 20}}
 features:
   - {{name: user_id, column: user_id, role: user}}

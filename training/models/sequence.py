@@ -320,11 +320,19 @@ def _require_times(key: str, spec: FeatureSpec, *, is_list: bool) -> None:
         )
 
 
+def _find_event_unit(config: Mapping[str, Any]) -> str:
+    events = config.get("events") or {}
+    source = (config.get("sources") or {}).get(events.get("source")) or {}
+    columns = {column["name"]: column for column in source.get("columns") or ()}
+    column = columns.get(events.get("time")) or {}
+    return "ms" if column.get("type") == "timestamp" else str(column.get("unit") or "s")
+
+
 def _find_unit(name: str, manifest: Manifest, are_gaps: bool) -> str:
     """Returns the unit that a build wrote times in; seconds where no build says it."""
     config = manifest.source.config
     if not are_gaps:
-        return str((config.get("events") or {}).get("time_unit") or "s")
+        return _find_event_unit(config)
     features = {feature["name"]: feature for feature in config.get("features") or []}
     column = features.get(name, {}).get("column", name)
     made = [history.get("gaps") or {} for history in config.get("histories") or []]

@@ -21,12 +21,10 @@ JAN_29_S, HOUR_S, DAY_S = 1_769_644_800, 3_600, 86_400
 WEEK = DateRange(date(2026, 1, 25), date(2026, 1, 31))
 
 
-def config(time_unit: str = "s", **split: Any) -> BuildConfig:
-    events = {"source": "ratings", "user": "user", "item": "item", "time": "ts"}
-    return build_config(
-        Path(), Path(), events={**events, "time_unit": time_unit},
-        split={"strategy": "temporal", **split},
-    )  # fmt: skip
+def config(unit: str = "s", **split: Any) -> BuildConfig:
+    sources = build_config(Path(), Path()).model_dump(mode="json")["sources"]
+    sources["ratings"]["columns"][3]["unit"] = unit
+    return build_config(Path(), Path(), sources=sources, split={"strategy": "temporal", **split})
 
 
 @pytest.mark.parametrize(

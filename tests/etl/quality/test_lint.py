@@ -265,7 +265,7 @@ def test_what_is_named_passes_and_so_does_what_follows_from_it(tmp_path):
     ("part", "is_refused"), [("weekday", False), ("month", False), ("hour", True)]
 )
 def test_a_run_of_one_day_may_have_one_weekday(tmp_path, part, is_refused):
-    encoding = {"kind": "date_part", "part": part, "unit": "s"}
+    encoding = {"kind": "date_part", "part": part}
     when = {"name": "when", "column": "ts", "role": "context", "encoding": encoding}
     features = [*make_config(tmp_path).model_dump(mode="json")["features"], when]
     schema = FeatureSchema((FeatureSpec("when", "int64", "context", encoding="date_part:when"),))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from conf.dates import FIRST_DATE_S, LAST_DATE_S, PER_SECOND
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.time_columns import find_time_columns
+from conf.etl.time_columns import TimeColumn, find_time_columns
 from etl.events.event_log import prepare_events
-from etl.quality.time_units import check_units, count_sources, judge_times
+from etl.quality.time_units import TimeValues, check_units, count_sources, judge_times
 from etl.sources.bad_rows import SourceCounts
 from etl.sources.read import read_source
-from etl.sources.time_scan import Span, TimeScan, TimeValues
 from tests.etl.logs import columns
 
 NOW_S = int(datetime(2026, 6, 1, tzinfo=UTC).timestamp())
@@ -34,15 +33,14 @@ def in_ms(times: Sequence[int]) -> list[int]:
 def make(**changes: Any) -> BuildConfig:
     """A log with a dictionary that changes, conversions, a date feature and a freshness rule."""
     kind = changes.pop("type", "int64")
-    written = changes.pop("timestamp_format", None)
+    said = {key: changes.pop(key, None) for key in ("timestamp_format", "unit")}
     times = [
-        {**column, "type": kind, "timestamp_format": written}
+        {**column, "type": kind, **said}
         if column["name"] in ("ts", "since", "until", "at")
         else column
         for column in columns(ts="int64", since="int64", until="int64?", at="int64")
     ]
     ts, since, until, at = times
-    unit = {"time_unit": changes.pop("unit", None)}
     data: dict[str, Any] = {
         "name": "timed",
         "sources": {
@@ -54,12 +52,12 @@ def make(**changes: Any) -> BuildConfig:
             },
             "orders": {"path": "orders.tsv", "columns": [*columns(buyer="int64"), at]},
         },
-        "events": {"source": "log", "user": "user", "item": "item", "time": "ts", **unit},
+        "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
         "joins": [
             {
                 "source": "prices",
                 "column": "item",
-                "as_of": {"valid_from": "since", "valid_to": "until", **unit},
+                "as_of": {"valid_from": "since", "valid_to": "until"},
             }
         ],
         "histories": [{"name": "clicked", "columns": ["ts"]}],
@@ -69,7 +67,6 @@ def make(**changes: Any) -> BuildConfig:
                 "keys": {"user": "buyer"},
                 "time": "at",
                 "within_hours": 1,
-                **unit,
             }
         },
         "features": [
@@ -91,97 +88,85 @@ def make(**changes: Any) -> BuildConfig:
     return BuildConfig.model_validate({**data, **changes})
 
 
+def measure(time: TimeColumn, values: Sequence[float]) -> TimeValues:
+    told, per_second = [v for v in values if v >= 2], PER_SECOND[time.unit]
+    dates = {
+        unit: sum(FIRST_DATE_S * n <= v < LAST_DATE_S * n for v in values)
+        for unit, n in PER_SECOND.items()
+    }
+    return TimeValues(
+        time.unit, dates, sum(v < FIRST_DATE_S for v in told),
+        sum(v >= 2**63 // 1000 for v in values), len(told), min(told, default=0),
+        max(told, default=0), sum(v >= (NOW_S + DAY_S) * per_second for v in values),
+    )  # fmt: skip
+
+
 def judge(config: BuildConfig, **times: Sequence[float]) -> list[str]:
     """Checks values that are given by column; others are dates that fit."""
-    found = find_time_columns(config)
-    scan = TimeScan((), NOW_S * 1000)
-    counts: dict[str, SourceCounts] = {}
-    for time in found:
+    columns, counts = {}, {}
+    for time in find_time_columns(config):
         values = times.get(time.column, in_ms(DATES_S) if time.unit == "ms" else DATES_S)
-        spans: dict[int, Span] = {}
-        for value in values:
-            reached = bisect_right(scan.edges, value)
-            spans[reached] = spans.get(reached, Span()) + Span(1, value, value)
-        before = counts.get(time.source, SourceCounts(len(values), {}))
-        counted = {**before.times, time.column: TimeValues(scan, spans)}
-        counts[time.source] = SourceCounts(len(values), {}, {}, (), counted)
-    check_units(config, found, counts)
-    return [f"{result.rule}: {result.received}" for result in judge_times(config, found, counts)]
+        columns[time] = measure(time, values)
+        counts.setdefault(time.source, SourceCounts(len(values), {}))
+    check_units(config, columns)
+    return [f"{result.rule}: {result.received}" for result in judge_times(config, columns, counts)]
 
 
 def units_of(config: BuildConfig) -> set[str]:
     return {time.unit for time in find_time_columns(config)}
 
 
-def test_a_unit_that_is_left_out_follows_the_column():
+def test_every_reader_goes_by_the_unit_of_the_column():
     config = make(type="timestamp")
     # Events, entry, end, conversion, four features, a rule.
     assert len(find_time_columns(config)) == 9
     assert units_of(config) == {"ms"}
-    assert units_of(make()) == {"s"}  # the dates' own default is ms: theirs are the log's times
-    assert units_of(make(unit="ms")) == {"ms"}
-    assert config.resolved()["joins"][0]["as_of"]["time_unit"] == "ms"
-    assert BuildConfig.model_validate(config.resolved()) == config
-
-
-def test_a_date_of_no_other_use_is_in_milliseconds():
-    config = make(events={"source": "log", "user": "user", "item": "item"}, joins=[], label=None,
-                  histories=[], split={"strategy": "hash"}, features=[
-        {"name": "user", "column": "user", "role": "user"},
-        {"name": "item", "column": "item", "role": "item"},
-        {"name": "hour", "column": "ts", "role": "context",
-         "encoding": {"kind": "date_part", "part": "hour"}},
-    ])  # fmt: skip
-    units = {time.use: time.unit for time in find_time_columns(config)}
-    assert units == {"feature": "ms", "rule": "s"}
+    assert units_of(make()) == {"s"}
+    config = make(unit="ms")
+    assert units_of(config) == {"ms"}
+    found = BuildConfig.model_validate(make().resolved())
+    assert found.sources["prices"].column("until").unit == "s"
+    assert units_of(found) == {"s"}
 
 
 HOUR = {"name": "hour", "column": "ts", "role": "context"}
-SECONDS = {"time_unit": "s"}
+
+
+def features(encoding: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": "user", "column": "user", "role": "user"},
+        {"name": "item", "column": "item", "role": "item"},
+        {**HOUR, "encoding": {"kind": "date_part", "part": "hour", **encoding}},
+    ]
 
 
 @pytest.mark.parametrize(
-    ("key", "changes"),
+    "changes",
     [
-        ("events.time_unit", {"events": {"source": "log", "user": "user", "item": "item",
-                                         "time": "ts", **SECONDS}}),
-        ("joins.prices.as_of.time_unit", {"joins": [{
-            "source": "prices", "column": "item", "as_of": {"valid_from": "since", **SECONDS}}]}),
-        ("label.conversion.time_unit", {"label": {"conversion": {
-            "source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1,
-            **SECONDS}}}),
-        ("features.hour.encoding.unit", {"features": [
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "item", "column": "item", "role": "item"},
-            {**HOUR, "encoding": {"kind": "date_part", "part": "hour", "unit": "us"}}]}),
-        ("contract.rules[0].unit", {"contract": {"rules": [
-            {"kind": "freshness", "source": "log", "column": "ts", "max_age_hours": 9,
-             "unit": "s", "clock": "wall"}]}}),
-    ],
-)  # fmt: skip
-def test_seconds_of_a_timestamp_are_refused_wherever_a_unit_is_said(key, changes):
-    with pytest.raises(ValidationError) as refused:
-        make(type="timestamp", **changes)
-    assert f"{key}: timestamps such as" in str(refused.value)
-    assert f"`{key}: ms`" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("column", "key"),
-    [
-        ("ts", "events.time_unit"),
-        ("since", "joins.prices.as_of.time_unit"),
-        ("until", "joins.prices.as_of.time_unit"),
-        ("at", "label.conversion.time_unit"),
+        {"type": "timestamp", "unit": "ms"},
+        {"type": "timestamp", "features": features({"unit": "us"})},
+        {"unit": "ms", "features": features({"unit": "s"})},
+        {"unit": "ms", "split": {"strategy": "given", "test_source": "given"}},
     ],
 )
+def test_a_time_has_one_unit(changes):
+    if "split" in changes:
+        data = make().model_dump(mode="json")
+        given = {**data["sources"]["log"], "path": "given.tsv"}
+        changes = {**changes, "sources": {**make(unit="ms").model_dump()["sources"],
+                                          "given": given}}  # fmt: skip
+    with pytest.raises(ValidationError, match=r"cannot have a `unit`|here, and in"):
+        make(**changes)
+
+
+@pytest.mark.parametrize("column", ["ts", "since", "until", "at"])
 @pytest.mark.parametrize("unit", ["s", "ms"])
-def test_dates_in_another_unit_are_refused_with_both_readings(column, key, unit):
+def test_dates_in_another_unit_are_refused_with_both_readings(column, unit):
     times = in_ms(DATES_S) if unit == "s" else DATES_S
     with pytest.raises(InputDataError, match=f"{column} are no dates in") as refused:
         judge(make(unit=unit), **{column: times})
     text = refused.value.render()
-    assert f"set `{key}: {'ms' if unit == 's' else 's'}`" in text
+    assert f"set `unit: {'ms' if unit == 's' else 's'}` (sources." in text
     assert "2020-01-01 to 2020-04-09" in text
     assert ("the year 51,97" if unit == "s" else "1970-01-19") in text
     assert refused.value.exit_code == 3
@@ -189,37 +174,23 @@ def test_dates_in_another_unit_are_refused_with_both_readings(column, key, unit)
 
 def test_dates_of_features_and_rules_are_checked_too():
     alone = make(label=None, joins=[], contract={"rules": [
-        {"kind": "freshness", "source": "orders", "column": "at", "unit": "s",
-         "max_age_hours": 9, "clock": "wall"}]}, features=[
-        {"name": "user", "column": "user", "role": "user"},
-        {"name": "item", "column": "item", "role": "item"},
-        {**HOUR, "encoding": {"kind": "date_part", "part": "hour", "unit": "us"}},
-    ])  # fmt: skip
+        {"kind": "freshness", "source": "orders", "column": "at",
+         "max_age_hours": 9, "clock": "wall"}]}, features=features({"unit": "us"}))  # fmt: skip
     with pytest.raises(InputDataError, match=r"log\.ts are no dates in microseconds") as refused:
         judge(alone)
-    assert "features.hour.encoding.unit: s" in refused.value.render()
+    assert "set `unit: s` (features.hour.encoding)" in refused.value.render()
     alone = make(contract={"rules": [*alone.contract.model_dump()["rules"]]}, label=None)
-    with pytest.raises(InputDataError, match=r"contract\.rules\[0\]\.unit: ms"):
+    with pytest.raises(InputDataError, match=r"orders\.at are no dates"):
         judge(alone, at=in_ms(DATES_S))
 
 
-@pytest.mark.parametrize(
-    ("written", "factor", "fix"),
-    [
-        ("epoch_s", 1_000, "timestamp_format: epoch_ms"),
-        ("epoch_s", 1_000_000, "timestamp_format: epoch_us"),
-        ("epoch_us", 1_000, "timestamp_format: epoch_ms"),
-        ("epoch_ms", 1_000, "timestamp_format: epoch_us"),
-    ],
-)
-def test_times_written_in_another_unit_than_their_format_says(written, factor, fix):
+@pytest.mark.parametrize(("written", "factor"), [("epoch_s", 1_000), ("epoch_ms", 1_000)])
+def test_times_written_in_another_unit_than_their_format_says(written, factor):
     """What is read of a format is in milliseconds of the unit that the format names."""
-    per_second = {"epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}[written]
-    raw = [factor * t * (1_000 if written == "epoch_ms" else 1) for t in DATES_S]
-    with pytest.raises(InputDataError, match=fix):
+    with pytest.raises(InputDataError, match="set `timestamp_format` to"):
         judge(
             make(type="timestamp", timestamp_format=written),
-            ts=[value * 1000 // per_second for value in raw],
+            ts=[factor * value for value in in_ms(DATES_S)],
         )
 
 
@@ -245,48 +216,40 @@ def test_dates_that_are_written_as_numbers_are_refused(scale):
     assert judge(make(joins=[], label=None), ts=[19_800_000, 20_260_131]) == []  # no 00-00
 
 
-def test_dates_and_numbers_from_elsewhere_do_not_meet():
-    days = [18_262 + n for n in range(100)]
-    with pytest.raises(InputDataError, match=r"log\.ts and prices\.since do not meet") as refused:
-        judge(make(), since=days)
-    assert "2020-01-01 to 2020-04-09" in refused.value.render()
-    with pytest.raises(InputDataError, match=r"log\.ts and orders\.at do not meet"):
-        judge(make(), at=days)
-    with pytest.raises(InputDataError, match="do not meet"):
-        judge(make(joins=[]), ts=days)
-
-
-def test_ranges_that_differ_a_thousand_times_are_warned_of():
-    steps = list(range(0, 50_000, 50))
-    assert judge(make(), ts=steps, since=steps, until=[], at=steps) == []
-    (warning,) = judge(make(), ts=steps, since=in_ms(steps), until=[], at=steps)
-    assert warning.startswith("unit prices.since")
-
-
 @pytest.mark.parametrize(
-    ("unit", "bound", "right"),
+    ("unit", "wrong", "right"),
     [("s", Y2020_S * 1000, Y2020_S), ("ms", Y2020_S, Y2020_S * 1000)],
 )
-def test_times_of_the_config_are_in_the_unit_of_the_log(unit, bound, right):
-    split = {"strategy": "temporal", "test_from_ts": bound, "validation_from_ts": right}
-    with pytest.raises(ConfigError, match=r"split\.test_from_ts is of another unit") as refused:
-        judge(make(unit=unit, split=split))
-    assert f"`split.test_from_ts: {right}`" in refused.value.render()
+def test_times_of_the_config_are_in_the_unit_of_what_they_bound(unit, wrong, right):
     conversion = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
-    conversion |= {"time_unit": unit, "until_ts": bound}
-    with pytest.raises(ConfigError, match=f"`label.conversion.until_ts: {right}`"):
-        judge(make(unit=unit, label={"conversion": conversion}))
-    judge(make(unit=unit, label={"conversion": {**conversion, "until_ts": right}}))
+
+    def bound(test: int | str, validation: int | str, until: int) -> BuildConfig:
+        split = {"strategy": "temporal", "test_from_ts": test, "validation_from_ts": validation}
+        label = {"conversion": {**conversion, "until_ts": until}}
+        return make(unit=unit, split=split, label=label)
+
+    for key, times in (
+        (r"split\.test_from_ts", (wrong, right, right)),
+        (r"split\.validation_from_ts", (right, wrong, right)),
+        ("`until_ts`", (right, right, wrong)),
+    ):
+        with pytest.raises(ConfigError, match=f"{key}.* of another unit") as refused:
+            judge(bound(*times))
+        assert f"set it to {right}" in refused.value.render()
+    assert (
+        judge(bound(right, right, right)) == judge(bound("2020-01-02", "2020-01-01", right)) == []
+    )
+    assert judge(bound(wrong, wrong, right), ts=[3, 4, 5]) == []  # counts from elsewhere
 
 
 def test_future_times_are_counted_and_beyond_the_budget_refused():
     future = [NOW_S + 2 * DAY_S, NOW_S + 900 * DAY_S]
     (warning,) = judge(make(), ts=[*DATES_S * 3, future[1]])
-    assert warning == "future log.ts: 1 of 301 times, 2028-11-17"
+    assert warning == "future log.ts: 1 of 301 times, up to 2028-11-17"
     assert judge(make(), ts=[*DATES_S, NOW_S + 3600]) == []  # another zone's clock
     with pytest.raises(InputDataError, match=r"log\.ts lie in the future") as refused:
         judge(make(), ts=[*DATES_S, *future])
-    assert "2 of 102 times, 2026-06-03 to 2028-11-17" in refused.value.render()
+    assert "2 of 102 times, up to 2028-11-17" in refused.value.render()
     assert judge(make(), since=future, until=future) == []  # prices may be planned
 
 
@@ -315,8 +278,6 @@ def test_times_of_another_unit_than_the_others_are_bad_rows(spark, mixed):
     found = count(spark, mixed, bad_rows={"max_fraction": 0.05})
     assert found.counts["log"].read == 201
     assert found.counts["log"].bad == {"not_int64:user": 1, "other_unit:ts": 3}
-    dates = found.counts["log"].times["ts"].all
-    assert dates == Span(197, Y2020_S, Y2020_S + 60 * 196)
     lines = [row["line"] for row in found.sources["log"].bad.where("reason like 'o%'").collect()]
     assert sorted(int(line.split("\t")[2]) for line in lines)[0] == 1000 * Y2020_S
     assert found.sources["log"].good.count() == 197
@@ -326,7 +287,7 @@ def test_times_of_another_unit_than_the_others_are_bad_rows(spark, mixed):
 def test_more_times_of_another_unit_than_bad_rows_may_be_are_refused(spark, mixed, policy):
     with pytest.raises(InputDataError, match=r"log\.ts are of several units") as refused:
         count(spark, mixed, bad_rows=policy)
-    assert "197 are dates in seconds (2020-01-01); 3 are not" in refused.value.render()
+    assert "197 are dates in seconds; 3 are not" in refused.value.render()
 
 
 def test_timestamps_meet_without_a_word_of_units(spark, tmp_path):

@@ -74,7 +74,6 @@ def build_config(root: Path) -> BuildConfig:
             },
             "events": {
                 "source": "clicks", "user": "user", "item": "video", "time": "at",
-                "time_unit": "ms",
             },
             "joins": [{"source": "videos", "column": "video"}],
             "features": [

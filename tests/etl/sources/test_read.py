@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import SourceConfig
 from etl.sources.bad_rows import check_bad_rows, count_rows
-from etl.sources.files import find_files
 from etl.sources.read import read_source
 from etl.sources.session_settings import with_read_settings
 from etl.sources.source import ORDER_COLUMN
@@ -116,27 +115,6 @@ def test_order_is_the_order_of_the_input_over_blocks_and_files(spark, tmp_path):
     assert ordered == list(range(1, 4001))
 
 
-def test_header_is_not_a_row(spark, tmp_path):
-    write_lines(tmp_path, [b"id::score::kind::tags", b"1::1::a::"])
-    source = read_source(spark, "log", source_config(header=True), str(tmp_path))
-    assert count_rows(source).read == 1
-
-
-@pytest.mark.parametrize("name", ["a[1].dat", "a{b}.dat", "a b.dat", "ü.dat"])
-def test_file_names_are_not_patterns(spark, tmp_path, name):
-    write_lines(tmp_path, [b"1::1::a::"], name)
-    source = read_source(spark, "log", source_config(path="."), str(tmp_path))
-    assert count_rows(source).read == 1
-
-
-def test_missing_and_empty_inputs_are_refused(tmp_path):
-    with pytest.raises(InputDataError, match="no such file"):
-        find_files("log", source_config(), str(tmp_path))
-    (tmp_path / "log.dat").touch()
-    with pytest.raises(InputDataError, match="empty"):
-        find_files("log", source_config(), str(tmp_path))
-
-
 def test_wrong_separator_is_refused_with_examples(spark, tmp_path):
     write_lines(tmp_path, [b"1,4.5,a,x"] * 5)
     config = source_config()
@@ -173,14 +151,15 @@ def test_one_of_lets_a_nullable_column_be_empty(spark, tmp_path):
     assert count_rows(source).bad == {"not_allowed:kind": 1}
 
 
-def test_pattern_with_one_column_rejects_what_does_not_match(spark, tmp_path):
-    config = source_config(
-        format="pattern", pattern="id=(.*)", columns=[{"name": "id", "type": "string"}]
-    )
-    write_lines(tmp_path, [b"id=1", b"comment"])
-    source = read_source(spark, "log", config, str(tmp_path))
-    assert [row["id"] for row in source.good.collect()] == ["1"]
-    assert count_rows(source).bad == {"pattern_mismatch": 1}
+@pytest.mark.parametrize("pattern", ["(?P<a>x)", "(?:x)"])
+def test_a_pattern_that_java_does_not_compile_or_that_lacks_a_group_is_refused(
+    spark, tmp_path, pattern
+):
+    write_lines(tmp_path, [b"x"])
+    columns = [{"name": "id", "type": "string"}]
+    config = source_config(format="pattern", pattern=pattern, columns=columns)
+    with pytest.raises(ConfigError):
+        read_source(spark, "log", config, str(tmp_path))
 
 
 def test_bounds_are_compared_in_the_precision_of_the_column(spark, tmp_path):
@@ -207,7 +186,9 @@ def test_order_has_one_shape_whatever_the_number_of_files(spark, tmp_path):
         assert union.select(ORDER_COLUMN).distinct().count() == 4
 
 
-@pytest.mark.parametrize("folder", ["plain-1.0", "with space", "100%", "ünï+cödé", "a,b;c='d'"])
+@pytest.mark.parametrize(
+    "folder", ["plain-1.0", "with space", "100%", "ünï+cödé", "a,b;c='d'", "a[1]{b}"]
+)
 def test_order_is_that_of_files_then_lines_whatever_the_path(spark, tmp_path, folder):
     (tmp_path / folder).mkdir()
     names = [f"part-{number}" for number in (10, 2, 1, 33, 0)]

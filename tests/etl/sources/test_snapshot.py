@@ -19,7 +19,8 @@ from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable
 from etl.build import BuildResult, build_dataset
-from etl.sources.snapshot import RunInputs, checksum_rows, find_unwatched, read_table_version
+from etl.sources.snapshot import RunInputs, find_unwatched
+from etl.sources.tables import checksum_rows, read_table_version
 from etl.versions.publish import read_current
 from tests.etl.logs import build_config, write_logs
 from tests.etl.sources.databases import connect_derby
@@ -92,7 +93,7 @@ CODE = """
 import json
 import sys
 from pyspark.sql import SparkSession
-from etl.sources.snapshot import read_table_version
+from etl.sources.tables import read_table_version
 format, table, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 builder = SparkSession.builder.master("local[1]")
 for key, value in settings.items():

@@ -364,7 +364,6 @@ def test_the_day_of_the_clock_counts_where_it_bounds_a_column(tmp_path, monkeypa
     config = build_config(tmp_path, tmp_path)
     data = config.model_dump(mode="json")
     data["sources"]["ratings"]["columns"][3].update(type="timestamp", not_after="now")
-    data["events"]["time_unit"] = "ms"
     bounded = BuildConfig.model_validate(data)
 
     def fingerprints(day: int) -> list[str]:

@@ -134,7 +134,8 @@ def test_the_unit_is_that_of_the_build(timed_manifest: Manifest) -> None:
         built = {
             "histories": [{"name": "history", "gaps": {"name": "age", **gaps}}],
             "features": [{"name": "history_age", "column": "age"}],
-            "events": {"time_unit": "ms"},
+            "events": {"source": "log", "time": "ts"},
+            "sources": {"log": {"columns": [{"name": "ts", "type": "int64", "unit": "ms"}]}},
         }
         where = replace(timed_manifest, source=replace(timed_manifest.source, config=built))
         history = timed_manifest.schema["history"]
