@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from conf.errors import ConfigError, InputDataError
+from conf.errors import InputDataError
 from conf.etl.sources import SourceConfig
 from etl.sources.bad_rows import check_bad_rows, count_rows
 from etl.sources.read import read_source
@@ -149,17 +149,6 @@ def test_one_of_lets_a_nullable_column_be_empty(spark, tmp_path):
     source = read_source(spark, "log", source_config(columns=[COLUMNS[0], kind]), str(tmp_path))
     assert [row["kind"] for row in source.good.collect()] == [None, "a"]
     assert count_rows(source).bad == {"not_allowed:kind": 1}
-
-
-@pytest.mark.parametrize("pattern", ["(?P<a>x)", "(?:x)"])
-def test_a_pattern_that_java_does_not_compile_or_that_lacks_a_group_is_refused(
-    spark, tmp_path, pattern
-):
-    write_lines(tmp_path, [b"x"])
-    columns = [{"name": "id", "type": "string"}]
-    config = source_config(format="pattern", pattern=pattern, columns=columns)
-    with pytest.raises(ConfigError):
-        read_source(spark, "log", config, str(tmp_path))
 
 
 def test_bounds_are_compared_in_the_precision_of_the_column(spark, tmp_path):
