@@ -20,11 +20,6 @@ from etl.tfrecord.types.parts import ListRows, split_lists
 # Rows encoded into one buffer at a time: small enough for the cache, large enough for the calls.
 CHUNK_ROWS = 2048
 
-_ALLOWED = (
-    "int8/16/32/64, uint8/16/32 and bool (int64 list); float16/32/64 and decimal (float list); "
-    "string and binary (bytes list); list, large_list and fixed_size_list of these"
-)
-_ALLOWED_SEQUENCE = f"{_ALLOWED}; and lists of such lists (feature lists)"
 _LANES = {
     "int32": k.INT32, "int64": k.INT64, "float32": k.FLOAT32, "float64": k.FLOAT64,
     "binary": k.BINARY,
@@ -63,31 +58,18 @@ class ColumnPlan:
 
 
 def plan_columns(schema: pa.Schema, record_type: str = "Example") -> tuple[ColumnPlan, ...]:
-    """Plans each column of a schema; one error names every column that the wire cannot carry."""
-    plans, bad, seen = [], [], set()
+    """Plans each column of a schema that `plan_to_example` made, which says what does not fit."""
+    plans: dict[str, ColumnPlan] = {}
     deepest = 2 if record_type == "SequenceExample" else 1
     for field in schema:
         depth, value_type = 0, field.type
         while is_list(value_type):
             depth, value_type = depth + 1, value_type.value_type
         kind = find_wire_kind(value_type)
-        if kind is None or depth > deepest:
-            bad.append(f"{field.name} ({field.type})")
-        elif field.name in seen:
-            bad.append(f"{field.name} (name occurs twice)")
-        else:
-            plans.append(ColumnPlan(field.name, _LANES[kind.lane], kind.cast, depth))
-        seen.add(field.name)
-    if bad:
-        raise ConfigError(
-            f"{len(bad)} column(s) cannot be written as tf.train.{record_type}",
-            received=", ".join(bad),
-            allowed=_ALLOWED_SEQUENCE if record_type == "SequenceExample" else _ALLOWED,
-            fix="cast them (timestamps to int64 milliseconds, uint64 to int64, structs to "
-            "columns), rename, or drop them before the write; lists of lists need record type "
-            "SequenceExample",
-        )
-    return tuple(plans)
+        if kind is None or depth > deepest or field.name in plans:
+            raise ConfigError(f"column {field} cannot be written as tf.train.{record_type}")
+        plans[field.name] = ColumnPlan(field.name, _LANES[kind.lane], kind.cast, depth)
+    return tuple(plans.values())
 
 
 def read_byte_offsets(values: pa.Array) -> np.ndarray:
@@ -265,16 +247,10 @@ class ByteArrayEncoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         """Plans the encoding; refuses what is not one column, string or binary."""
-        self.schema = schema
-        plans = plan_columns(schema) if len(schema) == 1 else ()
-        if len(plans) != 1 or plans[0].kind != k.BINARY or plans[0].depth > 0:
-            raise ConfigError(
-                "record type ByteArray takes one binary column",
-                received=", ".join(f"{field.name} ({field.type})" for field in schema) or "none",
-                allowed="one column of type binary, large_binary, string or large_string",
-                fix="select the payload column before the write, or use record type Example",
-            )
-        self._plan = plans[0]
+        plans = plan_columns(schema)
+        if [(plan.kind, plan.depth) for plan in plans] != [(k.BINARY, 0)]:
+            raise ConfigError("record type ByteArray takes one binary column", received=schema)
+        self.schema, self._plan = schema, plans[0]
 
     def encode(self, batch: pa.RecordBatch) -> np.ndarray:
         """Encodes a batch as framed records, uint8 `[bytes]`; refuses nulls."""

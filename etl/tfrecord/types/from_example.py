@@ -17,8 +17,6 @@ from etl.tfrecord.types.features import Kind, TypeOptions, WireFeature, is_bytes
 from etl.tfrecord.types.parts import Join, check_nulls, find_parts, split_lists
 from etl.tfrecord.types.refusals import UnfitError, restate, shown_type
 
-_BYTES, _TEXT = pa.binary(), pa.string()
-
 Build = Callable[[pa.RecordBatch], pa.Array]
 """Builds a column, or a field of a struct, from decoded features; picklable."""
 
@@ -73,10 +71,6 @@ def cast_values(column: pa.Array, target: pa.DataType, form: str) -> pa.Array:
 
 def _cast_scalars(values: pa.Array, target: pa.DataType, form: str) -> pa.Array:
     t = pa.types
-    if target == _TEXT and values.type == _BYTES and _is_ascii(values):
-        return pa.Array.from_buffers(
-            target, len(values), values.buffers(), values.null_count, values.offset
-        )
     if t.is_decimal(target) or (form == "iso" and (t.is_date(target) or t.is_timestamp(target))):
         # A decimal of the shortest digits that give back the float32: 12.34, not 12.3400001525.
         return values.cast(pa.string()).cast(target)
@@ -90,17 +84,6 @@ def _cast_scalars(values: pa.Array, target: pa.DataType, form: str) -> pa.Array:
     elif t.is_timestamp(target):
         return values.cast(pa.timestamp(form, target.tz)).cast(target)
     return values.cast(target)
-
-
-def _is_ascii(values: pa.Array) -> bool:
-    """Whether all bytes are ASCII, and so text; one look at them all, not one per value."""
-    _, offsets, data = values.buffers()
-    if data is None or not len(values):
-        return False
-    bounds = np.frombuffer(offsets, np.int32)
-    first, last = bounds[values.offset], bounds[values.offset + len(values)]
-    text = np.frombuffer(data, np.int8)[first:last]
-    return not text.size or bool(text.min() >= 0)
 
 
 @dataclass

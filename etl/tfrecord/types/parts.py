@@ -192,16 +192,7 @@ def _build_struct(arrays: list[pa.Array], absent: np.ndarray, target: pa.StructT
 
 
 def split_maps(column: pa.Array) -> list[pa.Array]:
-    entries = column.values
-    lists = pa.Array.from_buffers(
-        pa.list_(entries.type),
-        len(column),
-        column.buffers()[:2],
-        column.null_count,
-        column.offset,
-        [entries],
-    )
-    visible, rows = split_lists(lists)
+    visible, rows = split_lists(column.cast(pa.list_(column.values.type)))
     return [rows.build(part, pa.list_(part.type)) for part in visible.flatten()]
 
 

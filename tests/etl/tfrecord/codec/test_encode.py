@@ -103,19 +103,6 @@ def test_a_null_with_a_wild_value_below_it_is_no_overflow() -> None:
     assert len(payloads(encode(pa.record_batch({"x": column})))) == 2
 
 
-def test_one_error_names_every_bad_column() -> None:
-    two = pa.list_(pa.list_(pa.int64()))
-    schema = pa.schema(
-        [("good", pa.int64()), ("when", pa.timestamp("ms")), ("big", pa.uint64()), ("two", two),
-         ("s", pa.struct([("a", pa.int8())])), ("three", pa.list_(two))]
-    )  # fmt: skip
-    for record_type, allowed in (("Example", ["good"]), ("SequenceExample", ["good", "two"])):
-        with pytest.raises(ConfigError) as caught:
-            build_encoder(schema, record_type)
-        named = [name for name in schema.names if f"{name} (" in str(caught.value.received)]
-        assert named == [name for name in schema.names if name not in allowed]
-
-
 def test_byte_array_records_are_the_raw_payloads() -> None:
     values = [b"one", b"", b"\x00" * 1000, b"four"]
     for column in (pa.array(values), pa.array(values, pa.large_binary())):

@@ -202,21 +202,3 @@ def test_decoded_values_become_any_type_by_their_form(values, target, form, expe
     column = pa.array([values[0], *values, None], kind).slice(1)
     assert cast_values(column, target, form).to_pylist() == [*expected, None]
     assert cast_values(column, column.type, form) is column
-
-
-_VALUES = st.lists(st.none() | st.binary(max_size=6) | st.text(max_size=6).map(str.encode))
-
-
-@given(_VALUES, st.integers(0, 3), st.integers(0, 3))
-def test_bytes_become_text_as_arrow_casts_them(values, start, left_out) -> None:
-    column = pa.array(values, pa.binary()).slice(start, max(0, len(values) - start - left_out))
-    try:
-        expected = column.cast(pa.string())
-    except pa.ArrowInvalid:
-        with pytest.raises(pa.ArrowInvalid):
-            cast_values(column, pa.string(), "")
-        return
-    found = cast_values(column, pa.string(), "")
-    found.validate(full=True)
-    assert found.equals(expected)
-    assert found.null_count == expected.null_count
