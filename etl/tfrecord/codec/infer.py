@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from etl.tfrecord.codec.framing import (
     read_record_blocks,
 )
 from etl.tfrecord.codec.kernels import inlined, kernel
-from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, WireFeature
+from etl.tfrecord.types.features import BYTE_ARRAY_FEATURE, KIND_CODES, Kind, WireFeature
 
 _OK, _MALFORMED, _NO_ROOM = range(3)
 
@@ -132,63 +132,21 @@ def _count_maps(base, index, map_tag):
     return found
 
 
-class _MapCollector:
-    """Gathers what one map of the records holds: features, context or feature lists."""
+def _collect(data: np.ndarray, index: np.ndarray, tag: int, room: int) -> tuple[int, int, Any]:
+    """Calls the kernel with room for all keys, of which so many are expected; see there."""
+    feature = np.zeros(1, FEATURE)[0]
+    feature["depth"] = 2 if tag == FEATURE_LISTS_TAG else 1
+    while True:
+        found, table = np.empty(room, _FOUND), np.full(2 * room, -1, np.int64)
+        outcome, record, count = _collect_features(
+            data.ctypes.data, index, tag, feature, found, table
+        )
+        if outcome != _NO_ROOM:
+            return int(outcome), int(record), found[:count].tolist()
+        room *= 2
 
-    def __init__(self, message: str, tag: int) -> None:
-        self.found: dict[bytes, tuple[int, int]] = {}  # kinds as bits, and the longest list
-        self._message, self._tag, self._room = message, tag, _FIRST_ROOM
-        self._feature = np.zeros(1, FEATURE)[0]
-        self._feature["depth"] = 2 if self.is_nested else 1
 
-    @property
-    def is_nested(self) -> bool:
-        return self._tag == FEATURE_LISTS_TAG
-
-    def update(self, block: RecordBlock, name: str) -> dict[bytes, int]:
-        """Takes in a block; returns the kinds that its records hold, as bits by key."""
-        data, index = np.ascontiguousarray(block.data), np.ascontiguousarray(block.index)
-        outcome, record, rows = self._collect(data, index)
-        if outcome == _MALFORMED:
-            raise corrupt_record(name, *block.locate(record), f"not a {self._message}")
-        held: dict[bytes, int] = {}
-        for head, length, kinds, longest in rows:
-            start = head + 4 - data.ctypes.data
-            key = data[start : start + length].tobytes()
-            if kinds:
-                held[key] = kinds
-            known, length = self.found.get(key, (0, 0))
-            self.found[key] = known | kinds, max(length, longest)
-        return held
-
-    def _collect(self, data: np.ndarray, index: np.ndarray) -> tuple[int, int, list[list[int]]]:
-        """Calls the kernel with room for all keys; returns what it does, and the rows."""
-        while True:
-            found = np.empty(self._room, _FOUND)
-            table = np.full(2 * self._room, -1, np.int64)
-            outcome, record, count = _collect_features(
-                data.ctypes.data, index, self._tag, self._feature, found, table
-            )
-            if outcome != _NO_ROOM:
-                return int(outcome), int(record), found[:count].tolist()
-            self._room *= 2
-
-    def features(self, names: Collection[str] | None) -> list[WireFeature]:
-        """The features found so far, or those of some names."""
-        found = []
-        for key, (kinds, length) in self.found.items():
-            name = key.decode("utf-8", errors="replace")
-            if names is not None and name not in names:
-                continue
-            present = [kind for kind, code in KIND_CODES.items() if kinds >> code & 1]
-            if len(present) > 1:
-                raise _refuse(
-                    f"feature {name!r} holds different kinds of values in different records",
-                    ", ".join(present), "one kind",
-                )  # fmt: skip
-            is_list = not self.is_nested and length > 1
-            found += [WireFeature(name, kind, is_list, self.is_nested) for kind in present]
-        return found
+_MAPS = {"Example": (FEATURES_TAG,), "SequenceExample": (FEATURES_TAG, FEATURE_LISTS_TAG)}
 
 
 class FeatureCollector:
@@ -198,32 +156,45 @@ class FeatureCollector:
         """Starts with no record of `"Example"`, `"SequenceExample"` or `"ByteArray"`."""
         check_record_type(record_type)
         self.records = 0
+        # By tag of the map and key: kinds as bits, and the longest list.
+        self._found: dict[tuple[int, bytes], tuple[int, int]] = {}
         # The keys of files in which no key has a value so far; None: one has.
         self._bare: dict[str, set[bytes] | None] = {}
         self._with_lists: str | None = None  # A file of Examples that holds feature lists.
-        self._record_type = record_type
-        tags = {"Example": (FEATURES_TAG,), "SequenceExample": (FEATURES_TAG, FEATURE_LISTS_TAG)}
-        message = f"tf.train.{record_type}"
-        self._maps = [_MapCollector(message, tag) for tag in tags.get(record_type, ())]
+        self._record_type, self._room = record_type, _FIRST_ROOM
 
     def update(self, block: RecordBlock, name: str = "<buffer>") -> None:
         """Takes in a block of records of a file; refuses those that are not well-formed."""
-        for collector in self._maps:
-            self._note(name, collector.update(block, name))
+        for tag in _MAPS.get(self._record_type, ()):
+            held = self._take(tag, block, name)
+            if (bare := self._bare.setdefault(name, set())) is not None:
+                has_values = any(map(_has_values, held.values()))
+                self._bare[name] = None if has_values else bare | held.keys()
         if self._record_type == "Example" and count_feature_lists(block):
             self._with_lists = name
         self.records += len(block.index)
 
-    def _note(self, name: str, held: Mapping[bytes, int]) -> None:
-        bare = self._bare.setdefault(name, set())
-        if bare is not None:
-            has_values = any(map(_has_values, held.values()))
-            self._bare[name] = None if has_values else bare | held.keys()
+    def _take(self, tag: int, block: RecordBlock, name: str) -> dict[bytes, int]:
+        """Takes in a map of the records; returns the kinds that it holds, as bits by key."""
+        data, index = np.ascontiguousarray(block.data), np.ascontiguousarray(block.index)
+        outcome, record, rows = _collect(data, index, tag, self._room)
+        if outcome == _MALFORMED:
+            reason = f"not a tf.train.{self._record_type}"
+            raise corrupt_record(name, *block.locate(record), reason)
+        self._room = max(self._room, 1 << len(rows).bit_length())
+        held: dict[bytes, int] = {}
+        for head, length, kinds, longest in rows:
+            start = head + 4 - data.ctypes.data
+            key = data[start : start + length].tobytes()
+            if kinds:
+                held[key] = kinds
+            known, length = self._found.get((tag, key), (0, 0))
+            self._found[tag, key] = known | kinds, max(length, longest)
+        return held
 
     def names(self) -> list[str]:
         """Names of all features found so far, also of those that never held a value."""
-        keys = [key for collector in self._maps for key in collector.found]
-        return [key.decode("utf-8", errors="replace") for key in keys]
+        return [_as_text(key) for _, key in self._found]
 
     def features(self, names: Collection[str] | None = None) -> list[WireFeature]:
         """Returns the features found so far, or those of some names, as they first occurred.
@@ -235,18 +206,22 @@ class FeatureCollector:
             return [BYTE_ARRAY_FEATURE]
         if names is None:
             self.refuse_other_messages()
-        features = [f for collector in self._maps for f in collector.features(names)]
-        seen: set[str] = set()
-        for feature in features:
-            if feature.name in seen:
+        features: dict[str, WireFeature] = {}
+        for tag, key in sorted(self._found, key=lambda place: place[0]):
+            kinds, longest = self._found[tag, key]
+            name, is_nested = _as_text(key), tag == FEATURE_LISTS_TAG
+            if (names is not None and name not in names) or not (kind := _read_kind(name, kinds)):
+                continue
+            if name in features:
                 raise _refuse(
-                    f"feature {feature.name!r} occurs twice",
+                    f"feature {name!r} occurs twice",
                     "the same name in the context and among the feature lists, or two names that "
                     "are no UTF-8",
                     "distinct names",
                 )
-            seen.add(feature.name)
-        return features
+            is_list = not is_nested and longest > 1
+            features[name] = WireFeature(name, kind, is_list, is_nested)
+        return list(features.values())
 
     def refuse_other_messages(self, known: Iterable[str] = ()) -> None:
         """Refuses files of other messages, most of which parse as an Example without a value.
@@ -254,8 +229,7 @@ class FeatureCollector:
         A SequenceExample parses as one of its context alone. A file of empty records beside others
         has as many rows of nulls. Records may hold the `known` features.
         """
-        found = [pair for collector in self._maps for pair in collector.found.items()]
-        valued = {key for key, (kinds, _) in found if _has_values(kinds)}
+        valued = {key for (_, key), (kinds, _) in self._found.items() if _has_values(kinds)}
         valued |= {name.encode() for name in known}
         for name, keys in self._bare.items():
             if keys is not None and (keys or not valued) and not keys & valued:
@@ -276,6 +250,19 @@ class FeatureCollector:
 def _has_values(kinds: int) -> bool:
     """Whether some kind stands in the bits of `_collect_features`; the first is that of none."""
     return kinds > 1
+
+
+def _as_text(key: bytes) -> str:
+    return key.decode("utf-8", errors="replace")
+
+
+def _read_kind(name: str, kinds: int) -> Kind | None:
+    """The one kind of a feature's values; None where it has none."""
+    present = [kind for kind, code in KIND_CODES.items() if kinds >> code & 1]
+    if len(present) > 1:
+        what = f"feature {name!r} holds different kinds of values in different records"
+        raise _refuse(what, ", ".join(present), "one kind")
+    return present[0] if present else None
 
 
 def _refuse(what: str, received: str, allowed: str) -> InputDataError:
