@@ -103,37 +103,21 @@ def write_bytes_atomic(path: Path, data: bytes | memoryview) -> None:
 
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Gives a path to write, which takes the file's name when the block ends well."""
-    output = AtomicFile(path)
+    """Gives a hidden path to write, which takes the file's name when the block ends well."""
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
     try:
-        yield output.unfinished
-        output.publish(durable=durable)
+        yield unfinished
+        if durable:
+            sync_directory(unfinished)
+        unfinished.replace(path)
+        if durable:
+            sync_directory(path.parent)
     except OSError as error:
         if error.errno and error.filename is None:
             error.filename = str(path)  # a full disk does not say what it had no room for
         raise
     finally:
-        output.discard()
-
-
-class AtomicFile:
-    """A file that is written at `unfinished`, a hidden path beside its own, and renamed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}{UNFINISHED_SUFFIX}")
-
-    def publish(self, *, durable: bool = True) -> None:
-        """Gives the file its name, in place of an earlier one."""
-        if durable:
-            sync_directory(self.unfinished)
-        self.unfinished.replace(self._path)
-        if durable:
-            sync_directory(self._path.parent)
-
-    def discard(self) -> None:
-        """Removes the file, unless it has its name already."""
-        self.unfinished.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def remove_unfinished(path: Path) -> None:

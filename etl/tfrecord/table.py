@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -14,7 +14,7 @@ from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.codec.infer import infer_features
 from etl.tfrecord.files.writer import ShardFile, ShardOptions, find_record_starts
-from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, RecordType, TypeOptions, WireFeature
+from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, RecordType, TypeOptions
 from etl.tfrecord.types.from_example import plan_from_example
 from etl.tfrecord.types.refusals import locate_rows
 from etl.tfrecord.types.to_example import plan_to_example
@@ -119,13 +119,7 @@ def infer_table_schema(paths: Iterable[PathLike], record_type: RecordType = "Exa
     if record_type == "ByteArray":
         return pa.schema([(BYTE_ARRAY_COLUMN, pa.binary())])
     features = infer_features(paths, record_type=record_type)
-    return pa.schema([(f.name, _as_text(f.arrow_type)) for f in features])
-
-
-def _as_text(data_type: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(data_type):
-        return pa.list_(_as_text(data_type.value_type))
-    return pa.string() if pa.types.is_binary(data_type) else data_type
+    return pa.schema([(feature.name, feature.text_type) for feature in features])
 
 
 def read_table_batches(
@@ -153,28 +147,18 @@ def read_table_batches(
         InputDataError: A feature does not fit its column.
     """
     target = infer_table_schema(paths, record_type) if schema is None else schema
-    features, restore = _plan_read(target, record_type, type_options)
-    decoder = build_decoder(features, record_type)
+    from_example = plan_from_example(target, record_type, type_options)
+    decoder = build_decoder(from_example.features, record_type)
 
     def read() -> Iterator[pa.RecordBatch]:
         for path in paths:
             for block in read_record_blocks(path):
                 batch = decoder.decode_block(block, str(path))
                 with locate_rows(batch, block.first_record, "the file"):
-                    restored = restore(batch, str(path))
+                    restored = from_example.apply(batch, str(path))
                 yield restored
 
     return target, read()
-
-
-def _plan_read(
-    target: pa.Schema, record_type: RecordType, type_options: TypeOptions | None
-) -> tuple[Sequence[WireFeature], Callable[[pa.RecordBatch, str], pa.RecordBatch]]:
-    """The features to decode, and what makes a file's columns of them."""
-    if record_type == "ByteArray":
-        return [WireFeature(name, "bytes") for name in target.names], lambda b, _: b.cast(target)
-    from_example = plan_from_example(target, record_type, type_options)
-    return from_example.features, from_example.apply
 
 
 def read_table(

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from conf.errors import ConfigError, InputDataError
 from conf.schema import PackedSlot
-from conf.storage.locations import Compression, Opener, open_local
+from conf.storage.locations import Opener, open_local
 from etl.tfrecord.codec import decode_kernels as k
 from etl.tfrecord.codec.decode_kernels import KEY_FIELDS, KeyTable, check_record_type
 from etl.tfrecord.codec.framing import RecordBlock, corrupt_record, read_record_blocks
@@ -463,14 +463,13 @@ def read_batches(
     path: str | Path,
     features: Sequence[WireFeature],
     *,
-    compression: Compression | Literal["auto"] | None = "auto",
     record_type: str = "Example",
     opener: Opener = open_local,
     slots: Sequence[PackedSlot] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Reads a file batch by batch, each of some megabytes of records; see what it calls."""
     decoder = build_decoder(features, record_type, slots)
-    for block in read_record_blocks(path, compression=compression, opener=opener):
+    for block in read_record_blocks(path, opener=opener):
         yield decoder.decode_block(block, str(path))
 
 

@@ -262,8 +262,6 @@ class ByteArrayEncoder:
                 allowed="binary values, empty ones included",
                 fix="filter the null rows before the write",
             )
-        if len(column) == 0:
-            return np.empty(0, np.uint8)
         if self._plan.value_type is not None:
             column = column.cast(self._plan.value_type)
         offsets = read_byte_offsets(column)
@@ -280,9 +278,10 @@ class ByteArrayEncoder:
             yield self.encode(batch.slice(first, chunk_rows))
 
 
-def build_encoder(
-    schema: pa.Schema, record_type: str = "Example"
-) -> RecordEncoder | ByteArrayEncoder:
+Encoder = RecordEncoder | ByteArrayEncoder
+
+
+def build_encoder(schema: pa.Schema, record_type: str = "Example") -> Encoder:
     """Builds the encoder of a record type; refuses a schema that it cannot carry."""
     check_record_type(record_type)
     if record_type == "ByteArray":

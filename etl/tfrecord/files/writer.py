@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from conf.errors import ConfigError
 from conf.manifest import ShardInfo
-from conf.storage.atomic_output import AtomicFile
+from conf.storage.atomic_output import atomic_file
 from conf.storage.locations import Compression
 from conf.storage.object_store import Storage
 from etl.tfrecord.codec.crc32c import crc32c
-from etl.tfrecord.codec.encode import CHUNK_ROWS
+from etl.tfrecord.codec.encode import CHUNK_ROWS, Encoder
 from etl.tfrecord.codec.framing import find_starts
 from etl.tfrecord.files.data_files import ShardLimits, WrittenShard, index_path, make_folders
 from etl.tfrecord.types.features import RecordType
@@ -34,22 +34,25 @@ def find_record_starts(framed: np.ndarray) -> np.ndarray:
     return np.append(find_starts(framed), framed.size)
 
 
+class _DiscardedError(Exception):
+    """Ends a file that is not wanted."""
+
+
 class _LocalOutput:
     """A file under a hidden name, which takes its own in the end."""
 
     def __init__(self, path: Path) -> None:
-        self._file = AtomicFile(path)
-        self.stream: Any = self._file.unfinished.open("xb", buffering=1 << 18)
+        with contextlib.ExitStack() as opening:
+            unfinished = opening.enter_context(atomic_file(path))
+            self.stream: Any = opening.enter_context(unfinished.open("xb", buffering=1 << 18))
+            self._open = opening.pop_all()
 
     def finish(self) -> None:
-        self.stream.flush()
-        self._file.publish()
+        self._open.close()
 
     def discard(self) -> None:
-        try:
-            self.stream.close()  # flushes, and so fails on a full disk
-        finally:
-            self._file.discard()
+        with contextlib.suppress(_DiscardedError), self._open:
+            raise _DiscardedError
 
 
 class _StoredOutput:
@@ -187,10 +190,6 @@ class ShardStatistics(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class _Encoder(Protocol):
-    def encode_chunks(self, batch: pa.RecordBatch, chunk_rows: int) -> Any: ...
-
-
 @dataclass(frozen=True)
 class RollingPlan:
     """What all files of a task have in common; statistics are built for the file at a path."""
@@ -208,7 +207,7 @@ class RollingWriter:
     A name is asked for as each file begins. An encoder may be shared by writers of one thread.
     """
 
-    def __init__(self, plan: RollingPlan, encoder: _Encoder, name: Callable[[], str]) -> None:
+    def __init__(self, plan: RollingPlan, encoder: Encoder, name: Callable[[], str]) -> None:
         self.shards: list[WrittenShard] = []
         self._plan, self._encoder, self._name = plan, encoder, name
         self._file: ShardFile | None = None

@@ -26,11 +26,7 @@ from conf.storage.processes import find_jvm
 from etl.tfrecord.commit.commit_plan import TaskResult
 from etl.tfrecord.spark.input_files import FileSplit, list_input_files, plan_splits
 from etl.tfrecord.spark.options import ReadOptions, parse_read_options, parse_write_options
-from etl.tfrecord.spark.schema import (
-    infer_schema,
-    plan_read,
-    select_files,
-)
+from etl.tfrecord.spark.schema import infer_schema, plan_read, select_files
 from etl.tfrecord.spark.write_job import (
     WritePlan,
     build_committer,

@@ -15,11 +15,7 @@ from pyspark.sql import types as T
 from etl.tfrecord.commit.commit_plan import refuse_output
 from etl.tfrecord.commit.output_directory import OutputManifest, look
 from etl.tfrecord.spark.failures import known_failures
-from etl.tfrecord.spark.options import (
-    option_text,
-    parse_read_options,
-    parse_write_options,
-)
+from etl.tfrecord.spark.options import option_text, parse_read_options, parse_write_options
 from etl.tfrecord.spark.schema import infer_schema, quote_name
 from etl.tfrecord.spark.write_job import plan_write, run_write
 from etl.tfrecord.types.features import TypeOptions

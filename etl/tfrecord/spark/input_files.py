@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from etl.tfrecord.spark.options import ReadOptions
 
 _LOGGER = logging.getLogger(__name__)
 
+Place = TypeVar("Place", Path, Storage)
 FileWithValues = tuple[DataFile, Mapping[str, str | None]]
 
 
@@ -179,23 +181,28 @@ def _find_local(root: Path) -> _Found:
 
 
 def _locate_manifest(start: Path) -> tuple[Path, OutputManifest | None]:
-    """The directory that a path was written as, possibly some partition directories further up."""
-    directory = start
-    while True:
+    """The directory that a path was written as, and its manifest."""
+    for directory in _list_around(start):
         refuse_publishing(directory)
-        committed = read_output_manifest(directory)
-        if committed is not None:
+        if (committed := read_output_manifest(directory)) is not None:
             return directory, committed
-        if "=" not in directory.name:
-            return start, None
-        directory = directory.parent
+    return start, None
+
+
+def _list_around(start: Place) -> Iterator[Place]:
+    """A directory and, as long as these are partitions, the ones around it."""
+    directory: Place | None = start
+    while directory is not None:
+        yield directory
+        directory = directory.parent if "=" in directory.name else None
 
 
 def _find_stored(path: str, options: ReadOptions) -> _Found:
     start = place = parse_storage(path, options.settings)
     if place.parent is not None and place.find() is not None:
         place = place.parent
-    directory = _find_directory(place)
+    written = (around for around in _list_around(place) if around.find(COMMIT_FILE) is not None)
+    directory = next(written, place)
     view = view_objects(directory)
     prefix = start.root[len(directory.root) + 1 :]
     found = _find_objects(directory, view, prefix)
@@ -207,16 +214,6 @@ def _find_stored(path: str, options: ReadOptions) -> _Found:
         )
     sizes = {key: item.bytes for key, item in found.items()}
     return _Found(directory.uri, place.uri, sizes, view.content.committed)
-
-
-def _find_directory(start: Storage) -> Storage:
-    """The directory that a path was written as, possibly some partition directories further up."""
-    directory: Storage | None = start
-    while directory is not None:
-        if directory.find(COMMIT_FILE) is not None:
-            return directory
-        directory = directory.parent if "=" in directory.name else None
-    return start
 
 
 def _find_objects(directory: Storage, view: ObjectView, prefix: str) -> dict[str, StoredObject]:

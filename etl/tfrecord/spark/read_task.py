@@ -137,7 +137,7 @@ class ReadTask:
     def __init__(self, plan: ReadPlan, options: ReadOptions) -> None:
         self._plan, self._options = plan, options
         self._suspects = set(plan.suspects)
-        self._decoder: Any = build_decoder(plan.features, plan.record_type)
+        self._decoder: Any = build_decoder(plan.from_example.features, plan.record_type)
 
     def read(self, split: FileSplit) -> Iterator[pa.RecordBatch]:
         origin = f"the file from byte {split.start} on" if split.start else "the file"
@@ -184,7 +184,8 @@ class ReadTask:
             return
         collector = FeatureCollector(self._plan.record_type)
         collector.update(block.cut(slice(_LOOKED_AT_RECORDS)), name)
-        collector.refuse_other_messages(feature.name for feature in self._plan.features)
+        wanted = self._plan.from_example.features
+        collector.refuse_other_messages(feature.name for feature in wanted)
         present = collector.names()
         for column in sorted(self._suspects - set(present)):
             spellings = find_name(column, present)

@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.pandas.types import to_arrow_schema as to_spark_arrow_schema
-from pyspark.sql.pandas.types import to_arrow_type
 
 from conf.errors import ConfigError, InputDataError
 from etl.tfrecord.commit.output_directory import OutputManifest
 from etl.tfrecord.files.data_files import DataFile, parse_partition_value
 from etl.tfrecord.spark.input_files import InputListing, list_input_files
 from etl.tfrecord.spark.options import ReadOptions, read_type_options
-from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, Kind, WireFeature
+from etl.tfrecord.types.features import BYTE_ARRAY_COLUMN, WireFeature
 from etl.tfrecord.types.from_example import FromExample, find_name, plan_from_example
 from etl.tfrecord.types.parts import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.refusals import SPARK_TYPE_KEY, refuse_unknown
@@ -78,26 +78,14 @@ def _to_type(data_type: T.DataType) -> pa.DataType:
         return pa.null()
 
 
-_SPARK_TYPES: Mapping[Kind, T.DataType] = {
-    "int64": T.LongType(),
-    "float32": T.FloatType(),
-    "bytes": T.StringType(),
-}
-
-
 def to_spark_schema(features: Sequence[WireFeature], binary: Collection[str] = ()) -> T.StructType:
     """Spark schema of features, as the JVM connectors infer it: Long, Float, String, arrays.
 
     Bytes of the features in `binary` are Binary.
     """
     known = frozenset(binary)
-    fields = []
-    for feature in features:
-        data_type = T.BinaryType() if feature.name in known else _SPARK_TYPES[feature.kind]
-        for _ in range(2 if feature.is_sequence else int(feature.is_list)):
-            data_type = T.ArrayType(data_type)
-        fields.append(T.StructField(feature.name, data_type))
-    return T.StructType(fields)  # its `add` would go through all fields every time
+    fields = [(f.name, f.arrow_type if f.name in known else f.text_type) for f in features]
+    return from_arrow_schema(pa.schema(fields))
 
 
 # Every decimal of so many digits is told apart by float32.
@@ -258,8 +246,7 @@ class ReadPlan:
 
     record_type: str
     target: pa.Schema
-    features: tuple[WireFeature, ...]
-    from_example: FromExample | None
+    from_example: FromExample
     partitions: tuple[str | None, ...]
     suspects: frozenset[str] = frozenset()
 
@@ -267,7 +254,7 @@ class ReadPlan:
         self, batch: pa.RecordBatch, partition: Sequence[str | None], name: str
     ) -> pa.RecordBatch:
         """Decoded features of a file, and its partition values, as one of Spark's batches."""
-        columns = (self.from_example.apply(batch, name) if self.from_example else batch).columns
+        columns = self.from_example.apply(batch, name).columns
         if not self.target.names:
             return batch
         values, data = dict(zip(self.partitions, partition, strict=True)), iter(columns)
@@ -289,24 +276,18 @@ def plan_read(options: ReadOptions, listing: InputListing, schema: T.StructType)
     wanted = _arrow_schema(schema)
     data = pa.schema([field for field in wanted if field.name not in partitions])
     target = pa.schema([field.remove_metadata() for field in wanted])
-    if record_type == "ByteArray":
-        return ReadPlan(record_type, target, _plan_payload(data), None, partitions)
-    committed, types = listing.committed, options.type_options
-    names = [f.name for f in committed.features] if committed else []
-    written = read_type_options(committed.type_options if committed else {})
-    from_example = plan_from_example(data, record_type, types or written, names)
-    suspects = frozenset() if committed else frozenset(f.name for f in from_example.features)
-    return ReadPlan(record_type, target, from_example.features, from_example, partitions, suspects)
-
-
-def _plan_payload(data: pa.Schema) -> tuple[WireFeature, ...]:
-    if data.types not in ([pa.binary()], []):
+    if record_type == "ByteArray" and data.types not in ([pa.binary()], []):
         raise ConfigError(
             "record type ByteArray is read as one binary column",
             received=str(data.remove_metadata()),
             allowed=f"struct<{BYTE_ARRAY_COLUMN}:binary>",
         )
-    return tuple(WireFeature(name, "bytes") for name in data.names)
+    committed, types = listing.committed, options.type_options
+    names = [f.name for f in committed.features] if committed else []
+    written = read_type_options(committed.type_options if committed else {})
+    from_example = plan_from_example(data, record_type, types or written, names)
+    suspects = frozenset() if committed else frozenset(f.name for f in from_example.features)
+    return ReadPlan(record_type, target, from_example, partitions, suspects)
 
 
 def _arrow_schema(schema: T.StructType) -> pa.Schema:

@@ -38,6 +38,17 @@ class WireFeature:
     def arrow_type(self) -> pa.DataType:
         return _ARROW_TYPES[self.kind, 2 if self.is_sequence else int(self.is_list)]
 
+    @property
+    def text_type(self) -> pa.DataType:
+        """The same with text in place of bytes."""
+        return _as_text(self.arrow_type)
+
+
+def _as_text(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(data_type):
+        return pa.list_(_as_text(data_type.value_type))
+    return pa.string() if pa.types.is_binary(data_type) else data_type
+
 
 # A ByteArray record as a column; the name is the one that other Spark connectors give it.
 BYTE_ARRAY_COLUMN = "byteArray"
