@@ -11,9 +11,10 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,7 +63,7 @@ class QuarantinedRange:
     saved_at: int | None = None
 
 
-class DamageLog:
+class DamageLog(AbstractContextManager["DamageLog"]):
     """Collects the bad ranges of a file from a start on; pieces of a range become one.
 
     Their bytes are set aside in the directory; without one they are counted only.
@@ -74,9 +75,6 @@ class DamageLog:
         self._directory = None if directory is None else Path(directory)
         self._saved = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES)  # noqa: SIM115
         self.ranges: list[QuarantinedRange] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def add(self, bad: BadRange) -> None:
         """Takes a bad range, or a further piece of the last one."""

@@ -352,6 +352,5 @@ def plan_to_example(
             "option dates, timestamps, maps, structs' fields, vectors",
             fix="write the casts named above, or give the options for the whole job",
         )
-    if all(plan.split is None for plan in plans):
-        return ToExample(schema, schema, planner.options, plans)
-    return ToExample(schema, pa.schema(list(outputs)), planner.options, plans)
+    is_same = all(plan.split is None for plan in plans)
+    return ToExample(schema, schema if is_same else pa.schema(outputs), planner.options, plans)

@@ -20,11 +20,7 @@ from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.files import writer
 from etl.tfrecord.files.data_files import ShardLimits, index_path
-from etl.tfrecord.files.writer import (
-    RollingPlan,
-    RollingWriter,
-    ShardOptions,
-)
+from etl.tfrecord.files.writer import RollingPlan, RollingWriter, ShardOptions
 from etl.tfrecord.table import TableWriter
 from tests.tfrecord_files import read_index, read_records
 

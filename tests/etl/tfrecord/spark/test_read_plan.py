@@ -18,11 +18,7 @@ from etl.tfrecord.files.data_files import DataFile, parse_partition_value
 from etl.tfrecord.spark.input_files import InputListing, list_input_files
 from etl.tfrecord.spark.options import parse_read_options
 from etl.tfrecord.spark.read_task import infer_sample
-from etl.tfrecord.spark.schema import (
-    infer_schema,
-    plan_read,
-    select_files,
-)
+from etl.tfrecord.spark.schema import infer_schema, plan_read, select_files
 from etl.tfrecord.types.features import WireFeature
 
 ROWS = [

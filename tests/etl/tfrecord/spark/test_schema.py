@@ -21,10 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema as spark_arrow_schema
 from conf.errors import InputDataError
 from etl.tfrecord.commit.output_directory import COMMIT_FILE, OutputManifest
 from etl.tfrecord.spark.frames import write_tfrecords
-from etl.tfrecord.spark.schema import (
-    restore_columns,
-    to_arrow_schema,
-)
+from etl.tfrecord.spark.schema import restore_columns, to_arrow_schema
 from etl.tfrecord.types.features import TypeOptions, WireFeature
 from etl.tfrecord.types.parts import VECTOR_STORAGE
 

@@ -18,10 +18,7 @@ from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.encode import encode
 from etl.tfrecord.codec.framing import index_records
 from etl.tfrecord.types.features import TypeOptions, WireFeature
-from etl.tfrecord.types.from_example import (
-    cast_values,
-    plan_from_example,
-)
+from etl.tfrecord.types.from_example import cast_values, plan_from_example
 from etl.tfrecord.types.parts import VECTOR_METADATA, VECTOR_STORAGE
 from etl.tfrecord.types.to_example import plan_to_example
 from tests.etl.tfrecord.types.reference import batches
