@@ -58,10 +58,6 @@ class ShardLimits:
     rows: int | None = None
     bytes: int | None = None
 
-    @property
-    def is_none(self) -> bool:
-        return self.rows is None and self.bytes is None
-
 
 @dataclass(frozen=True)
 class ShardRange:

@@ -15,6 +15,7 @@ from conf.storage.object_store import Storage
 from etl.tfrecord.codec.encode import build_encoder
 from etl.tfrecord.files.data_files import (
     PartitionValues,
+    ShardLimits,
     WrittenShard,
     partition_path,
     split_partitions,
@@ -145,7 +146,7 @@ class WriteTask:
         options = self._options
         number = next(self._counters.setdefault(values, itertools.count()))
         # Without limits and partitions there is one file, which needs no number of its own.
-        is_plain = options.deterministic_names and options.limits.is_none and not values
+        is_plain = options.deterministic_names and options.limits == ShardLimits() and not values
         name = self._stem if is_plain else f"{self._stem}-c{number:03d}"
         directory = partition_path(options.partition_by, values)
         return f"{directory}/{name}{options.suffix}" if directory else f"{name}{options.suffix}"
