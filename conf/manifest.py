@@ -265,7 +265,7 @@ class Manifest:
         spark: `application`, Spark's id of the build, and `event_log`, the folder of its log, where
             one was written.
         train_counts: By key (`user`, `item`), the file that counts its ids in the train split
-            (`conf.artefacts.counted_keys`); empty where an earlier release built the version.
+            (`conf.artefacts.train_counts`); empty where an earlier release built the version.
         feature_lists: Features in the feature lists of SequenceExamples, where that was found in
             the records; None: the build's config says it, see `find_feature_lists`.
     """

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from conf.artefacts.entries import ENTRY_NAME_PATTERN
+from conf.artefacts.train_counts import IdCounter
 from conf.encoders import (
     ENCODERS_DIR,
     ENCODERS_FILE,
@@ -29,7 +30,6 @@ from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import write_vocabulary
 from etl.imported.mapping import MappedFeature, RecordMapping
-from etl.records.train_counts import IdBag
 
 MOST_IDS = 100_000_000
 """Ids of a table whose number nobody declared: 25 GB of rows of 64 numbers."""
@@ -150,7 +150,7 @@ def _refuse_special_ids(mapping: RecordMapping, found: Mapping[str, Statistics])
 
 
 def write_encoders(
-    staging: Path, mapping: RecordMapping, schema: FeatureSchema, tokens: Mapping[str, IdBag]
+    staging: Path, mapping: RecordMapping, schema: FeatureSchema, tokens: Mapping[str, IdCounter]
 ) -> EncoderPlan:
     """Writes how features come from the files' values: as they are, or by vocabularies."""
     directory = staging / ENCODERS_DIR
@@ -174,9 +174,9 @@ def write_encoders(
     return plan
 
 
-def _build_vocabulary(feature: MappedFeature, size: int, held: IdBag) -> pa.Table:
+def _build_vocabulary(feature: MappedFeature, size: int, held: IdCounter) -> pa.Table:
     ids, counts = np.arange(size), np.zeros(size, np.int64)
-    found, times = held.counts_of()
-    counts[found] = times
+    found = held.result()
+    counts[found.ids] = found.rows
     columns = {"token": ids - feature.offset, "id": ids, "count": counts}
     return pa.table(columns).slice(FIRST_TOKEN_ID)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.artefacts.counted_keys import find_counted
+from conf.artefacts.train_counts import IdCounter, TrainCounter, find_counted
 from conf.errors import InputDataError
 from conf.manifest import InputFile, ShardInfo
 from conf.schema import OOV_ID, PAD_ID
@@ -30,8 +30,8 @@ from conf.storage.locations import Compression
 from etl.imported.mapping import RecordMapping
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator
-from etl.records.record_hooks import flatten_lists, nest_lists, nest_schema
-from etl.records.train_counts import IdBag, TrainCounter
+from etl.records.feature_lists import flatten_lists, nest_lists, nest_schema
+from etl.records.train_counts import CountedColumns
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_record_blocks
@@ -65,10 +65,11 @@ class Survey:
         wire = [feature.wire for feature in mapping.features]
         self._decoder = build_decoder(wire, mapping.record_type, mapping.slots)
         counted = find_counted(mapping.keys, mapping.schema, {})
-        self.keys = TrainCounter.build(counted, mapping.schema)
+        self.keys = TrainCounter(counted)
+        self._columns = CountedColumns.build(counted, mapping.schema)
         self.padded_in_front: Counter[str] = Counter()
         self._counted = find_counted_ids(mapping)
-        self.tokens = {table: IdBag() for table in self._counted}
+        self.tokens = {table: IdCounter() for table in self._counted}
         self._focus = None
         if counted.label is not None:
             others = (spec.name for spec in mapping.schema.by_role("label"))
@@ -112,11 +113,11 @@ class Survey:
                 padded = count_padded_in_front(batch.column(feature.name), PAD_ID)
                 self.padded_in_front[feature.name] += padded
         if split == "train":
-            self.keys.update(batch)
+            self.keys.add(self._columns.read(batch))
             for table, name in self._counted.items():
                 column = batch.column(name)
                 ids = column.flatten() if pa.types.is_list(column.type) else column
-                self.tokens[table].add(ids.drop_null().to_numpy())
+                self.tokens[table].add_ids(ids.drop_null().to_numpy())
 
 
 def find_counted_ids(mapping: RecordMapping) -> dict[str, str]:

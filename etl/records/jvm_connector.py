@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,9 @@ import pyarrow as pa
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.errors import ConfigError
-from etl.encoders.pipeline import read_pipeline
-from etl.quality.label_statistics import LabelFocus
-from etl.quality.statistics import StatisticsAccumulator
-from etl.records.train_counts import CountsRequest
+from etl.records.record_encoder import RecordEncoder
 from etl.tfrecord.codec.crc32c import describe_file
-from etl.tfrecord.codec.decode import build_decoder
-from etl.tfrecord.codec.framing import read_record_blocks
+from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.files.data_files import ShardRange, find_stem, make_folders
 from etl.tfrecord.types.features import WireFeature
 
@@ -47,54 +43,48 @@ def check_connector(spark: SparkSession) -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class ConnectorWrite:
-    """A write by the connector: one `save`, and one read of each file for what its entry says."""
+def write_by_connector(
+    rows: DataFrame,
+    encoder: RecordEncoder,
+    compression: str | None,
+    target: Path,
+    ranges: Sequence[ShardRange],
+) -> list[dict[str, Any]]:
+    """Writes by one `save`, and reads each file once for what its entry says."""
+    from pyspark.sql.pandas.types import from_arrow_schema
 
-    encoders: str
-    compression: str | None
-    focus: LabelFocus | None
-    ranges: tuple[ShardRange, ...]
-    counts: CountsRequest
+    folder = target / "records"
+    records = rows.mapInArrow(_encode(encoder), from_arrow_schema(encoder.output_schema))
+    # By its class: the short name may belong to another source.
+    writer = records.write.format(CONNECTOR_CLASS)
+    writer = writer.options(**_OPTIONS, **_CODECS.get(compression or "", {}))
+    writer.mode("append").save(str(folder))
+    files = sorted(folder.glob("part-*"))
+    tasks = rows.sparkSession.sparkContext.parallelize(files, max(1, len(files)))
+    entries = tasks.map(lambda file: _describe(encoder, file, ranges)).collect()
+    written = [entry for entry in entries if entry["rows"]]
+    make_folders(target, [entry["path"] for entry in written])
+    for entry in written:
+        entry.pop("file").rename(target / entry["path"])
+    # An attempt that Spark gave up on may still be leaving files there.
+    shutil.rmtree(folder, ignore_errors=True)
+    return written
 
-    def write(self, records: DataFrame, target: Path) -> list[dict[str, Any]]:
-        """Writes one shard per partition that holds records, as `write_natively` does."""
-        from pyspark.sql.pandas.types import from_arrow_schema
 
-        folder = target / "records"
-        schema = from_arrow_schema(read_pipeline(self.encoders).output_schema)
-        # By its class: the short name may belong to another source.
-        writer = records.mapInArrow(self._encode, schema).write.format(CONNECTOR_CLASS)
-        writer = writer.options(**_OPTIONS, **_CODECS.get(self.compression or "", {}))
-        writer.mode("append").save(str(folder))
-        files = sorted(folder.glob("part-*"))
-        spark = records.sparkSession.sparkContext
-        entries = spark.parallelize(files, max(1, len(files))).map(self._describe).collect()
-        written = [entry for entry in entries if entry["rows"]]
-        make_folders(target, [entry["path"] for entry in written])
-        for entry in written:
-            entry.pop("file").rename(target / entry["path"])
-        # An attempt that Spark gave up on may still be leaving files there.
-        shutil.rmtree(folder, ignore_errors=True)
-        return written
+def _encode(
+    encoder: RecordEncoder,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return lambda batches: map(encoder.apply, batches)
 
-    def _encode(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(read_pipeline(self.encoders).apply, batches)
 
-    def _describe(self, file: Path) -> dict[str, Any]:
-        partition, rows = int(file.name.split("-")[1]), 0
-        path = find_stem(self.ranges, partition) + "".join(file.suffixes)
-        features = read_plan_file(Path(self.encoders)).schema.features
-        decoder = build_decoder([WireFeature(f.name, f.dtype, f.is_list) for f in features])
-        statistics = StatisticsAccumulator(decoder.schema, self.focus)
-        counts = self.counts.open(path)
-        for block in read_record_blocks(file):
-            batch = decoder.decode_block(block, str(file))
-            statistics.update(batch)
-            if counts is not None:
-                counts.counter.update(batch)
-            rows += batch.num_rows
-        if counts is not None and rows:
-            counts.write()
-        info = {**asdict(describe_file(file.parent, file)), "path": path, "rows": rows}
-        return {**info, "file": file, "partition": partition, "statistics": statistics.to_dict()}
+def _describe(encoder: RecordEncoder, file: Path, ranges: Sequence[ShardRange]) -> dict[str, Any]:
+    partition, rows = int(file.name.split("-")[1]), 0
+    path = find_stem(ranges, partition) + "".join(file.suffixes)
+    features = read_plan_file(Path(encoder.encoders)).schema.features
+    wire = [WireFeature(feature.name, feature.dtype, feature.is_list) for feature in features]
+    report = encoder.build_statistics(encoder.output_schema, path)
+    for batch in read_batches(file, wire):
+        report.update(batch)
+        rows += batch.num_rows
+    info = {**asdict(describe_file(file.parent, file)), "path": path, "rows": rows}
+    return {**info, "file": file, "partition": partition, "statistics": report.to_dict()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +26,43 @@ from etl.tfrecord.files.data_files import parse_partition_path
 SHARD_STATISTICS_FILE = "shard_statistics.json.gz"
 
 
-def select_kept(parent: Manifest, dates: DateRange) -> dict[str, tuple[ShardInfo, ...]]:
-    """Returns the parent's shards of other days, by split."""
+def link_kept(
+    base: tuple[Path, Manifest], dates: DateRange, whole: Sequence[str], staging: Path
+) -> dict[str, list[VersionShard]]:
+    """Links the shards of a version's other days into the one that is built.
+
+    Args:
+        base: The version.
+        dates: Days that are built anew.
+        whole: Splits besides those of events whose shards are all kept.
+        staging: Directory of the version that is built.
+
+    Raises:
+        InputDataError: A shard's statistics are not there.
+    """
+    folder, manifest = base
     replaced = {str(day) for day in dates.days()}
-    return {
-        split.name: tuple(s for s in split.shards if _day_of(s.path) not in replaced)
-        for split in parent.splits
-        if split.name in EVENT_SPLITS
-    }
+    statistics = _read_shard_statistics(folder)
+    linked = {}
+    for split in manifest.splits:
+        if split.name in EVENT_SPLITS:
+            kept = [shard for shard in split.shards if _day_of(shard.path) not in replaced]
+        elif split.name in whole:
+            kept = list(split.shards)
+        else:
+            continue
+        linked[split.name] = _link_shards(folder, staging, kept, statistics)
+    return linked
 
 
 def _day_of(path: str) -> str | None:
     return parse_partition_path(path.rpartition("/")[0]).get(DATE_PARTITION)
 
 
-def link_shards(
-    parent: Path, staging: Path, shards: Iterable[ShardInfo], statistics: Mapping[str, Any]
+def _link_shards(
+    base: Path, staging: Path, shards: Sequence[ShardInfo], statistics: Mapping[str, Any]
 ) -> list[VersionShard]:
-    """Links shards of the parent version into the one that is built.
-
-    Args:
-        parent: Directory of the parent version.
-        staging: Directory of the version that is built.
-        shards: Shards to take over; they keep their paths.
-        statistics: Statistics by path of the parent's shards.
-
-    Raises:
-        InputDataError: A shard's statistics are not there.
-    """
-    linked, folders = [], set()
+    folders = set()
     for shard in shards:
         if shard.path not in statistics:
             raise InputDataError(
@@ -64,12 +72,11 @@ def link_shards(
             )
         target = staging / shard.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        link_file(parent / shard.path, target)
+        link_file(base / shard.path, target)
         folders.add(target.parent)
-        linked.append(VersionShard(shard, statistics[shard.path]))
     for folder in folders:
         sync_directory(folder)
-    return linked
+    return [VersionShard(shard, statistics[shard.path]) for shard in shards]
 
 
 def write_shard_statistics(staging: Path, shards: Sequence[VersionShard]) -> FileInfo:
@@ -84,12 +91,7 @@ def write_shard_statistics(staging: Path, shards: Sequence[VersionShard]) -> Fil
     return describe_file(staging, path)
 
 
-def read_shard_statistics(version: Path) -> dict[str, Any]:
-    """Reads what `write_shard_statistics` wrote; empty where the version has none.
-
-    Raises:
-        InputDataError: The file is damaged.
-    """
+def _read_shard_statistics(version: Path) -> dict[str, Any]:
     path = version / SHARD_STATISTICS_FILE
     try:
         return dict(json.loads(gzip.decompress(path.read_bytes())))

@@ -6,7 +6,10 @@ refused before anything is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -28,6 +31,7 @@ from etl.events.columns import (
 from etl.events.conditions import find_position, find_where_columns
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.joins import plan_joins, select_latest
+from etl.events.most_frequent import add_most_frequent
 from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.features.plan import (
     EVENT_NUMBER,
@@ -40,8 +44,10 @@ from etl.features.plan import (
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
+logger = logging.getLogger("sluice.build")
 
 _SEQUENCE, _OWNER = "__sequence", "__sequence_of"
 
@@ -279,7 +285,66 @@ def _latest_entries(
     ]
 
 
-def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+@dataclass(frozen=True)
+class EventRows:
+    """What records are made of.
+
+    Attributes:
+        samples: Rows of the event splits: kept events, and drawn negatives.
+        log: Every event, those that are left out with their reason.
+        sources: The sources as read.
+        newest_ts_ms: Time of the last event; None: events have no time.
+    """
+
+    samples: DataFrame
+    log: DataFrame
+    sources: Mapping[str, Source]
+    newest_ts_ms: int | None = None
+
+
+def build_record_rows(
+    rows: EventRows,
+    config: BuildConfig,
+    plan: FeaturePlan,
+    item_tokens: pa.Table | None,
+    served: Sequence[str],
+    encoders_dir: Path,
+) -> DataFrame:
+    """Builds one row per record, of the samples and of served splits, with what encoders read."""
+    records = rows.samples
+    if item_tokens is not None and CATALOG in served:
+        tokens = records.sparkSession.createDataFrame(item_tokens)
+        _warn_of_unknown_items(config, plan, rows.sources, tokens)
+        catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
+        records = records.unionByName(catalog, allowMissingColumns=True)
+    if USERS in served:
+        users = build_users(rows.log, config, plan, rows.sources)
+        records = records.unionByName(users, allowMissingColumns=True)
+    records = add_most_frequent(records, config, encoders_dir)
+    return _add_train_folds(_add_raw_values(records, config, plan), config, plan)
+
+
+def _warn_of_unknown_items(
+    config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source], tokens: DataFrame
+) -> None:
+    """Says how many items are in lists alone, though events without an entry are dropped."""
+    item = config.events.item or ""
+    shared = [v for v in plan.vocabularies if item in v.columns and len(v.columns) > 1]
+    for join in config.joins if shared else ():
+        if join.column != item or join.unmatched != "drop" or join.as_of is not None:
+            continue
+        key = config.sources[join.source].key or ""
+        known = sources[join.source].good.select(F.col(key).alias(tokens.columns[0]))
+        unknown = tokens.join(known, tokens.columns[0], "left_anti").count()
+        if unknown:
+            logger.warning(
+                "%d of %d items of the catalogue are in no row of %s: lists of the log name "
+                "them, and they may be recommended without features",
+                unknown, tokens.count(), join.source,
+            )  # fmt: skip
+
+
+def _add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
     """Adds the fold of train rows, where an out-of-fold encoding reads it; null in other rows."""
     if not plan.has_targets:
         return records
@@ -288,7 +353,7 @@ def add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) 
     return folded.withColumn(FOLD_COLUMN, F.when(is_train, F.col(FOLD_COLUMN)))
 
 
-def add_raw_values(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
+def _add_raw_values(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:
     """Adds what fitted encoders read, as it is, to all rows but those of train."""
     is_held_out = F.col(SPLIT_COLUMN) != TRAIN
     columns = {}

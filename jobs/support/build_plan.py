@@ -67,7 +67,7 @@ def check_build(config: BuildConfig, request: RunRequest) -> tuple[FeaturePlan, 
         InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
         UpstreamNotReadyError: A day of the run has no file yet, or, where days may be empty, all.
     """
-    from etl.stages.run_stages import check_config
+    from etl.build import check_config
 
     features = check_config(config, request)
     return features, find_inputs(config, request.dates)

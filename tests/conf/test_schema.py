@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.artefacts.counted_keys import find_counted
+from conf.artefacts.train_counts import find_counted
 from conf.errors import InputDataError
 from conf.manifest import DatasetKeys, Manifest
 from conf.schema import FeatureSchema, FeatureSpec, PackedSlot

@@ -18,10 +18,9 @@ from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from etl.build import BuildResult, build_dataset
+from etl.build import BuildResult, build_dataset, check_config
 from etl.earlier_encoders import describe_meaning, find_earlier_encoders
 from etl.records.fitted_encoders import KEPT_FILE
-from etl.stages.run_stages import check_config
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.run_fingerprint import RunRequest, read_parent
 from tests.etl.daily_versions import DAY_S, NUMBERS, build_days, log_config, run

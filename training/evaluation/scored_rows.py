@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from conf.artefacts.counted_keys import KeyPart
+from conf.artefacts.train_counts import KeyPart
 from conf.dates import Part
 from conf.encoders.dates import DatePart
 from conf.errors import ConfigError, InputDataError, did_you_mean

@@ -17,7 +17,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from conf.errors import InputDataError
 from conf.manifest import FileInfo
+from conf.paths import ReadablePath
 from etl.tfrecord.codec.kernels import (
     BYTE,
     HOST,
@@ -239,3 +241,16 @@ def describe_file(root: Path, path: Path) -> FileInfo:
         while piece := handle.read(_READ_BYTES):
             checksum, size = crc32c(piece, checksum), size + len(piece)
     return FileInfo(str(path.relative_to(root)), size, f"{checksum:08x}")
+
+
+def read_described(root: ReadablePath, info: FileInfo) -> bytes:
+    """Reads a file that a manifest lists, and refuses another one in its place."""
+    content = (root / info.path).read_bytes()
+    if (found := f"{crc32c(content):08x}") != info.crc32c:
+        raise InputDataError(
+            f"{root / info.path} is not the file that the manifest lists",
+            received=f"checksum {found}",
+            allowed=info.crc32c,
+            fix="restore it, roll back to an earlier version, or build again",
+        )
+    return content

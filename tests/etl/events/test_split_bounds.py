@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from conf.dates import DateRange
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
+from etl.build import check_config
 from etl.events.splits import SplitBounds, end_of_log, find_bounds, plan_spans, show_span
-from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import build_config
 

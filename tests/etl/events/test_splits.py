@@ -16,6 +16,7 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
+from etl.build import check_config
 from etl.events.columns import kept
 from etl.events.event_counts import EventCounts, check_counts, count_events
 from etl.events.event_log import prepare_events
@@ -26,7 +27,6 @@ from etl.events.splits import add_split, check_dates, split_by_window
 from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
-from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import (
     behaviour_config,

@@ -8,10 +8,10 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
+from etl.build import check_config
 from etl.events.columns import kept
 from etl.events.event_log import prepare_events
 from etl.records.samples import build_samples, build_users, item_columns, user_columns
-from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import behaviour_config, build_config, memory_source
 

@@ -15,19 +15,26 @@ import pytest
 from hypothesis import HealthCheck, given, note, reject, settings
 from hypothesis import strategies as st
 
-from conf.artefacts.counted_keys import COUNT_COLUMNS, CountedKeys
+from conf.artefacts.train_counts import (
+    COUNT_COLUMNS,
+    CountedKeys,
+    IdCounter,
+    IdCounts,
+    TrainCounter,
+)
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.imported import ImportConfig
-from conf.manifest import Manifest, ShardInfo
+from conf.manifest import Manifest
 from etl.build import build_dataset
 from etl.import_dataset import import_dataset
+from etl.records.feature_lists import flatten_lists
 from etl.records.train_counts import (
-    CountsRequest,
-    IdCounts,
-    TrainCounter,
+    CountedColumns,
+    check_rows,
     count_shards,
-    merge_counts,
+    merge_files,
+    open_counter,
 )
 from etl.tfrecord.table import write_table
 from tests.datasets import Counts, count_train_records
@@ -49,7 +56,8 @@ def read_files(version: Path, manifest: Manifest) -> dict[str, Counts]:
 
 
 def to_dict(counts: IdCounts) -> Counts:
-    return dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    ids, *columns = counts.columns
+    return dict(zip(ids.tolist(), np.stack(columns, axis=1).tolist(), strict=True))
 
 
 def test_the_build_counts_its_train_records(built):
@@ -111,13 +119,15 @@ def test_counts_merged_in_any_cut_are_those_of_a_loop(
         )
 
     edges = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
-    parts = []
+    merged, columns = TrainCounter(keys), CountedColumns(keys)
     for low, high in itertools.pairwise(edges):
         counter = TrainCounter(keys)
         shaped = [(*row[:-1], shape(row[-1])) for row in rows[low:high]]
-        columns = zip(*shaped, strict=True)
-        counter.update(pa.record_batch([list(c) for c in columns], schema=schema))
-        parts.append(counter.result())
+        batch = pa.record_batch(
+            [list(c) for c in zip(*shaped, strict=True)] or [[]] * 4, schema=schema
+        )
+        counter.add(columns.read(flatten_lists(batch, [] if step is None else ["history"])))
+        merged.add_counts(counter.result())
     expected: dict[str, tuple[Counter, Counter, Counter]] = {
         part: (Counter(), Counter(), Counter()) for part in ("user", "item")
     }
@@ -131,7 +141,7 @@ def test_counts_merged_in_any_cut_are_those_of_a_loop(
             expected[part][0][own] += 1
             for place in (1, 2):
                 expected[part][place].update([own, *more] if chosen[place] else [])
-    found = merge_counts(parts)
+    found = merged.result()
     for part, counters in expected.items():
         ids = sorted(set().union(*counters)) if rows else []
         wanted = {i: [c[i] for c in counters] for i in ids}
@@ -139,39 +149,30 @@ def test_counts_merged_in_any_cut_are_those_of_a_loop(
 
 
 def test_many_ids_are_merged_as_they_come(monkeypatch):
-    monkeypatch.setattr("etl.records.train_counts._PENDING_IDS", 8)
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 50, 1000)
-    counter = TrainCounter(CountedKeys(None, "item"))
+    monkeypatch.setattr("conf.artefacts.train_counts._PENDING_IDS", 8)
+    ids = np.random.default_rng(0).integers(0, 50, 1000)
+    counter, merged = IdCounter(), IdCounter()
     for part in np.array_split(ids, 30):
-        counter.update(pa.record_batch({"item": pa.array(part)}))
-    found = merge_counts([counter.result()] * 3)["item"]
-    assert to_dict(found) == {i: [3 * n] * 3 for i, n in Counter(ids.tolist()).items()}
+        counter.add_ids(part)
+    for _ in range(3):
+        merged.add(counter.result())
+    expected = {i: [3 * n] * 3 for i, n in Counter(ids.tolist()).items()}
+    assert to_dict(merged.result()) == expected
 
 
-def test_what_another_set_of_rows_counted_is_taken_away_whole():
-    whole = IdCounts(np.array([2, 3]), np.array([[4, 4, 1], [2, 2, 2]]))
-    part = IdCounts(np.array([3]), np.array([[2, 2, 2]]))
-    assert to_dict(whole.without(part)) == {2: [4, 4, 1]}
-    with pytest.raises(InputDataError, match="not those of its shards"):
-        part.without(whole)
-
-
-def test_a_shard_that_was_not_counted_publishes_nothing(tmp_path):
-    request = CountsRequest(str(tmp_path), KEYS)
-    assert request.open("test/part-0") is None
-    counts = request.open("train/date=1970-01-01/part-0")
-    counts.counter.update(pa.record_batch({"user": [5], "item": [7], "label": [1.0]}))
-    counts.write()
-    shard = ShardInfo("train/date=1970-01-01/part-0.tfrecord.gz", 1, 9, "0")
-    assert {p: to_dict(c) for p, c in request.collect([shard]).items()} == {
+def test_tasks_leave_the_counts_of_train_shards_in_files(tmp_path):
+    columns = CountedColumns(KEYS)
+    assert open_counter(columns, str(tmp_path), "test/part-0") is None
+    counter = open_counter(columns, str(tmp_path), "train/date=1970-01-01/part-0")
+    counter.update(pa.record_batch({"user": [5], "item": [7], "label": [1.0]}))
+    found = merge_files(tmp_path, [counter.write()], KEYS)
+    assert {part: to_dict(counts) for part, counts in found.items()} == {
         "user": {5: [1, 1, 1]},
         "item": {7: [1, 1, 1]},
     }
+    check_rows(found, 1)
     with pytest.raises(InternalError, match="train counts"):
-        request.collect([shard, ShardInfo("train/part-9.tfrecord", 1, 9, "0")])
-    with pytest.raises(InternalError, match="train counts"):
-        request.collect([ShardInfo(shard.path, 2, 9, "0")])
+        check_rows(found, 2)
 
 
 DAY_S = 24 * 3600

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from conf.artefacts.counted_keys import CountedKeys
 from conf.artefacts.dataset import DatasetPaths
 from conf.artefacts.run import (
     HISTORY_FILE,
@@ -22,6 +21,7 @@ from conf.artefacts.run import (
     RunPaths,
     write_json,
 )
+from conf.artefacts.train_counts import CountedKeys, KeyCounts, TrainCounter
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.manifest import (
     MANIFEST_FILE,
@@ -41,7 +41,7 @@ from etl.encoders.vocabulary import write_vocabulary
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
-from etl.records.train_counts import KeyCounts, TrainCounter, write_counts
+from etl.records.train_counts import CountedColumns, write_counts
 from etl.tfrecord.codec.crc32c import crc32c
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
@@ -196,9 +196,10 @@ def write_dataset(root: Path, config: FakeConfig | None = None) -> Path:
 
 
 def _count_train(train: pa.Table) -> KeyCounts:
-    counter = TrainCounter(CountedKeys("user_id", "movie_id", "label"))
+    keys = CountedKeys("user_id", "movie_id", "label")
+    counter, columns = TrainCounter(keys), CountedColumns(keys)
     for batch in train.to_batches():
-        counter.update(batch)
+        counter.add(columns.read(batch))
     return counter.result()
 
 

@@ -13,16 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conf.artefacts.train_counts import IdCounts
 from conf.errors import InputDataError
 from conf.manifest import FileInfo, Manifest
 from conf.training.input import InputConfig
 from etl.tfrecord.codec.crc32c import crc32c
 from tests.datasets import Counts, count_train_records, read_train_records
 from training.input import train_counts
-from training.input.train_counts import TrainCounts, read_train_counts
+from training.input.train_counts import read_train_counts
 
 
-def to_dict(found: TrainCounts) -> Counts:
+def to_dict(found: IdCounts) -> Counts:
     columns = zip(found.rows, found.events, found.positives, strict=True)
     return {int(i): [int(n) for n in row] for i, row in zip(found.ids, columns, strict=True)}
 
@@ -112,5 +113,5 @@ def test_a_file_is_read_as_it_is_and_another_one_refused(
     assert to_dict(found) == {1: [4, 3, 2], 7: [3, 3, 1]}
     np.testing.assert_array_equal(found.place(found.rows, np.array([7, 8, 0, 1])), [3, 0, 0, 4])
     pq.write_table(pa.table({**columns, "rows": [8, 6]}), file)
-    with pytest.raises(InputDataError, match="train counts"):
+    with pytest.raises(InputDataError, match="not the file"):
         read_train_counts(tmp_path, manifest, "item")

@@ -13,7 +13,8 @@ from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ConfigError
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
-from etl.records.record_hooks import flatten_lists, nest_lists, nest_schema, open_encoders
+from etl.records.feature_lists import flatten_lists, nest_lists, nest_schema
+from etl.records.record_encoder import open_encoders
 
 
 def write_encoders(folder: Path, tokens: list[int]) -> None:
