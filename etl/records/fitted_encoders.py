@@ -76,16 +76,6 @@ def fit_encoders(
 ) -> FittedEncoders:
     """Fits every encoder on the train split, and writes the encoders' files.
 
-    Args:
-        events: Kept events.
-        config: The build's config.
-        features: The features.
-        staging: Directory of the version.
-        earlier: Encoders that incremental vocabularies append to, and whose numbers may be kept;
-            None: there are none.
-        dates: Days whose events become samples, which numbers and statistics are fitted on; None:
-            all. Vocabularies hold the tokens of all events.
-
     Raises:
         InputDataError: No item is in the vocabulary, or a column has nothing to fit.
     """
@@ -127,13 +117,7 @@ def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
 
 
 def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> FittedEncoders:
-    """Links the encoders of another version: its shards stay valid beside new ones.
-
-    Args:
-        parent: Directory of that version.
-        features: The features.
-        staging: Directory of the version that is built.
-    """
+    """Links the encoders of another version: its shards stay valid beside new ones."""
     directory = staging / ENCODERS_DIR
     directory.mkdir()
     for file in sorted((parent / ENCODERS_DIR).iterdir()):

@@ -31,12 +31,6 @@ def link_kept(
 ) -> dict[str, list[VersionShard]]:
     """Links the shards of a version's other days into the one that is built.
 
-    Args:
-        base: The version.
-        dates: Days that are built anew.
-        whole: Splits besides those of events whose shards are all kept.
-        staging: Directory of the version that is built.
-
     Raises:
         InputDataError: A shard's statistics are not there.
     """

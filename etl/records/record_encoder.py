@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 def open_encoders(path: str) -> EncoderPipeline:
     """Reads fitted encoders; the tasks of a process share them while their plan is the same file.
 
-    Args:
-        path: Directory of the encoders.
-
     Raises:
         InputDataError: They are missing or damaged.
     """

@@ -123,12 +123,7 @@ def _check(config: BuildConfig, columns: set[str], role: str, made: set[str]) ->
 
 
 def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Builds one row per event that is a sample, with its history, and what evaluation needs.
-
-    Args:
-        events: Kept events (`etl.events.event_log.prepare_events`).
-        config: The build's config.
-    """
+    """Builds one row per event that is a sample, with its history, and what evaluation needs."""
     user = config.events.user or ""
     samples = add_histories(events, config)
     # After the windows: an event that is no sample stays in the histories of those that are.
@@ -211,12 +206,6 @@ def build_users(
     """Builds one row per user with all that is known at the end of the log: for serving.
 
     The time of the log is its end for all of them.
-
-    Args:
-        log: Every event, those that are left out with their reason.
-        config: The build's config.
-        plan: Its features.
-        sources: The sources as read.
     """
     user, events = config.events.user or "", kept(log)
     columns = user_columns(config, plan)
@@ -248,16 +237,7 @@ def build_catalog(
     sources: Mapping[str, Source],
     tokens: DataFrame,
 ) -> DataFrame:
-    """Builds one row per item of the vocabulary, with the features of the item tower.
-
-    Args:
-        log: Every event, those that are left out with their reason: what changes is taken as it
-            stands at the end.
-        config: The build's config.
-        plan: Its features.
-        sources: The sources as read.
-        tokens: One column: the tokens of the item's vocabulary.
-    """
+    """Builds one row per item of the vocabulary, with the features of the item tower."""
     item = config.events.item or ""
     columns = item_columns(config, plan)
     catalog = add_latest_windowed_features(tokens.toDF(item), log, config, item)

@@ -138,10 +138,6 @@ _PARTITION_TYPES = ("int64", "string")
 def check_partition_columns(config: BuildConfig, column_types: Mapping[str, str]) -> None:
     """Refuses partition columns that are not there or have no safe text form.
 
-    Args:
-        config: The build's config.
-        column_types: Declared type by column.
-
     Raises:
         ConfigError: Names the first such column; or records without a time are to be ordered or
             partitioned by it, or records without a user grouped by it.
@@ -251,11 +247,6 @@ def plan_from_counts(
 
     What comes to the driver is one row per partition, and one per bucket of the ordering key.
 
-    Args:
-        keyed: Records with their keys (`add_keys`); only the keys are read.
-        config: The build's config.
-        bytes_per_row: Encoded bytes per record by split, where shards have a target size.
-
     Raises:
         ConfigError: More partitions than `MAX_PARTITIONS`.
     """
@@ -316,13 +307,7 @@ def _shard_count(
 
 
 def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
-    """Bucket of the ordering key, from 0.
-
-    Args:
-        config: The build's config.
-        low: First event time of the row's partition, null where it has none.
-        high: Last event time of the row's partition.
-    """
+    """Bucket of the ordering key, from 0."""
     buckets = bucket_count(config)
     key = F.col(GROUP_HASH_COLUMN if config.output.group_by else HASH_COLUMN)
     by_hash = F.shiftrightunsigned(key, 64 - (buckets.bit_length() - 1)).cast("int")
@@ -392,12 +377,6 @@ def assign_shards(
 
     The same rows give the same shards in the same order, whatever the number of executors,
     input blocks or retries.
-
-    Args:
-        keyed: Records with their keys (`add_keys`).
-        config: The build's config.
-        plan: Its features.
-        shards: The shards.
 
     Returns:
         The features' raw columns, partitioned by shard and sorted within.

@@ -96,13 +96,7 @@ class WrittenRecords:
 def write_version_records(
     version: VersionPlan, rows: EventRows, encoders: FittedEncoders
 ) -> WrittenRecords:
-    """Writes the records, and links the days that are kept.
-
-    Args:
-        version: What the version is made by.
-        rows: What the records are made of.
-        encoders: The encoders.
-    """
+    """Writes the records, and links the days that are kept."""
     config, base, staging = version.config, version.base, version.staging
     served = [split for split in _SERVED_SPLITS if split in config.record_splits]
     kept_served = served if _ends_before(rows, base) else []

@@ -123,13 +123,6 @@ def estimate_bytes_per_row(
 
     The sample is chosen by a hash of the content and written as one shard per split: the same
     records give the same estimate, however they are partitioned.
-
-    Args:
-        keyed: Records with their keys.
-        columns: Raw columns of the features.
-        encoder: How rows become records.
-        output: The output of the config.
-        staging: Where a folder for the sample may be made.
     """
     counts = {r[SPLIT_COLUMN]: r["count"] for r in keyed.groupBy(SPLIT_COLUMN).count().collect()}
     sample = keyed.where(_is_sampled(counts))
