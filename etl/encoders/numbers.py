@@ -22,7 +22,6 @@ from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import cast_values, to_arrow, valid_mask
 
 _DAY = 86_400
-_ERA_DAYS = 146_097  # 400 years
 
 
 def read_numbers(values: pa.Array, raw_type: pa.DataType) -> np.ndarray:
@@ -159,21 +158,11 @@ def _part(part: str, days: np.ndarray, second_of_day: np.ndarray) -> np.ndarray:
 
 
 def _civil(days: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Day of the year, month and day of the month, from 0, of days since the epoch.
-
-    Source: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`: years
-    that begin in March, so that a leap day is the last of its year.
-    """
-    day_of_era = (days % _ERA_DAYS + 719_468) % _ERA_DAYS
-    leaps = day_of_era // 1_460 - day_of_era // 36_524 + day_of_era // 146_096
-    year_of_era = (day_of_era - leaps) // 365
-    day_from_march = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    month_from_march = (5 * day_from_march + 2) // 153
-    day = day_from_march - (153 * month_from_march + 2) // 5
-    # January and February belong to the year after; they come 306 days after the first of March.
-    is_late = day_from_march >= 306
-    month = np.where(is_late, month_from_march - 10, month_from_march + 2)
-    year = year_of_era + is_late
-    is_leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
-    day_of_year = np.where(is_late, day_from_march - 306, day_from_march + 59 + is_leap)
-    return day_of_year, month, day
+    """Day of the year, month and day of the month, from 0, of days since the epoch."""
+    dates = days.astype("datetime64[D]")
+    months, years = dates.astype("datetime64[M]"), dates.astype("datetime64[Y]")
+    return (
+        (dates - years).astype(np.int64),
+        months.astype(np.int64) % 12,
+        (dates - months).astype(np.int64),
+    )
