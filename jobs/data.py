@@ -103,7 +103,7 @@ def fetch(
             fix=did_you_mean(name, ARCHIVES),
         )
     target = out if out is not None else Path("data") / name
-    fetch_archive(ARCHIVES[name], target, base_url, overwrite=overwrite)
+    fetch_archive(name, target, base_url, overwrite=overwrite)
     print(f"wrote {target}: checksum verified; its README states the terms of use")
 
 

@@ -24,7 +24,7 @@ from etl.sources.tables import read_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SHOWN_CHANGES = 10
+_SHOWN_CHANGES = 5
 _VOCABULARY = "vocabulary "  # No source has a name with a blank in it.
 
 
@@ -98,16 +98,14 @@ def check_inputs_unchanged(
     for name, source in config.used_sources.items():
         before = [file for file in inputs.files if file.source == name]
         found = find_changes(name, source, config.data_dir, before, dates)
-        changes += [f"{name}: {change}" for change in found]
+        changes += [f"{name}: {path}" for path in found]
     given = [file for file in inputs.files if file.source.startswith(_VOCABULARY)]
     if given != list(find_token_files(config)):
-        changes += [f"{file.source}: {file.path} was written" for file in given]
+        changes += [f"{file.source}: {file.path}" for file in given]
     if changes:
-        shown = [*changes[:_SHOWN_CHANGES], *(["…"] if len(changes) > _SHOWN_CHANGES else [])]
         raise InputDataError(
             "the input has changed while it was read; nothing was published",
-            received="\n            ".join(shown),
-            allowed="inputs that stay as they are until the build has ended",
+            received=f"{len(changes)} changes: {'; '.join(changes[:_SHOWN_CHANGES])}",
             fix="run the build again once the input is complete; of a query whose rows differ from "
             "one reading to the next, set change_check: null",
         )
@@ -118,7 +116,7 @@ def _find_changed_tables(
 ) -> list[str]:
     known = {table.source: table for table in inputs.tables if table.state}
     now = read_states(spark, ((name, config.sources[name]) for name in known), dates)
-    return [f"{t.source}: {t.place} has changed" for t in now if t != known[t.source]]
+    return [f"{t.source}: {t.place}" for t in now if t != known[t.source]]
 
 
 def find_unwatched(inputs: RunInputs) -> list[str]:

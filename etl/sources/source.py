@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from conf.dates import DateRange
+from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 
 if TYPE_CHECKING:
@@ -25,8 +27,23 @@ Fault = tuple["Column", str]
 """A condition that makes a row a bad row, and the reason that the row then has."""
 
 
-FolderTexts = Mapping[str, "Column"]
-"""Text of the columns that the folders of a source give, such as `country=DE`, by field."""
+@dataclass(frozen=True)
+class Reading:
+    """What is read of a source.
+
+    Attributes:
+        name: The source's name in the config.
+        config: Its declaration.
+        dates: The run's days; None: a dated input is read whole.
+        files: Its files; none for a table.
+        folders: By field the text of the columns that folders give, such as `country=DE`.
+    """
+
+    name: str
+    config: SourceConfig
+    dates: DateRange | None
+    files: tuple[InputFile, ...] = ()
+    folders: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,9 +53,9 @@ class Source:
     Attributes:
         name: Its name in the config.
         rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
-            rows), `__line`, `__file` and, for JSON lines, `__new` (keys that are not declared);
-            each line that equals the header has the reason `repeated_header`, the header itself
-            included. `__line` is the text, or the row as JSON where the input is no text.
+            rows), `__line` (the text, or the row as JSON), `__file` and, for JSON lines, `__new`
+            (keys that are not declared). Lines that equal the header have the reason
+            `repeated_header`, the header itself included.
         files: The input files, as they stood.
         headers: Number of header lines: one per file that has a line, or none.
         nullable: Columns that may be null, and should not be so in every row.

@@ -6,12 +6,13 @@ What does not parse as the declared type is null and counted, never another valu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
-from etl.sources.source import LINE_COLUMN, Fault, FolderTexts, ParsedColumn
+from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ _END = "\n"
 
 
 def split_lines(
-    lines: DataFrame, config: SourceConfig, names: list[str] | None, folders: FolderTexts
+    lines: DataFrame, config: SourceConfig, fields: Sequence[str], folders: Mapping[str, Column]
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
     """Takes separated fields, or the groups of a pattern, apart into the declared columns.
 
@@ -151,15 +152,12 @@ def split_lines(
         line's shape.
     """
     split, faults = _split_by_separator(lines, config)
-    count = len(config.columns) if names is None else len(names)
     shape = "pattern_mismatch" if config.format == "pattern" else "wrong_field_count"
-    faults.append((F.size(_FIELDS) != count, shape))
+    faults.append((F.size(_FIELDS) != len(fields), shape))
     columns: dict[str, ParsedColumn] = {}
-    for position, column in enumerate(config.columns):
-        if names is None:
-            text = F.get(F.col(_FIELDS), F.lit(position))
-        elif column.field_name in names:
-            text = F.get(F.col(_FIELDS), F.lit(names.index(column.field_name)))
+    for column in config.columns:
+        if column.field_name in fields:
+            text = F.get(F.col(_FIELDS), F.lit(fields.index(column.field_name)))
         else:
             text = folders.get(column.field_name, F.lit(None).cast("string"))
         if config.quote_mark is None:
@@ -296,7 +294,7 @@ _BEYOND_FLOAT64 = r"[0-9][eE]\+?0*+(?:309|3[1-9][0-9]|[4-9][0-9]{2}|[1-9][0-9]{3
 
 
 def parse_json_lines(
-    lines: DataFrame, config: SourceConfig, folders: FolderTexts
+    lines: DataFrame, config: SourceConfig, folders: Mapping[str, Column]
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault], Column]:
     """Takes objects apart into the declared columns.
 

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from etl.sample_data.config import SampleConfig
 from etl.sample_data.movielens import SampleChunk, format_movies, format_users
-from etl.sample_data.movies import GENRES, build_catalogue, build_titles
-from etl.sample_data.ratings import FIRST_TS, LAST_TS, draw_activity, draw_events, draw_users
+from etl.sample_data.ratings import (
+    FIRST_TS,
+    GENRES,
+    LAST_TS,
+    build_catalogue,
+    build_titles,
+    draw_activity,
+    draw_events,
+    draw_users,
+)
 
 
 def test_titles_are_distinct_latin1_with_a_year():

@@ -24,8 +24,7 @@ from etl.sample_data.movielens import (
     share_dirt,
     write_sample,
 )
-from etl.sample_data.movies import build_catalogue
-from etl.sample_data.ratings import RatingEvents
+from etl.sample_data.ratings import RatingEvents, build_catalogue
 from tests.etl.sample_data.helpers import classify, hit_rate, leave_last_out, read_ids, read_lines
 
 

@@ -62,7 +62,7 @@ def test_a_hidden_file_asked_for_by_name_is_refused(tmp_path):
     write(tmp_path, "_x.dat")
     (tmp_path / "x.dat").symlink_to(tmp_path / "_x.dat")
     for name in ("_x.dat", "x.dat"):
-        with pytest.raises(InputDataError, match="hidden"):
+        with pytest.raises(InputDataError, match="visible"):
             found(name, tmp_path)
 
 
