@@ -145,8 +145,7 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
     for file in files:
         if describe_input(file.source, Path(file.path)) != file:
             raise InputDataError(
-                "a file was written while it was imported",
-                received=file.path,
+                f"{file.path} was written while it was imported",
                 fix="wait until the program that writes it has ended, and import again",
             )
 

@@ -8,7 +8,6 @@ linked or copied.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections import Counter
@@ -38,8 +37,6 @@ from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
 from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
-
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -141,14 +138,12 @@ def _bring(source: Path, target: Path, how: str) -> None:
         return
     try:
         os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    except OSError:  # another file system, or one without links
         target.symlink_to(source)
 
 
 def _rearrange(mapping: RecordMapping, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
-    """Joins steps of feature lists, turns lists and moves ids; errors tell where records lie."""
+    """Joins steps of feature lists, turns lists and moves ids; errors say `where` records lie."""
     for name in mapping.feature_lists:
         _check_steps(name, batch.column(name), where)
     batch = flatten_lists(batch, mapping.feature_lists)
@@ -184,7 +179,6 @@ def _check_aligned(columns: dict[str, pa.ListArray], where: str) -> None:
         raise InputDataError(
             f"{where}: lists that are to be aligned are not equally long",
             received=f"{', '.join(found)} values, in row {row}; {wrong.sum():,} such records",
-            fix="correct the files, or `aligned`",
         )
 
 
@@ -240,9 +234,7 @@ def turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
 def move_ids(column: pa.Array, offset: int) -> pa.Array:
     """Moves ids up; what stands for none becomes padding in a list, else an absent value.
 
-    Args:
-        column: int64, or lists of int64.
-        offset: What is added, 1 or 2; 1 - offset stands for none.
+    The column is of int64, or of lists of int64; 1 - offset stands for none.
     """
     if pa.types.is_list(column.type):
         values, rows = split_lists(column)

@@ -65,20 +65,22 @@ def cast_column(
         found = T.ArrayType(T.DoubleType())
     _check_type(name, column, found)
     if isinstance(found, T.ArrayType):
-        return _cast_list(column, raw, found.elementType)
-    if column.type == "bytes":
-        value = raw.cast("binary")
-        return {column.name: ParsedColumn(value, raw.isNotNull(), F.base64(value))}
-    if isinstance(found, _TEXTS):
+        element = found.elementType
+        if column.pair is not None:
+            texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
+            return parse_pairs(column, column.pair, raw, texts)
+        value = F.transform(raw, lambda e: _cast(column, e, element))
+    elif isinstance(found, _TEXTS) and column.type != "bytes":
         text = _valid_text(raw, found)
-        broken = ((raw.isNotNull() & text.isNull(), f"not_utf8:{column.name}"),)
         columns = parse_column(column, text)
-        first = columns[column.name]
-        return {**columns, column.name: replace(first, faults=broken + first.faults)}
-    if column.pair is not None:
+        first, broken = columns[column.name], raw.isNotNull() & text.isNull()
+        faults = ((broken, f"not_utf8:{column.name}"), *first.faults)
+        return {**columns, column.name: replace(first, faults=faults)}
+    elif column.pair is not None:
         # A whole number has no second value.
         return parse_column(column, raw.cast("string"))
-    value = _cast(column, raw, found)
+    else:
+        value = _cast(column, raw, found)
     return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
 
 
@@ -87,42 +89,32 @@ def _is_vector(found: T.DataType) -> bool:
     return isinstance(found, T.UserDefinedType) and found.simpleString() == "vector"
 
 
-def _cast_list(column: ColumnConfig, raw: Column, element: T.DataType) -> dict[str, ParsedColumn]:
-    if column.pair is not None:
-        texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
-        return parse_pairs(column, column.pair, raw, texts)
-    value = F.transform(raw, lambda e: _cast(column, e, element))
-    return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
-
-
 def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
     inner = found.elementType if isinstance(found, T.ArrayType) and column.is_list else found
     by_text = isinstance(found, _TEXTS) and column.separator is not None
     shape_fits = not column.is_list or isinstance(found, T.ArrayType) or by_text
-    allowed = list(_ALLOWED[column.element_type])
+    allowed = _ALLOWED[column.element_type]
     if column.timestamp_format in EPOCH_UNITS:
         allowed += (*_INTEGERS, *_FRACTIONS)
-    if shape_fits and isinstance(inner, tuple(allowed)):
-        return
-    raise InputDataError(
-        f"source {name!r}: column {column.field_name!r} has changed its type",
-        received=found.simpleString(),
-        allowed=f"what can be read as {column.type}: "
-        + ", ".join(dict.fromkeys(kind.typeName() for kind in allowed)),
-        fix=f"correct sources.{name}.columns, or the input; times as numbers need a "
-        "timestamp_format such as epoch_ms",
-    )
+    if not (shape_fits and isinstance(inner, allowed)):
+        raise InputDataError(
+            f"source {name!r}: column {column.field_name!r} is {found.simpleString()}, and is not "
+            f"read as {column.type}",
+            fix=f"correct sources.{name}.columns, or the input; times as numbers need a "
+            "timestamp_format such as epoch_ms",
+        )
 
 
 def _valid_text(raw: Column, found: T.DataType) -> Column:
     """The text of a string or of bytes; null where the bytes are no UTF-8."""
-    if not isinstance(found, _TEXTS):
-        return raw.cast("string")
-    return F.when(F.is_valid_utf8(raw.cast("string")), raw.cast("string"))
+    text = raw.cast("string")
+    return F.when(F.is_valid_utf8(text), text) if isinstance(found, _TEXTS) else text
 
 
 def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
     kind = SPARK_TYPES[column.element_type]
+    if column.type == "bytes":
+        return raw.cast(kind)
     if isinstance(found, _TEXTS):
         return parse_scalar(column, _valid_text(raw, found))
     if column.type == "timestamp":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import logging
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,7 @@ from etl.tfrecord.spark.failures import describe_failure
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
-
-logger = logging.getLogger("sluice.build")
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def read_table(spark: SparkSession, name: str, config: SourceConfig) -> DataFrame:
@@ -220,39 +218,17 @@ _LATEST = {
         ("latest_snapshot_id", "timestamp", "file"),
     ),
 }
-_DETAILS = "# Detailed Table Information"
 
 
 def read_table_version(spark: SparkSession, table: str) -> str | None:
     """Reads what changes with each change of a Delta or Iceberg table; None of any other."""
-    try:
-        name = _quote(spark, table)
-        provider = _find_provider(spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect())
-        if provider not in _LATEST:
-            return None
-        statement, columns = _LATEST[provider]
-        rows = spark.sql(statement.format(table=name)).collect()
-    except (PySparkException, Py4JError) as error:
-        logger.debug("table %s does not tell its version: %s", table, error)
-        return None
-    return ":".join([provider, *(_write(rows[0][column]) for column in columns)]) if rows else None
+    for provider, (statement, columns) in _LATEST.items():
+        with contextlib.suppress(PySparkException, Py4JError):  # of another format
+            for row in spark.sql(statement.format(table=table)).collect():
+                return ":".join([provider, *(_write(row[column]) for column in columns)])
+    return None
 
 
 def _write(value: object) -> str:
     # A time is shown in the zone of this process; what is kept must not depend on it.
     return str(value.timestamp() if isinstance(value, datetime.datetime) else value)
-
-
-def _quote(spark: SparkSession, table: str) -> str:
-    """The name as SQL takes it, whatever characters it has."""
-    parts = spark._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(table)
-    return ".".join(quote_name(parts.apply(i)) for i in range(parts.size()))
-
-
-def _find_provider(description: list[Row]) -> str:
-    """The table's format, lower case; nothing of a view."""
-    names = [row["col_name"] for row in description]
-    # A column of the table may have that name too; the columns come first.
-    details = description[names.index(_DETAILS) :] if _DETAILS in names else []
-    found = (row["data_type"] for row in details if row["col_name"] == "Provider")
-    return str(next(found, "")).lower()

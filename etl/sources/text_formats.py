@@ -73,7 +73,12 @@ def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
     if column.pair is not None:
         entries = split_list(column, text) if column.is_list else F.array(text)
         return parse_pairs(column, column.pair, text, entries)
-    return {column.name: ParsedColumn(parse_text(column, text), text.isNotNull(), text)}
+    if column.is_list:
+        entries = split_list(column, _without_suffix(column, text))
+        value = entries.try_cast(SPARK_TYPES[column.type])
+    else:
+        value = parse_scalar(column, text)
+    return {column.name: ParsedColumn(value, text.isNotNull(), text)}
 
 
 # Java's names of types behind a number, and its hexadecimal floats: Spark casts 5D, 1f and 0x1p3.
@@ -83,14 +88,6 @@ _NO_NUMBER = "[0-9.][dDfFxXpP]"
 def _without_suffix(column: ColumnConfig, text: Column) -> Column:
     """The text of a column; null where Spark alone would take it for a float, or a list of some."""
     return F.when(~text.rlike(_NO_NUMBER), text) if column.is_float else text
-
-
-def parse_text(column: ColumnConfig, text: Column) -> Column:
-    """Parses the text of a column without a second one."""
-    if column.is_list:
-        text = _without_suffix(column, text)
-        return split_list(column, text).try_cast(SPARK_TYPES[column.type])
-    return parse_scalar(column, text)
 
 
 def parse_scalar(column: ColumnConfig, text: Column) -> Column:

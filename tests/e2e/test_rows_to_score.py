@@ -383,7 +383,7 @@ def test_the_plan_names_files_and_columns(tmp_path: Path, capsys: Any) -> None:
     assert "must be on a file system" in capsys.readouterr().err
     target.write_text("mine")
     assert run_app(app, [*command, "--dry-run"]) == ExitCode.CONFIG
-    assert "something else stands" in capsys.readouterr().err
+    assert "earlier rows, which are replaced" in capsys.readouterr().err
     assert target.read_text() == "mine"
 
 
