@@ -54,7 +54,6 @@ from etl.imported.mapping import (
 from etl.imported.survey import Survey, SurveyedFile
 from etl.quality.statistics import (
     count_labelled,
-    find_unscaled,
     merge_statistics,
     refuse_negative_weights,
     summarize_statistics,
@@ -193,7 +192,12 @@ def _describe_values(
     check_rows(counts, rows["train"])
     plan = _write_encoders(staging, mapping, build_schema(mapping, statistics), survey.tokens)
     refuse_negative_weights(plan.schema, statistics)
-    _warn(plan.schema, statistics, +survey.padded_in_front)
+    for name, lists in (+survey.padded_in_front).items():
+        logger.warning(
+            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; turn "
+            "lists that are padded in front by `order: oldest_first`",
+            name, f"{lists:,}",
+        )  # fmt: skip
     events = sum(count for name, count in rows.items() if name not in ("catalog", "users"))
     labelled = count_labelled(statistics, plan.schema)
     files = (ENCODERS_FILE, *(vocabulary.file for vocabulary in plan.vocabularies))
@@ -273,22 +277,6 @@ def _describe_labels(
             if (rate := _means(statistics, name)) and _is_binary(statistics["train"][name])
         },
     }
-
-
-def _warn(schema: FeatureSchema, statistics: Statistics, padded: Mapping[str, int]) -> None:
-    """Warns of what models would learn badly from."""
-    if unscaled := find_unscaled(schema, statistics):
-        logger.warning(
-            "models learn badly from numbers far from 1: %s; write them scaled, as "
-            "(x - mean) / deviation or log(1 + x), or leave them out of the model",
-            "; ".join(f"{name} ({text})" for name, text in unscaled.items()),
-        )
-    for name, lists in padded.items():
-        logger.warning(
-            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; "
-            "`order: oldest_first` turns lists round that are padded in front",
-            name, f"{lists:,}",
-        )  # fmt: skip
 
 
 def _find_compression(shards: Sequence[SurveyedFile]) -> str | None:
