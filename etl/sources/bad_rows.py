@@ -113,21 +113,16 @@ def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.dat
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """Rows of a source: all, and the bad ones by reason.
-
-    Attributes:
-        read: All rows, bad ones included.
-        bad: Bad rows by reason.
-        values: Good rows that have a value, by nullable column.
-        new: Keys of one of the rows that are not declared.
-        asked: What `Source.asked` gives; empty where no row is good.
-    """
+    """Rows of a source: all, and the bad ones by reason."""
 
     read: int
     bad: dict[str, int]
     values: Mapping[str, int] = field(default_factory=dict)
+    """Good rows that have a value, by nullable column."""
     new: tuple[str, ...] = ()
+    """Keys of one of the rows that are not declared."""
     asked: Mapping[str, Any] = field(default_factory=dict)
+    """What `Source.asked` gives; empty where no row is good."""
 
     @property
     def bad_rows(self) -> int:

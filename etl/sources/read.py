@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
@@ -43,7 +42,7 @@ from etl.sources.text_files import (
 from etl.sources.text_formats import parse_json_lines, split_lines, split_sparse_lines
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _COLUMN_FILES = ("parquet", "orc", "avro")
 
@@ -56,19 +55,10 @@ def read_source(
     dates: DateRange | None = None,
     optional: Collection[str] = (),
 ) -> Source:
-    """Reads a source lazily.
+    """Reads a source; nothing is scanned but, where days are a column of the input, that.
 
-    Args:
-        spark: Session.
-        name: The source's name in the config.
-        config: Its declaration.
-        data_dir: Directory that a relative path starts from.
-        dates: The run's days; None: a dated input is read whole.
-        optional: Declared columns that may be null in any row, or missing in the input or some of
-            its files: they are null there.
-
-    Returns:
-        The source; nothing has been scanned yet but, where days are a column of the input, that.
+    `optional` are declared columns that may be null in any row, or missing in the input or some of
+    its files: they are null there.
 
     Raises:
         InputDataError: No such file, nothing in it, a header, column or type that does not fit, or
@@ -87,7 +77,7 @@ def read_source(
         made[config.made_day_column] = ParsedColumn(day, day.isNotNull(), day)
     layouts = _lay_out(spark, reading, optional)
     parsed = reduce(
-        DataFrame.unionByName,
+        lambda one, other: one.unionByName(other),
         (_finish(reading, replace(rows, columns=rows.columns | made)) for rows in layouts),
     )
     day_column = config.day_column

@@ -30,12 +30,7 @@ _VOCABULARY = "vocabulary "  # No source has a name with a blank in it.
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What the sources of a run read, as it stands.
-
-    Attributes:
-        files: Every input file.
-        tables: Every table.
-    """
+    """The files and tables that a run reads, as they stand."""
 
     files: tuple[InputFile, ...]
     tables: tuple[InputTable, ...] = ()

@@ -29,14 +29,9 @@ Fault = tuple["Column", str]
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read of a source.
+    """What is read of a source; a table has no files.
 
-    Attributes:
-        name: The source's name in the config.
-        config: Its declaration.
-        dates: The run's days; None: a dated input is read whole.
-        files: Its files; none for a table.
-        folders: By field the text of the columns that folders give, such as `country=DE`.
+    `folders` are by field the texts of columns that folders give, such as `country=DE`.
     """
 
     name: str
@@ -94,15 +89,13 @@ class Source:
 
 @dataclass(frozen=True)
 class ParsedColumn:
-    """One declared column on its way in: what it means, and what may be wrong with it.
+    """One declared column on its way in.
 
     Attributes:
-        value: The value in the column's Spark type; null where there is none, or it does not
-            parse.
+        value: In the column's Spark type; null where there is none, or it does not parse.
         present: Whether the input holds something there.
-        faults: Conditions that make the row a bad row, each with its reason, before the checks
-            that every column has.
         text: The value as text, for `one_of`.
+        faults: What makes the row a bad row before the checks that every column has.
     """
 
     value: Column
@@ -118,10 +111,9 @@ class ParsedRows:
     Attributes:
         frame: The rows, with `__line` and `__file`.
         columns: Parsed column by name, of each column that the source gives.
-        faults: Conditions on the whole row that make it a bad row, in the order of their checks.
+        faults: What makes a whole row a bad row, in the order of the checks.
         order: Position in the input: a struct of file, block and line.
-        new: Names of columns of this row that are not declared, an array; None: no row has its
-            own.
+        new: Keys of this row that are not declared, an array; None: no row has its own.
     """
 
     frame: DataFrame

@@ -31,13 +31,7 @@ _COMPRESSED = frozenset({".gz", ".bz2", ".deflate", ".lz4", ".snappy", ".zst"})
 
 @dataclass(frozen=True)
 class TextLayout:
-    """Files of lines with the same fields.
-
-    Attributes:
-        files: The files.
-        fields: Names of the fields, in their order: those of the header, or of declared columns.
-        header: The first line of each, without its end, where that is no row.
-    """
+    """Files whose lines have the same fields, and begin with the same header if with any."""
 
     files: tuple[InputFile, ...]
     fields: tuple[str, ...]

@@ -144,9 +144,7 @@ def split_lines(
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
     """Takes separated fields, or the groups of a pattern, apart into the declared columns.
 
-    Returns:
-        The lines with what was split, all parsed columns, and what may be wrong with a
-        line's shape.
+    Returns the lines with what was split, the columns, and what may be wrong with a line's shape.
     """
     split, faults = _split_by_separator(lines, config)
     shape = "pattern_mismatch" if config.format == "pattern" else "wrong_field_count"
@@ -240,11 +238,7 @@ def split_sparse_lines(
     """Takes lines `label [qid:id] [field:]index:value … # comment` apart.
 
     A pair that has not all of its parts, or one part too many, makes the row a bad row
-    (`malformed_pair`): nothing is dropped out of a list.
-
-    Returns:
-        The lines with what was split, all parsed columns, and what may be wrong with the
-        line's shape.
+    (`malformed_pair`): nothing is dropped out of a list. Returns what `split_lines` does.
     """
     bare = F.trim(F.regexp_replace(LINE_COLUMN, "#.*", ""))
     tokens = F.split(bare, r"\s+")
@@ -296,11 +290,8 @@ def parse_json_lines(
     """Takes objects apart into the declared columns.
 
     Every value is first taken as it is written, so that one that does not fit its column is told
-    from one that is not there. Folders say what an object has no value of.
-
-    Returns:
-        The lines with what was parsed, all parsed columns, what may be wrong with a line,
-        and the keys of each object that are not declared.
+    from one that is not there. Folders say what an object has no value of. Returns what
+    `split_lines` does, and the keys of each object that are not declared.
     """
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
     paths = [column.field_name for column in config.columns]
