@@ -9,7 +9,7 @@ import glob
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,7 +165,7 @@ def check_files(
         )
     if dates is not None:
         _require_days(listing, dates, is_log=is_log)
-    files = tuple(describe_input(name, file) for file in sorted(listing.found))
+    files = describe_files(listing)
     if not files:
         raise InputDataError(
             f"source {name!r}: no such file, and no visible one in it",
@@ -202,19 +202,13 @@ def _check_bytes(name: str, config: SourceConfig, files: Sequence[InputFile]) ->
         logger.warning(said, name, len(empty), len(files), empty[0])
 
 
-def find_changes(
-    name: str,
-    config: SourceConfig,
-    data_dir: str,
-    before: Iterable[InputFile],
-    dates: DateRange | None = None,
-) -> list[str]:
-    """Lists the files that are new, gone or written since `find_files` listed them."""
-    now = set()
-    for file in list_files(name, config, data_dir, dates).found:
+def describe_files(listing: Listing) -> tuple[InputFile, ...]:
+    """Describes the files of a listing as they stand."""
+    files = []
+    for file in sorted(listing.found):
         with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-            now.add(describe_input(name, file))
-    return sorted({file.path for file in now ^ set(before)})
+            files.append(describe_input(listing.name, file))
+    return tuple(files)
 
 
 def describe_input(name: str, file: Path) -> InputFile:
