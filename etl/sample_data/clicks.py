@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from etl.sample_data.archive import replace_directory, write_card
-from etl.sample_data.config import DirtRates, SampleConfig, require_bounds
+from etl.sample_data.config import DirtRates, SampleConfig
 from etl.sample_data.movielens import (
     CARD_NAME,
     SampleChunk,
@@ -38,7 +38,6 @@ def plan_clicks(
 
     `dirty` is the share of sessions with a malformed entry, on top of the well-formed ones.
     """
-    require_bounds(sessions=sessions, videos=videos)
     dirt = DirtRates(dirty, duplicate=0.0, unknown=0.0)
     return SampleConfig(sessions * _CLICKS_PER_SESSION, sessions, videos, seed, dirt)
 

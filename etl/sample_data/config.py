@@ -13,32 +13,6 @@ from conf.errors import ConfigError
 MIN_MOVIES = 20
 MIN_RATINGS_PER_USER = 3  # leave-one-out needs a test, a validation and a train event
 
-_BOUNDS = {
-    "ratings": (100, 1_000_000_000),
-    "users": (2, 100_000_000),
-    "movies": (MIN_MOVIES, 1_000_000),
-    "sessions": (50, 10_000_000),
-    "videos": (MIN_MOVIES, 1_000_000),
-    "seed": (0, 2**63 - 1),
-    "rows_per_chunk": (1_000, 10_000_000),
-    "dirty_rate": (0, 0.5),
-    "duplicate_rate": (0, 0.5),
-    "unknown_rate": (0, 0.5),
-}
-
-
-def require_bounds(**options: float | None) -> None:
-    """Refuses options of the command line that are out of bounds; None is always within."""
-    for name, value in options.items():
-        low, high = _BOUNDS[name]
-        if value is not None and not low <= value <= high:
-            raise ConfigError(
-                f"{name} is out of range",
-                received=value,
-                allowed=f"{low} to {high}",
-                fix=f"pass --{name.replace('_', '-')} within these bounds",
-            )
-
 
 class SampleSize(NamedTuple):
     """The resolved size of a sample; all three are exact counts."""
@@ -55,9 +29,6 @@ class DirtRates:
     dirty: float = 0.001  # malformed: field count, non-numeric id, rating outside 1-5, empty line
     duplicate: float = 0.002  # exact copies of valid lines
     unknown: float = 0.002  # a user or movie that is in neither dictionary
-
-    def __post_init__(self) -> None:
-        require_bounds(**{f"{name}_rate": rate for name, rate in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -76,7 +47,6 @@ class SampleConfig:
     rows_per_chunk: int = 250_000
 
     def __post_init__(self) -> None:
-        require_bounds(**{name: value for name, value in vars(self).items() if name != "dirt"})
         low, high = (self.size.users * n for n in (MIN_RATINGS_PER_USER, self.most_per_user))
         if not low <= self.ratings <= high:
             raise ConfigError(

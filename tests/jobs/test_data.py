@@ -73,6 +73,7 @@ def test_generate_keeps_an_earlier_sample_unless_told(tmp_path, capsys):
         ["--ratings", "many"],
         ["--ratings", "5"],
         ["--dirty-rate", "2"],
+        ["--seed", "-1"],
         ["--users", "1"],
         ["--ratings", "1000", "--users", "999"],
     ],
