@@ -58,7 +58,7 @@ def test_the_future_is_after_the_run_not_after_the_clock(spark, tmp_path):
     config = declare(times("epoch_ms", not_after="run_date"))
     source = read(spark, tmp_path, config, DateRange(DAY - datetime.timedelta(3), DAY))
     assert outcomes(source) == [(DAY_MS + 86_399_999,), "in_future:at"]
-    with pytest.raises(ConfigError, match="the run has none"):
+    with pytest.raises(ConfigError):
         read(spark, tmp_path, config)
     fixed = declare(times("epoch_ms", not_after="2024-03-02"))
     assert len(outcomes(read(spark, tmp_path, fixed))) == 2
@@ -352,7 +352,7 @@ def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path, cap
     config = declare(*COLUMNS[:2], format="json", new_columns="fail")
     counts = count_rows(read(spark, tmp_path, config))
     assert (counts.read, counts.bad, counts.values) == (3, {}, {"score": 0})
-    with pytest.raises(InputDataError, match="not declared") as refused:
+    with pytest.raises(InputDataError) as refused:
         check_columns("log", config, counts)
     assert "size" in str(refused.value)
     lenient = declare(*COLUMNS[:2], format="json", new_columns="ignore")
