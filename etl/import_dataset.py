@@ -192,12 +192,7 @@ def _describe_values(
     check_rows(counts, rows["train"])
     plan = _write_encoders(staging, mapping, build_schema(mapping, statistics), survey.tokens)
     refuse_negative_weights(plan.schema, statistics)
-    for name, lists in (+survey.padded_in_front).items():
-        logger.warning(
-            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; turn "
-            "lists that are padded in front by `order: oldest_first`",
-            name, f"{lists:,}",
-        )  # fmt: skip
+    _warn_of_padding(+survey.padded_in_front)
     events = sum(count for name, count in rows.items() if name not in ("catalog", "users"))
     labelled = count_labelled(statistics, plan.schema)
     files = (ENCODERS_FILE, *(vocabulary.file for vocabulary in plan.vocabularies))
@@ -213,6 +208,15 @@ def _describe_values(
         "train_counts": write_counts(staging, counts),
         **_describe_labels(plan.schema, mapping.keys.label, statistics),
     }
+
+
+def _warn_of_padding(padded: Mapping[str, int]) -> None:
+    for name, lists in padded.items():
+        logger.warning(
+            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; turn "
+            "lists that are padded in front by `order: oldest_first`",
+            name, f"{lists:,}",
+        )  # fmt: skip
 
 
 def _write_encoders(
