@@ -44,7 +44,7 @@ from etl.events.most_frequent import add_most_frequent
 from etl.events.splits import check_dates, is_inside, name_outside
 from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
-from etl.sources.bad_rows import check_bad_rows, check_columns
+from etl.sources.bad_rows import settle_bad_rows
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.versions.publish import find_dataset, hold_dataset, read_current
@@ -86,9 +86,7 @@ def write_rows_to_score(
     unlabelled = leave_out_labels(config)
     sources, inputs = read_inputs(spark, unlabelled, dates, label_columns(config))
     counted = count_sources(unlabelled, sources)
-    for name, counts in counted.counts.items():
-        check_bad_rows(counted.sources[name], counts, unlabelled.sources[name])
-        check_columns(name, unlabelled.sources[name], counts)
+    settle_bad_rows(counted.sources, counted.counts, unlabelled.sources)
     partitions = choose_partitions(spark, config.spark.shuffle_partitions, inputs.bytes)
     with changed_settings(spark, partitions), ExitStack() as stack:
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)

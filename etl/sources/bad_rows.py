@@ -205,7 +205,7 @@ def settle_bad_rows(
     sources: Mapping[str, Source],
     counts: Mapping[str, SourceCounts],
     declared: Mapping[str, SourceConfig],
-    staging: Path,
+    staging: Path | None = None,
 ) -> None:
     """Refuses sources with too many bad rows, and writes the bad rows of the others aside."""
     for name, source in sources.items():
@@ -213,7 +213,7 @@ def settle_bad_rows(
         check_columns(name, declared[name], counts[name])
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
-        if bad and declared[name].bad_rows.policy == "quarantine":
+        if bad and staging is not None and declared[name].bad_rows.policy == "quarantine":
             source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
 
 
