@@ -1,9 +1,8 @@
 """Rows to score: the samples of a log whose labels nobody knows yet, as raw values in Parquet.
 
-A build makes records of samples, with features and labels. Here the same events go the same way,
-through joins, histories, sessions and windowed features, but end as the raw values that encoders
-read: any model of the dataset takes them, whatever version it was trained on, since its encoders
-are inside it. Labels are not read, and their columns may be null or missing.
+The events go through joins, histories, sessions and windowed features as in a build, but end as the
+raw values that encoders read: any model of the dataset takes them, since its encoders are inside
+it. Labels are not read, and their columns may be null or missing.
 
     rows.parquet/_rows.json            what the rows are of, and what was left out
     rows.parquet/part-00000.parquet    the rows, in order of time
@@ -44,7 +43,7 @@ from etl.events.most_frequent import add_most_frequent
 from etl.events.splits import check_dates, is_inside, name_outside
 from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
-from etl.sources.bad_rows import settle_bad_rows
+from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.versions.publish import find_dataset, hold_dataset, read_current
@@ -93,16 +92,13 @@ def write_rows_to_score(
         stack.callback(prepared.release)
         rows, dropped = _count_rows(prepared.frame, dates)
         record = {
-            **_describe(config, dates),
+            **_describe(config, dates, counted.counts),
             "rows": rows,
-            "read": {name: count.read for name, count in counted.counts.items()},
-            "bad": {name: dict(count.bad) for name, count in counted.counts.items() if count.bad},
             "dropped": dropped,
             "columns": columns,
         }
         encoders = stack.enter_context(_hold_item_lists(config))
         frame = _choose_rows(prepared.frame, config, dates, encoders)
-        target.parent.mkdir(parents=True, exist_ok=True)
         with staged_directory(target) as staging:
             _write_row_files(frame, staging, record)
             # While the rows of before are still in their place.
@@ -111,11 +107,15 @@ def write_rows_to_score(
     return record
 
 
-def _describe(config: BuildConfig, dates: DateRange | None) -> dict[str, Any]:
+def _describe(
+    config: BuildConfig, dates: DateRange | None, counts: Mapping[str, SourceCounts]
+) -> dict[str, Any]:
     return {
         "format_version": _FORMAT_VERSION,
         "dataset": config.name,
         "dates": None if dates is None else [str(dates.first), str(dates.last)],
+        "read": {name: count.read for name, count in counts.items()},
+        "bad": {name: dict(count.bad) for name, count in counts.items() if count.bad},
         "config_sha256": fingerprint(config.resolved()),
         "code_version": read_code_version(),
     }

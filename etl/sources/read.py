@@ -12,7 +12,13 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, SourceConfig
 from etl.sources.bad_rows import check_new_columns, column_faults, first_reason, nan_as_missing
-from etl.sources.files import check_days_of_rows, check_files, list_files, value_in_days
+from etl.sources.files import (
+    Listing,
+    check_days_of_rows,
+    check_files,
+    list_files,
+    value_in_days,
+)
 from etl.sources.frames import (
     find_lackable,
     lay_out_frame,
@@ -68,24 +74,34 @@ def read_source(
     """
     config = _make_nullable(config, optional)
     listing = list_files(name, config, data_dir, dates)
-    file, texts = F.col(FILE_COLUMN), listing.folder_texts()
-    folders = {field: value_of_path(text, file) for field, text in texts.items()}
+    folders = {
+        field: value_of_path(texts, F.col(FILE_COLUMN))
+        for field, texts in listing.folder_texts().items()
+    }
     reading = Reading(name, config, dates, check_files(listing, dates), folders)
-    made: dict[str, ParsedColumn] = {}
-    if config.made_day_column is not None:
-        day = value_of_path(listing.day_texts(), file)
-        made[config.made_day_column] = ParsedColumn(day, day.isNotNull(), day)
-    layouts = _lay_out(spark, reading, optional)
+    made = _made_day(listing)
     parsed = reduce(
         lambda one, other: one.unionByName(other),
-        (_finish(reading, replace(rows, columns=rows.columns | made)) for rows in layouts),
+        (
+            _finish(reading, replace(rows, columns=rows.columns | made))
+            for rows in _lay_out(spark, reading, optional)
+        ),
     )
-    day_column = config.day_column
-    if dates is not None and config.days and day_column is not None and not config.day_in_path:
-        check_days_of_rows(name, config.days, day_column, parsed, dates)
+    day = config.day_column
+    if dates is not None and config.days and day is not None and not config.day_in_path:
+        check_days_of_rows(name, config.days, day, parsed, dates)
     headers = sum(file.bytes > 0 for file in reading.files) if config.header else 0
     nullable = tuple(c.name for c in config.columns if c.nullable and c.name not in optional)
     return Source(name, parsed, reading.files, headers, nullable)
+
+
+def _made_day(listing: Listing) -> dict[str, ParsedColumn]:
+    """The column that is made of the day in the path, where there is one."""
+    name = listing.config.made_day_column
+    if name is None:
+        return {}
+    day = value_of_path(listing.day_texts(), F.col(FILE_COLUMN))
+    return {name: ParsedColumn(day, day.isNotNull(), day)}
 
 
 def _make_nullable(config: SourceConfig, optional: Collection[str]) -> SourceConfig:
