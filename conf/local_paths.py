@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,3 +132,16 @@ def list_visible_files(directory: Path) -> list[Path]:
             seen.add(real)
             starts += [place / name for name in folders if (place / name).is_symlink()]
     return sorted(found)
+
+
+def match_visible(root: Path, asked: Path, *, is_recursive: bool = False) -> list[Path]:
+    """Returns what a glob matches, from `root` on; hidden names count where the glob says them."""
+    matches = glob.glob(str(asked), root_dir=root, recursive=is_recursive)  # noqa: PTH207
+    return [
+        match
+        for match in map(Path, matches)
+        if not any(
+            part not in asked.parts and is_hidden(part, is_folder=part != match.name)
+            for part in match.parts
+        )
+    ]

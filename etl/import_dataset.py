@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from conf.artefacts.dataset import DatasetPaths
-from conf.encoders import ENCODERS_DIR, ENCODERS_FILE
+from conf.artefacts.entries import ENTRY_NAME_PATTERN
+from conf.artefacts.train_counts import IdCounter
+from conf.encoders import (
+    ENCODERS_DIR,
+    ENCODERS_FILE,
+    IDENTITY,
+    ColumnEncoding,
+    EncoderPlan,
+    VocabularySpec,
+)
 from conf.errors import ConfigError, InputDataError, read_code_version
 from conf.etl.imported import ImportConfig
 from conf.manifest import (
@@ -29,14 +41,20 @@ from conf.manifest import (
     SplitInfo,
 )
 from conf.publication.entries import stage_entry
-from conf.schema import FeatureSchema, fingerprint
-from etl.imported.mapping import RecordMapping, describe_input, find_files, map_records
-from etl.imported.schema import build_schema, write_encoders
+from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, fingerprint
+from conf.storage.atomic_output import write_text_atomic
+from etl.encoders.vocabulary import write_vocabulary
+from etl.imported.mapping import (
+    MappedFeature,
+    RecordMapping,
+    build_schema,
+    describe_input,
+    find_files,
+    map_records,
+)
 from etl.imported.survey import Survey, SurveyedFile
 from etl.quality.statistics import (
     count_labelled,
-    find_not_finite,
-    find_unscaled,
     merge_statistics,
     refuse_negative_weights,
     summarize_statistics,
@@ -90,7 +108,11 @@ def import_dataset(config: ImportConfig) -> ImportResult:
                 for number, file in enumerate(listed)
             ]
             _check_unchanged(files)
-            fields = _describe(mapping, files, survey, shards, staging)
+            fields = {
+                **_describe_values(mapping, survey, shards, staging),
+                **_describe_records(mapping, shards),
+                "source": _describe_source(config, files),
+            }
             manifest = Manifest(dataset_version=version_id, parent=parent, run=run, **fields)
             version = publish_version(paths, staging, manifest)
     return ImportResult(version, manifest)
@@ -123,96 +145,143 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
     for file in files:
         if describe_input(file.source, Path(file.path)) != file:
             raise InputDataError(
-                "a file was written while it was imported",
-                received=file.path,
+                f"{file.path} was written while it was imported",
                 fix="wait until the program that writes it has ended, and import again",
             )
 
 
-def _describe(
-    mapping: RecordMapping,
-    files: Sequence[InputFile],
-    survey: Survey,
-    shards: Sequence[SurveyedFile],
-    staging: Path,
+def _describe_source(config: ImportConfig, files: Sequence[InputFile]) -> SourceSnapshot:
+    resolved = config.resolved()
+    return SourceSnapshot(
+        inputs=tuple(files),
+        event_ts_ms_range=None,
+        config=resolved,
+        config_sha256=fingerprint(resolved),
+    )
+
+
+def _describe_records(mapping: RecordMapping, shards: Sequence[SurveyedFile]) -> dict[str, Any]:
+    """What the manifest says of the files and of how records lie in them."""
+    config = mapping.config
+    is_sequence = mapping.record_type == SEQUENCE_RECORDS
+    return {
+        "dataset_name": config.name,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "code_version": read_code_version(),
+        "record_type": mapping.record_type,
+        "compression": _find_compression(shards),
+        "splits": tuple(
+            SplitInfo(name, tuple(shard.info for shard in shards if shard.split == name))
+            for name in config.splits
+        ),
+        "keys": mapping.keys,
+        "slots": () if config.writes_anew else mapping.slots,
+        "feature_lists": mapping.feature_lists if is_sequence else None,
+    }
+
+
+def _describe_values(
+    mapping: RecordMapping, survey: Survey, shards: Sequence[SurveyedFile], staging: Path
 ) -> dict[str, Any]:
-    """The manifest, but for what names the version; writes what it lists beside the shards."""
-    config, keys = mapping.config, mapping.keys
-    splits = [
-        SplitInfo(name, tuple(shard.info for shard in shards if shard.split == name))
-        for name in config.splits
-    ]
-    rows: dict[str, int] = {split.name: split.rows for split in splits}
+    """What the manifest says of values; writes what it lists beside the shards."""
+    rows = _count_rows(mapping.config, shards)
+    statistics: dict[str, dict[str, Any]] = {
+        name: merge_statistics([shard.statistics for shard in shards if shard.split == name])
+        for name in rows
+    }
+    counts = survey.keys.result()
+    check_rows(counts, rows["train"])
+    plan = _write_encoders(staging, mapping, build_schema(mapping, statistics), survey.tokens)
+    refuse_negative_weights(plan.schema, statistics)
+    _warn_of_padding(+survey.padded_in_front)
+    events = sum(count for name, count in rows.items() if name not in ("catalog", "users"))
+    labelled = count_labelled(statistics, plan.schema)
+    files = (ENCODERS_FILE, *(vocabulary.file for vocabulary in plan.vocabularies))
+    return {
+        "schema": plan.schema,
+        "encoder_files": tuple(
+            describe_file(staging, staging / ENCODERS_DIR / file) for file in files
+        ),
+        "encoders_fingerprint": plan.fingerprint,
+        "statistics": {split: summarize_statistics(found) for split, found in statistics.items()},
+        "statistics_file": write_statistics(staging, statistics),
+        "counts": RowCounts({"files": events}, {"files": {}}, events, rows, {}, labelled=labelled),
+        "train_counts": write_counts(staging, counts),
+        **_describe_labels(plan.schema, mapping.keys.label, statistics),
+    }
+
+
+def _warn_of_padding(padded: Mapping[str, int]) -> None:
+    for name, lists in padded.items():
+        logger.warning(
+            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; turn "
+            "lists that are padded in front by `order: oldest_first`",
+            name, f"{lists:,}",
+        )  # fmt: skip
+
+
+def _write_encoders(
+    staging: Path, mapping: RecordMapping, schema: FeatureSchema, tokens: Mapping[str, IdCounter]
+) -> EncoderPlan:
+    """Writes how features come from the files' values: as they are, or by vocabularies.
+
+    Where ids move, the tokens of their vocabulary are the ids of the files: what shows or takes raw
+    values, such as an exported model, speaks of those.
+    """
+    directory = staging / ENCODERS_DIR
+    directory.mkdir()
+    written: dict[str, VocabularySpec] = {}
+    specs: list[FeatureSpec] = []
+    for feature, spec in zip(mapping.features, schema.features, strict=True):
+        table = spec.table
+        if feature.offset and table not in written:
+            is_plain = ENTRY_NAME_PATTERN.fullmatch(table) and table != IDENTITY
+            path = directory / f"{table if is_plain else f'ids_{len(written)}'}.parquet"
+            vocabulary = _build_vocabulary(feature, spec.vocabulary_size or 0, tokens[table])
+            written[table] = replace(write_vocabulary(vocabulary, path), pad_token=feature.pad)
+        specs += [replace(spec, encoding=written[table].name) if feature.offset else spec]
+    plan = EncoderPlan(
+        FeatureSchema(tuple(specs)),
+        tuple(ColumnEncoding(spec.name, spec.name, spec.dtype, spec.encoding) for spec in specs),
+        vocabularies=tuple(written.values()),
+    )
+    write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
+    return plan
+
+
+def _build_vocabulary(feature: MappedFeature, size: int, held: IdCounter) -> pa.Table:
+    ids, counts = np.arange(size), np.zeros(size, np.int64)
+    found = held.result()
+    counts[found.ids] = found.rows
+    columns = {"token": ids - feature.offset, "id": ids, "count": counts}
+    return pa.table(columns).slice(FIRST_TOKEN_ID)
+
+
+def _count_rows(config: ImportConfig, shards: Sequence[SurveyedFile]) -> dict[str, int]:
+    rows = dict.fromkeys(map(str, config.splits), 0)
+    for shard in shards:
+        rows[shard.split] += shard.info.rows
     if empty := [name for name, count in rows.items() if not count]:
         raise InputDataError(
             f"the files of split {empty[0]} hold no record",
             fix=f"correct splits.{empty[0]}, or leave the split out",
         )
-    merged: dict[str, dict[str, Any]] = {
-        name: merge_statistics([shard.statistics for shard in shards if shard.split == name])
-        for name in config.splits
-    }
-    counts = survey.keys.result()
-    check_rows(counts, rows["train"])
-    plan = write_encoders(staging, mapping, build_schema(mapping, merged), survey.tokens)
-    refuse_negative_weights(plan.schema, merged)
-    _warn(plan.schema, merged, +survey.padded_in_front)
-    events = sum(count for name, count in rows.items() if name not in ("catalog", "users"))
-    labelled = count_labelled(merged, plan.schema)
-    encoder_files = (ENCODERS_FILE, *(vocabulary.file for vocabulary in plan.vocabularies))
-    rates = {spec.name: _means(merged, spec.name) for spec in plan.schema.by_role("label")}
+    return rows
+
+
+def _describe_labels(
+    schema: FeatureSchema, label: str | None, statistics: Statistics
+) -> dict[str, dict[str, Any]]:
+    """The mean of the label by split, and of each other one that is 0 or 1."""
+    others = (spec.name for spec in schema.by_role("label") if spec.name != label)
     return {
-        "dataset_name": config.name,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "record_type": mapping.record_type,
-        "compression": _find_compression(shards),
-        "splits": tuple(splits),
-        "schema": plan.schema,
-        "keys": keys,
-        "encoder_files": tuple(
-            describe_file(staging, staging / ENCODERS_DIR / file) for file in encoder_files
-        ),
-        "encoders_fingerprint": plan.fingerprint,
-        "statistics": {split: summarize_statistics(found) for split, found in merged.items()},
-        "statistics_file": write_statistics(staging, merged),
-        "label_rate": {} if keys.label is None else _means(merged, keys.label),
+        "label_rate": {} if label is None else _means(statistics, label),
         "label_rates": {
             name: rate
-            for name, rate in rates.items()
-            if name != keys.label and _is_binary(merged["train"][name])
+            for name in others
+            if (rate := _means(statistics, name)) and _is_binary(statistics["train"][name])
         },
-        "source": SourceSnapshot(
-            inputs=tuple(files),
-            event_ts_ms_range=None,
-            config=config.resolved(),
-            config_sha256=fingerprint(config.resolved()),
-        ),
-        "counts": RowCounts({"files": events}, {"files": {}}, events, rows, {}, labelled=labelled),
-        "code_version": read_code_version(),
-        "slots": () if config.writes_anew else mapping.slots,
-        "train_counts": write_counts(staging, counts),
-        "feature_lists": (
-            mapping.feature_lists if mapping.record_type == SEQUENCE_RECORDS else None
-        ),
     }
-
-
-def _warn(schema: FeatureSchema, statistics: Statistics, padded: Mapping[str, int]) -> None:
-    """Warns of what models would learn badly from."""
-    for line in find_not_finite(statistics):
-        logger.warning("%s", line)
-    if unscaled := find_unscaled(schema, statistics):
-        logger.warning(
-            "numbers far from 1 reach models as they are, which learn badly from them: %s; write "
-            "them scaled, as (x - mean) / deviation or log(1 + x), or leave them out of the model",
-            "; ".join(f"{name} ({text})" for name, text in unscaled.items()),
-        )
-    for name, lists in padded.items():
-        logger.warning(
-            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; "
-            "`order: oldest_first` turns lists round that are padded in front",
-            name, f"{lists:,}",
-        )  # fmt: skip
 
 
 def _find_compression(shards: Sequence[SurveyedFile]) -> str | None:

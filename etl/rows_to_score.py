@@ -1,9 +1,8 @@
 """Rows to score: the samples of a log whose labels nobody knows yet, as raw values in Parquet.
 
-A build makes records of samples, with features and labels. Here the same events go the same way,
-through joins, histories, sessions and windowed features, but end as the raw values that encoders
-read: any model of the dataset takes them, whatever version it was trained on, since its encoders
-are inside it. Labels are not read, and their columns may be null or missing.
+The events go through joins, histories, sessions and windowed features as in a build, but end as the
+raw values that encoders read: any model of the dataset takes them, since its encoders are inside
+it. Labels are not read, and their columns may be null or missing.
 
     rows.parquet/_rows.json            what the rows are of, and what was left out
     rows.parquet/part-00000.parquet    the rows, in order of time
@@ -44,7 +43,7 @@ from etl.events.most_frequent import add_most_frequent
 from etl.events.splits import check_dates, is_inside, name_outside
 from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
-from etl.sources.bad_rows import check_bad_rows, check_columns
+from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.versions.publish import find_dataset, hold_dataset, read_current
@@ -78,39 +77,28 @@ def write_rows_to_score(
         reason.
 
     Raises:
-        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
-            the target is something else than rows.
+        ConfigError: See `check_rows_to_score`.
         InputDataError: A source was refused, changed while it was read, or has no such row.
-        UpstreamNotReadyError: A source has no file yet for a day, or the dataset no version that
-            an item's lists are taken from.
+        UpstreamNotReadyError: A day has no file yet, or the dataset no version.
     """
     columns = check_rows_to_score(config, dates, target)
     unlabelled = leave_out_labels(config)
     sources, inputs = read_inputs(spark, unlabelled, dates, label_columns(config))
     counted = count_sources(unlabelled, sources)
-    for name, counts in counted.counts.items():
-        check_bad_rows(counted.sources[name], counts, unlabelled.sources[name])
-        check_columns(name, unlabelled.sources[name], counts)
+    settle_bad_rows(counted.sources, counted.counts, unlabelled.sources)
     partitions = choose_partitions(spark, config.spark.shuffle_partitions, inputs.bytes)
     with changed_settings(spark, partitions), ExitStack() as stack:
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
         stack.callback(prepared.release)
         rows, dropped = _count_rows(prepared.frame, dates)
         record = {
-            "format_version": _FORMAT_VERSION,
-            "dataset": config.name,
-            "dates": None if dates is None else [str(dates.first), str(dates.last)],
+            **_describe(config, dates, counted.counts),
             "rows": rows,
-            "read": {name: count.read for name, count in counted.counts.items()},
-            "bad": {name: dict(count.bad) for name, count in counted.counts.items() if count.bad},
             "dropped": dropped,
             "columns": columns,
-            "config_sha256": fingerprint(config.resolved()),
-            "code_version": read_code_version(),
         }
         encoders = stack.enter_context(_hold_item_lists(config))
         frame = _choose_rows(prepared.frame, config, dates, encoders)
-        target.parent.mkdir(parents=True, exist_ok=True)
         with staged_directory(target) as staging:
             _write_row_files(frame, staging, record)
             # While the rows of before are still in their place.
@@ -119,25 +107,34 @@ def write_rows_to_score(
     return record
 
 
+def _describe(
+    config: BuildConfig, dates: DateRange | None, counts: Mapping[str, SourceCounts]
+) -> dict[str, Any]:
+    return {
+        "format_version": _FORMAT_VERSION,
+        "dataset": config.name,
+        "dates": None if dates is None else [str(dates.first), str(dates.last)],
+        "read": {name: count.read for name, count in counts.items()},
+        "bad": {name: dict(count.bad) for name, count in counts.items() if count.bad},
+        "config_sha256": fingerprint(config.resolved()),
+        "code_version": read_code_version(),
+    }
+
+
 def check_rows_to_score(
     config: BuildConfig, dates: DateRange | None, target: Path
 ) -> dict[str, str]:
     """Checks all that needs no data, and returns by name of a row's column that of the events.
 
     Raises:
-        ConfigError: See `write_rows_to_score`.
+        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
+            the target is something else than rows.
     """
-    if not target.name.endswith(_SUFFIX) or target.name == _SUFFIX:
+    is_taken = target.exists() and not (target / RECORD_FILE).is_file()
+    if is_taken or target.suffix != _SUFFIX:
         raise ConfigError(
-            "rows to score are written as a folder of Parquet files",
-            received=str(target),
-            allowed=f"a name that ends in {_SUFFIX}",
-        )
-    if target.exists() and not (target / RECORD_FILE).is_file():
-        raise ConfigError(
-            "something else stands where the rows shall go",
-            received=str(target),
-            allowed="a new name, or that of earlier rows, which are replaced",
+            f"rows to score cannot be written to {target}",
+            fix=f"name a new folder that ends in {_SUFFIX}, or earlier rows, which are replaced",
         )
     check_where(config)
     check_dates(leave_out_labels(config), dates)
@@ -172,12 +169,8 @@ def label_columns(config: BuildConfig) -> frozenset[str]:
     if config.weights is not None and config.weights.column is not None:
         read.add(config.weights.column)
     events = config.events
-    return frozenset(read - {events.user, events.item, events.time, *_feature_columns(config)})
-
-
-def _feature_columns(config: BuildConfig) -> set[str]:
-    """Columns that features of a model read."""
-    return {column for feature in _served_features(config) for column in feature.columns}
+    served = {column for feature in _served_features(config) for column in feature.columns}
+    return frozenset(read - {events.user, events.item, events.time} - served)
 
 
 def _served_features(config: BuildConfig) -> list[FeatureConfig]:
@@ -202,26 +195,23 @@ def choose_columns(config: BuildConfig) -> dict[str, str]:
     plan_features(config)
     log = config.sources[config.events.source].column_types
     features = _served_features(config)
-    first = {feature.name: feature.columns[0] for feature in features}
-    own = dict.fromkeys(column for feature in features for column in feature.columns)
+    made_of = {feature.name: feature.columns[0] for feature in features}
+    read = dict.fromkeys(column for feature in features for column in feature.columns)
     chosen: dict[str, str] = {}
-    for column in (*log, *own):
+    for column in dict.fromkeys((*log, *read)):
         if column in label_columns(config):
             continue
-        if first.get(column, column) == column:
+        if made_of.get(column, column) == column:
             chosen[column] = column
             continue
-        for feature in features:
-            if column not in feature.columns:
-                continue
-            if len(feature.columns) > 1:
-                raise ConfigError(
-                    f"feature {feature.name!r} reads {column!r}, which is the name of another "
-                    f"feature, made of {first[column]!r}: a row cannot tell them apart",
-                    received=f"features {feature.name} and {column}",
-                    fix=f"rename feature {column!r}, build the dataset anew, and train again",
-                )
-            chosen[feature.name] = column
+        readers = [feature for feature in features if column in feature.columns]
+        if several := [feature.name for feature in readers if len(feature.columns) > 1]:
+            raise ConfigError(
+                f"feature {several[0]!r} reads {column!r}, which is the name of another feature, "
+                f"made of {made_of[column]!r}: a row cannot tell them apart",
+                fix=f"rename feature {column!r}, build the dataset anew, and train again",
+            )
+        chosen |= {feature.name: column for feature in readers}
     return chosen
 
 
@@ -233,11 +223,10 @@ def _count_rows(events: DataFrame, dates: DateRange | None) -> tuple[int, dict[s
     rows = counts.pop(None, 0)
     if not rows:
         days = "all days" if dates is None else f"{dates.first} to {dates.last}"
+        shown = ", ".join(f"{why} {n:,}" for why, n in sorted(counts.items()))
         raise InputDataError(
-            "there is no row to score",
-            received=f"{days}; dropped: "
-            + (", ".join(f"{why} {n:,}" for why, n in sorted(counts.items())) or "none"),
-            allowed="events of the run's days that would be samples if their label were known",
+            f"there is no row to score of {days}",
+            received=f"dropped: {shown or 'none'}",
             fix="correct --date, or look at what was dropped",
         )
     return rows, dict(sorted(counts.items()))
@@ -270,7 +259,6 @@ def _hold_item_lists(config: BuildConfig) -> Iterator[Path | None]:
         if current is None:
             raise UpstreamNotReadyError(
                 f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
-                received=str(paths.base),
                 fix="build the dataset first",
             )
         yield paths.version(current) / ENCODERS_DIR
@@ -284,11 +272,8 @@ def _write_row_files(frame: DataFrame, staging: Path, record: Mapping[str, Any])
     written = sum(open_parquet(part).metadata.num_rows for part in parts)
     if written != record["rows"]:
         raise InternalError(
-            "the number of rows written is not the number of events chosen",
-            received=f"{written:,}",
-            allowed=f"{record['rows']:,}",
-            fix="nothing was replaced; run again: on a cluster the directory must be one that all "
-            "hosts see under the same path",
+            f"{written:,} rows were written of {record['rows']:,} events chosen",
+            fix="nothing was replaced; on a cluster all hosts must see the directory by its path",
         )
     for number, part in enumerate(parts):  # Spark's names are drawn anew in each run.
         part.chmod(part.stat().st_mode & PRIVATE)

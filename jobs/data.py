@@ -14,7 +14,7 @@ from conf.load import load_config
 from conf.local_paths import local_path
 from etl.sample_data.archive import ARCHIVES, BASE_URL, fetch_archive
 from etl.sample_data.clicks import CLICKS_NAME, plan_clicks, write_clicks
-from etl.sample_data.config import DirtRates, SampleConfig
+from etl.sample_data.config import MIN_MOVIES, DirtRates, SampleConfig
 from etl.sample_data.movielens import write_sample
 from jobs.support.terminal import (
     DryRun,
@@ -30,25 +30,31 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 _DEFAULTS, _RATES, _CLICKS = SampleConfig(), DirtRates(), plan_clicks()
 
 Out = Annotated[Path, typer.Option(parser=local_path, help="Directory to create.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random stream.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random stream.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier output.")]
 
 
 @app.command()
 def generate(
     out: Out,
-    ratings: Annotated[int, typer.Option(help="Valid ratings, e.g. 100_000.")] = _DEFAULTS.ratings,
-    users: Annotated[int | None, typer.Option(help="Users; scales with ratings.")] = None,
-    movies: Annotated[int | None, typer.Option(help="Movies; scales with ratings.")] = None,
+    ratings: Annotated[
+        int, typer.Option(min=100, max=10**9, help="Valid ratings, e.g. 100_000.")
+    ] = _DEFAULTS.ratings,
+    users: Annotated[
+        int | None, typer.Option(min=2, max=10**8, help="Users; scales with ratings.")
+    ] = None,
+    movies: Annotated[
+        int | None, typer.Option(min=MIN_MOVIES, max=10**6, help="Movies; scales with ratings.")
+    ] = None,
     seed: Seed = _DEFAULTS.seed,
     dirty_rate: Annotated[
-        float, typer.Option(help="Malformed lines per valid rating.")
+        float, typer.Option(min=0, max=0.5, help="Malformed lines per valid rating.")
     ] = _RATES.dirty,
     duplicate_rate: Annotated[
-        float, typer.Option(help="Exact copies per valid rating.")
+        float, typer.Option(min=0, max=0.5, help="Exact copies per valid rating.")
     ] = _RATES.duplicate,
     unknown_rate: Annotated[
-        float, typer.Option(help="Lines with unknown ids per valid rating.")
+        float, typer.Option(min=0, max=0.5, help="Lines with unknown ids per valid rating.")
     ] = _RATES.unknown,
     overwrite: Overwrite = False,
 ) -> None:
@@ -67,11 +73,15 @@ def generate(
 @app.command()
 def clicks(
     out: Out,
-    sessions: Annotated[int, typer.Option(help="Well-formed sessions.")] = _CLICKS.size.users,
-    videos: Annotated[int | None, typer.Option(help="Videos; scales with sessions.")] = None,
+    sessions: Annotated[
+        int, typer.Option(min=50, max=10**7, help="Well-formed sessions.")
+    ] = _CLICKS.size.users,
+    videos: Annotated[
+        int | None, typer.Option(min=MIN_MOVIES, max=10**6, help="Videos; scales with sessions.")
+    ] = None,
     seed: Seed = _CLICKS.seed,
     dirty_rate: Annotated[
-        float, typer.Option(help="Malformed sessions per well-formed one.")
+        float, typer.Option(min=0, max=0.5, help="Malformed sessions per well-formed one.")
     ] = _CLICKS.dirt.dirty,
     overwrite: Overwrite = False,
 ) -> None:
@@ -103,7 +113,7 @@ def fetch(
             fix=did_you_mean(name, ARCHIVES),
         )
     target = out if out is not None else Path("data") / name
-    fetch_archive(ARCHIVES[name], target, base_url, overwrite=overwrite)
+    fetch_archive(name, target, base_url, overwrite=overwrite)
     print(f"wrote {target}: checksum verified; its README states the terms of use")
 
 

@@ -6,18 +6,17 @@ of records is that of whole files.
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from conf.encoders import KEY_PREFIX
 from conf.errors import InputDataError, did_you_mean
 from conf.etl.imported import ImportConfig, ImportedFeatureConfig
-from conf.local_paths import is_hidden, local_path
+from conf.local_paths import local_path, match_visible
 from conf.manifest import SEQUENCE_RECORDS, DatasetKeys, InputFile
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, FeatureSpec, PackedSlot
 from etl.tfrecord.codec.framing import read_record_blocks
@@ -25,13 +24,21 @@ from etl.tfrecord.codec.infer import FeatureCollector, count_feature_lists
 from etl.tfrecord.commit.output_directory import list_complete
 from etl.tfrecord.types.features import WireFeature
 
+MOST_IDS = 100_000_000
+"""Ids of a table whose number nobody declared: 25 GB of rows of 64 numbers."""
+_ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
+"""Splits whose records hold one side alone."""
+RecordType = Literal["Example", "SequenceExample"]
+Found = Sequence[Mapping[str, Any]]
+"""Statistics of a feature, of each split that holds it."""
+
 
 def find_files(config: ImportConfig) -> list[InputFile]:
     """Lists the files, split by split and by name; hidden ones (`.` or `_` in front) not."""
     root = local_path(config.data_dir)
     files: dict[str, InputFile] = {}
     for split, names in config.splits.items():
-        for path in sorted({path for name in names for path in _expand(root, split, name)}):
+        for path in sorted({path for name in names for path in _find(root, split, name)}):
             file = describe_input(split, path)
             if files.setdefault(file.path, file) is not file:
                 raise InputDataError(
@@ -49,33 +56,20 @@ def describe_input(split: str, path: Path) -> InputFile:
     return InputFile(split, str(path), stat.st_size, stat.st_mtime_ns // 1_000_000, state)
 
 
-def _expand(root: Path, split: str, name: str) -> list[Path]:
-    asked = Path(local_path(name))
+def _find(root: Path, split: str, name: str) -> list[Path]:
+    asked = local_path(name)
     path = root / asked
     found: list[Path] = []
-    for match in [path] if path.exists() else _match_visible(root, asked):
+    matches = match_visible(root, asked, is_recursive=True)
+    for match in [path] if path.exists() else [root / match for match in matches]:
         found += [match / file for file in list_complete(match)] if match.is_dir() else [match]
     if files := [file.resolve() for file in found if file.is_file()]:
         return files
     raise InputDataError(
-        f"split {split}: no such file",
+        f"split {split}: no such file, and no visible one in it",
         received=path,
-        allowed="a file, a folder or a glob; names with . or _ in front do not count",
         fix=f"correct splits.{split}, or give the folder by --data",
     )
-
-
-def _match_visible(root: Path, asked: Path) -> list[Path]:
-    """Returns what a glob matches, without what lies in hidden folders that it does not name."""
-    matches = map(Path, glob.glob(str(asked), root_dir=root, recursive=True))  # noqa: PTH207
-    return [
-        root / match
-        for match in matches
-        if not any(
-            part not in asked.parts and is_hidden(part, is_folder=part != match.name)
-            for part in match.parts
-        )
-    ]
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ class RecordMapping:
 
     config: ImportConfig
     features: tuple[MappedFeature, ...]
-    record_type: Literal["Example", "SequenceExample"]
+    record_type: RecordType
 
     @property
     def schema(self) -> FeatureSchema:
@@ -155,15 +149,15 @@ class RecordMapping:
         is_free = file.source == "catalog" or self.config.record_type is not None
         if with_lists and not is_sequence:
             raise InputDataError(
-                f"{file.path} holds tf.train.SequenceExample: its feature lists would be left out",
+                f"{file.path} holds SequenceExamples: its feature lists would be left out",
                 received=f"feature lists in {with_lists:,} records",
                 fix="set `record_type: SequenceExample`, or leave it out",
             )
         if is_sequence and rows and not with_lists and not is_free:
             raise InputDataError(
-                f"{file.path} holds tf.train.Example, and other files tf.train.SequenceExample",
+                f"{file.path} holds Examples, and other files SequenceExamples",
                 received=f"feature lists in none of {rows:,} records",
-                fix="import two datasets; if they are SequenceExamples without a step, set "
+                fix="import two datasets; if no record has a step, set "
                 "`record_type: SequenceExample`",
             )
 
@@ -171,39 +165,52 @@ class RecordMapping:
 def map_records(config: ImportConfig, files: Sequence[InputFile]) -> RecordMapping:
     """Maps the declared features; looks through the files for what is not declared."""
     packed = {name: key for key, names in config.packed.items() for name in names}
-    record_type = config.record_type or "Example"
+    record_type: RecordType = config.record_type or "Example"
     known: dict[str, WireFeature] = {}
     if config.record_type != "Example" or any(f.dtype is None for f in config.features):
         names = {packed.get(feature.name, feature.name) for feature in config.features}
         record_type, known = _look(config, files, names)
     features = tuple(_map_feature(f, packed.get(f.name), known) for f in config.features)
-    mapping = RecordMapping(config, features, record_type)
-    _check_lists(mapping)
-    return mapping
+    for feature in features:
+        _check_list(config, feature)
+    return RecordMapping(config, features, record_type)
+
+
+def _look(
+    config: ImportConfig, files: Sequence[InputFile], names: set[str]
+) -> tuple[RecordType, dict[str, WireFeature]]:
+    """Reads files through: the type of their records, and what these hold of some features."""
+    collector = FeatureCollector(config.record_type or SEQUENCE_RECORDS)
+    with_lists = 0
+    for file in files:
+        for block in read_record_blocks(file.path):
+            collector.update(block, file.path)
+            with_lists += count_feature_lists(block)
+    record_type = config.record_type or (SEQUENCE_RECORDS if with_lists else "Example")
+    return record_type, {found.name: found for found in collector.features(names)}
 
 
 def _map_feature(
     config: ImportedFeatureConfig, packed: str | None, known: Mapping[str, WireFeature]
 ) -> MappedFeature:
-    key = packed or config.name
-    found = known.get(key)
-    if found is None and config.dtype is None:
+    found = known.get(packed or config.name)
+    kind = config.dtype or (None if found is None else found.kind)
+    if kind is None:
         raise InputDataError(
-            f"no record holds a feature {key!r}",
+            f"no record holds a feature {packed or config.name!r}",
             received=", ".join(known) or "records without any value",
-            fix=did_you_mean(key, known) if known else "check that these are the right files",
+            fix=did_you_mean(packed or config.name, known) if known else "correct the files",
         )
-    kind = config.dtype or (found.kind if found else "bytes")
-    is_sequence = found is not None and found.is_sequence and packed is None
-    is_found_list = found is not None and found.is_list and packed is None and config.dtype is None
-    is_list = config.is_list or is_sequence or is_found_list
     are_ids = config.reads_as_ids(kind)
     if (are_ids or config.are_keys) and kind != "int64":
         raise InputDataError(
-            f"feature {config.name!r} holds no ids",
-            received=kind,
+            f"feature {config.name!r} holds {kind}, and no ids",
             fix="leave out its `ids`, `offset` and `vocabulary_size`",
         )
+    # A packed scalar is one value of the list that it was found in.
+    is_sequence = found is not None and found.is_sequence and packed is None
+    is_listed = found is not None and found.is_list and packed is None and config.dtype is None
+    is_list = config.is_list or is_sequence or is_listed
     spec = FeatureSpec(
         name=config.name,
         dtype=kind,
@@ -218,38 +225,111 @@ def _map_feature(
     return MappedFeature(config, spec, WireFeature(config.name, kind, is_list, is_sequence))
 
 
-def _look(
-    config: ImportConfig, files: Sequence[InputFile], names: set[str]
-) -> tuple[Literal["Example", "SequenceExample"], dict[str, WireFeature]]:
-    """Reads files through: the type of their records, and what these hold of some features."""
-    collector = FeatureCollector(config.record_type or SEQUENCE_RECORDS)
-    with_lists = 0
-    for file in files:
-        for block in read_record_blocks(file.path):
-            collector.update(block, file.path)
-            with_lists += count_feature_lists(block)
-    record_type = config.record_type or (SEQUENCE_RECORDS if with_lists else "Example")
-    return record_type, {found.name: found for found in collector.features(names)}
-
-
-def _check_lists(mapping: RecordMapping) -> None:
+def _check_list(config: ImportConfig, feature: MappedFeature) -> None:
     """Refuses lists where there is to be one value, and the other way round."""
-    config, keys = mapping.config, (mapping.config.keys.user, mapping.config.keys.item)
-    aligned = {name for group in config.aligned for name in group}
+    name, declared, is_list = feature.name, feature.config, feature.spec.is_list
+    # Scores would read zeros where batches are filled with something else.
+    if is_list and not declared.is_list and declared.pad_value:
+        raise InputDataError(
+            f"feature {name!r} is a list of any length, which is filled with 0 or ''",
+            received=f"pad_value: {declared.pad_value!r}",
+            fix="give it a max_len, or leave pad_value out",
+        )
+    # A row has one user and item; lists alone turn, and are aligned.
+    is_key = name in (config.keys.user, config.keys.item)
+    is_over_time = declared.turns or any(name in group for group in config.aligned)
+    if is_key if is_list else is_over_time:
+        raise InputDataError(
+            f"feature {name!r} holds {'several values' if is_list else 'one value'}",
+            received="keys.user, keys.item" if is_list else "order, aligned",
+            fix="name another feature there; a max_len makes a feature a list",
+        )
+
+
+def build_schema(
+    mapping: RecordMapping, statistics: Mapping[str, Mapping[str, Any]]
+) -> FeatureSchema:
+    """Completes the schema by the statistics of the records, which it holds against the config."""
+    found = {
+        feature.name: [
+            by_feature[feature.name]
+            for split, by_feature in statistics.items()
+            if _ROLE_OF_SPLIT.get(split, feature.config.role) == feature.config.role
+        ]
+        for feature in mapping.features
+    }
+    sizes: dict[str, int] = {}  # Of the tables that features share.
     for feature in mapping.features:
-        name, declared, is_list = feature.name, feature.config, feature.spec.is_list
-        # Scores would read zeros where batches are filled with something else.
-        if is_list and not declared.is_list and declared.pad_value:
-            raise InputDataError(
-                f"feature {name!r} is a list of any length, which is filled with 0 or ''",
-                received=f"pad_value: {declared.pad_value!r}",
-                fix="give it a max_len, or leave pad_value out",
-            )
-        # A row has one user and item; lists alone turn, and are aligned.
-        is_wrong = name in keys if is_list else declared.turns or name in aligned
-        if is_wrong:
-            raise InputDataError(
-                f"feature {name!r} holds {'several values' if is_list else 'one value'}",
-                received="keys.user, keys.item" if is_list else "order, aligned",
-                fix="name another feature there; a max_len makes a feature a list",
-            )
+        _check_present(feature, found[feature.name])
+        if feature.are_ids:
+            size, table = _count_ids(feature, found[feature.name]), feature.spec.table
+            sizes[table] = max(sizes.get(table, 0), size)
+    _refuse_special_ids(mapping, found)
+    specs = (
+        replace(f.spec, vocabulary_size=sizes[f.spec.table]) if f.are_ids else f.spec
+        for f in mapping.features
+    )
+    return FeatureSchema(tuple(specs))
+
+
+def _check_present(feature: MappedFeature, found: Found) -> None:
+    """Refuses what training would stop at: absent values, and lists of another length."""
+    spec, length = feature.spec, feature.config.length
+    rows, missing = (sum(one[key] for one in found) for key in ("rows", "missing"))
+    is_optional = feature.config.pad_value is not None or feature.is_embedded
+    is_required = not is_optional and (length is not None or not spec.is_list)
+    if missing == rows or (missing and is_required):
+        raise InputDataError(
+            f"{missing:,} of {rows:,} records lack feature {spec.name!r}",
+            fix="correct its name, or give it a pad_value, which stands for an absent value",
+        )
+    lengths = {one["length"][key] for one in found for key in ("min", "max") if length} - {None}
+    if not lengths <= ({length, 0} if is_optional else {length}):
+        raise InputDataError(
+            f"lists of feature {spec.name!r} have {min(lengths)} to {max(lengths)} values",
+            fix="correct its length, or declare max_len for lists of any length",
+        )
+
+
+def _count_ids(feature: MappedFeature, found: Found) -> int:
+    """Number of a feature's ids, 0 for padding and 1 for absent values included."""
+    offset, declared = feature.offset, feature.config.vocabulary_size
+    lowest = min((one["min"] for one in found if one["min"] is not None), default=0)
+    highest = max((one["max"] for one in found if one["max"] is not None), default=0)
+    size = int(max(highest + 1 if declared is None else declared + offset, FIRST_TOKEN_ID))
+    # A vocabulary has a row in a file for each id, whatever is declared.
+    most = size if declared is not None and not offset else MOST_IDS
+    if lowest < 0 or highest >= size or size > most:
+        raise InputDataError(
+            f"feature {feature.name!r} holds ids outside its table",
+            received=int(lowest) if lowest < 0 else max(int(highest), size - 1) - offset,
+            allowed=f"{FIRST_TOKEN_ID - offset if offset else 0} to {min(size, most) - offset - 1}"
+            + (f"; {feature.pad} stands for none" if offset else ""),
+            fix="raise vocabulary_size, or leave it out to take the highest id; set `offset: 2` "
+            "where ids start at 0 and -1 is none, `ids: false` for numbers, `ids: keys` for hashes "
+            f"(train with model.embeddings.{feature.spec.table}.kind=dynamic)",
+        )
+    return size
+
+
+def _refuse_special_ids(mapping: RecordMapping, found: Mapping[str, Found]) -> None:
+    """Refuses ids that records hold and Sluice reads as none, unless the config says what is so."""
+    declared = {f.spec.table for f in mapping.features if f.config.offset is not None}
+    held: list[str] = []
+    for feature in mapping.features:
+        if not feature.is_embedded or feature.spec.table in declared:
+            continue
+        statistics = found[feature.name]
+        # In a list, 0 may well be padding.
+        keys = {1: "oov"} if feature.spec.is_list else {0: "zeros", 1: "oov"}
+        counts = {id_: sum(one[key] for one in statistics) for id_, key in keys.items()}
+        if shown := [f"{id_} ({count:,} times)" for id_, count in counts.items() if count]:
+            rows = sum(one["rows"] for one in statistics)
+            held.append(f"{feature.name}: {' and '.join(shown)}, in {rows:,} records")
+    if held:
+        raise InputDataError(
+            "features hold what Sluice reads as padding (0) or as an absent value (1)",
+            received="; ".join(held),
+            fix="set `offset`: 2 where ids start at 0, 1 where they start at 1 and 0 is none, 0 "
+            "where 0 and 1 are none already; or `ids: false` if the values are numbers",
+        )

@@ -8,12 +8,10 @@ linked or copied.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +37,6 @@ from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
 from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
-
-_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -85,12 +81,7 @@ class Survey:
             compression = detect_compression(handle.read(HEADER_BYTES))
         statistics = StatisticsAccumulator(mapping.arrow_schema, self._focus)
         rows, with_lists = 0, 0
-        with contextlib.ExitStack() as stack:
-            writer = None
-            if mapping.config.writes_anew:
-                options = ShardOptions(mapping.record_type, compression=compression)
-                schema = nest_schema(mapping.arrow_schema, mapping.feature_lists)
-                writer = stack.enter_context(TableWriter(target, schema, options))
+        with self._open_writer(target, compression) as writer:
             for block in read_record_blocks(file.path):
                 batch = self._decoder.decode_block(block, file.path)
                 batch = _rearrange(mapping, batch, f"{file.path}, from record {block.first_record}")
@@ -101,11 +92,20 @@ class Survey:
                 if writer is not None:
                     writer.write(nest_lists(batch, mapping.feature_lists))
         mapping.check_file(file, rows, with_lists)
-        if not mapping.config.writes_anew:
+        if writer is None:
             _bring(source, target, mapping.config.output.files)
         described = describe_file(self._staging, target)
         info = ShardInfo(described.path, rows, described.bytes, described.crc32c)
         return SurveyedFile(file.source, info, statistics.to_dict(), compression)
+
+    def _open_writer(
+        self, target: Path, compression: Compression | None
+    ) -> AbstractContextManager[TableWriter | None]:
+        mapping = self._mapping
+        if not mapping.config.writes_anew:
+            return nullcontext()
+        schema = nest_schema(mapping.arrow_schema, mapping.feature_lists)
+        return TableWriter(target, schema, ShardOptions(mapping.record_type, compression))
 
     def _count(self, batch: pa.RecordBatch, split: str) -> None:
         for feature in self._mapping.features:
@@ -139,14 +139,12 @@ def _bring(source: Path, target: Path, how: str) -> None:
         return
     try:
         os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    except OSError:  # another file system, or one without links
         target.symlink_to(source)
 
 
 def _rearrange(mapping: RecordMapping, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
-    """Joins steps of feature lists, turns lists and moves ids; errors tell where records lie."""
+    """Joins steps of feature lists, turns lists and moves ids; errors say `where` records lie."""
     for name in mapping.feature_lists:
         _check_steps(name, batch.column(name), where)
     batch = flatten_lists(batch, mapping.feature_lists)
@@ -182,7 +180,6 @@ def _check_aligned(columns: dict[str, pa.ListArray], where: str) -> None:
         raise InputDataError(
             f"{where}: lists that are to be aligned are not equally long",
             received=f"{', '.join(found)} values, in row {row}; {wrong.sum():,} such records",
-            fix="correct the files, or `aligned`",
         )
 
 
@@ -192,30 +189,22 @@ def _turn(
     """Turns lists round, each up to where its ids, or those beside it, are padded."""
     turned = [feature for feature in mapping.features if feature.config.turns]
     lengths = {f.name: split_lists(columns[f.name])[1].lengths for f in turned}
-    ids = [feature for feature in turned if feature.is_embedded]
-    ends = {f.name: count_unpadded(columns[f.name], f.pad) for f in ids}
-    padded = [name for name, kept in ends.items() if (kept < lengths[name]).any()]
+    ends = {f.name: count_unpadded(columns[f.name], f.pad) for f in turned if f.is_embedded}
     kept = lengths | ends
-    for name in lengths:
+    for name in (name for name in lengths if name not in ends):
         group = next((group for group in mapping.config.aligned if name in group), ())
         beside = next((other for other in group if other in ends), None)
         if beside is not None:
             kept[name] = ends[beside]
-        elif name not in ends:
-            _refuse_unaligned(name, lengths, padded, where)
+            continue
+        for ids, end in ends.items():
+            # Nothing tells the end of a list that is as long as a padded one.
+            if (end < lengths[ids]).any() and np.array_equal(lengths[ids], lengths[name]):
+                raise InputDataError(
+                    f"{where}: {ids!r} is padded at its end, and {name!r} is as long",
+                    fix=f"name them by `aligned: [[{ids}, {name}]]`, so that both are cut",
+                )
     return {name: turn_list(columns[name], kept[name]) for name in lengths}
-
-
-def _refuse_unaligned(
-    name: str, lengths: Mapping[str, np.ndarray], padded: Sequence[str], where: str
-) -> None:
-    """Refuses to turn a list whose end nothing tells, beside padded ones that are as long."""
-    for ids in padded:
-        if np.array_equal(lengths[ids], lengths[name]):
-            raise InputDataError(
-                f"{where}: {ids!r} is padded at its end, and {name!r} is as long",
-                fix=f"name them by `aligned: [[{ids}, {name}]]`, so that both are cut",
-            )
 
 
 def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
@@ -246,9 +235,7 @@ def turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
 def move_ids(column: pa.Array, offset: int) -> pa.Array:
     """Moves ids up; what stands for none becomes padding in a list, else an absent value.
 
-    Args:
-        column: int64, or lists of int64.
-        offset: What is added, 1 or 2; 1 - offset stands for none.
+    The column is of int64, or of lists of int64; 1 - offset stands for none.
     """
     if pa.types.is_list(column.type):
         values, rows = split_lists(column)

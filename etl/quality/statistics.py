@@ -46,8 +46,6 @@ from etl.tfrecord.types.features import is_bytes, is_list, is_text
 
 DENSE_VALUES = 1 << 16
 """Integers from 0 up to here are counted in an array: ids, as frequency orders them, mostly are."""
-UNSCALED = 10
-"""Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
 _PENDING_BYTES = 1 << 24
 _PENDING_PARTS = 16
 _COUNTS = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
@@ -531,29 +529,3 @@ def refuse_negative_weights(
                     fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
                     "rows, which are counted and left out",
                 )
-
-
-def find_not_finite(statistics: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Finds features with values that are no numbers: a line for each feature of a split."""
-    return [
-        f"feature {name!r}, split {split}: {found['nan']:,} values are NaN and "
-        f"{found['infinite']:,} infinite; training on it ends with exit code 5"
-        for split, by_feature in statistics.items()
-        for name, found in by_feature.items()
-        if found.get("nan") or found.get("infinite")
-    ]
-
-
-def find_unscaled(
-    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
-    """Finds numbers far from 1, which models read as they are and learn badly from."""
-    found = {}
-    for spec in schema.by_role("user", "item", "context"):
-        values = statistics["train"].get(spec.name, {})
-        mean, std = values.get("mean"), values.get("std")
-        if spec.vocabulary_size is not None or spec.encoding != IDENTITY or mean is None:
-            continue
-        if max(abs(mean), std) > UNSCALED:
-            found[spec.name] = f"mean {mean:.3g}, deviation {std:.3g}"
-    return found

@@ -1,4 +1,4 @@
-"""Public data sets: downloaded, checked against their checksums and unpacked."""
+"""Public data sets, and the folders of sample data: written whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from conf.errors import ConfigError, InputDataError, InternalError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.local_paths import absolute_path
 from conf.storage.atomic_output import staged_directory
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
+ARCHIVES = {
+    "ml-1m": "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20",
+    "ml-100k": "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+}
+"""SHA-256 of each zip archive that can be fetched."""
 ARCHIVE_CARD_NAME = "DOWNLOAD.json"
-MAX_BYTES = 64 << 20
 _RETRIES, _TIMEOUT_S = 2, 30.0
 
 
@@ -23,46 +28,30 @@ _RETRIES, _TIMEOUT_S = 2, 30.0
 def replace_directory(out_dir: Path, marker: str, *, overwrite: bool) -> Iterator[Path]:
     """Yields an empty directory that takes the place of `out_dir` when the block ends well.
 
-    Args:
-        out_dir: The directory to publish; may exist when empty, or with `overwrite`.
-        marker: Name of a file that every directory of this kind holds; only a directory that
-            holds it is ever replaced.
-        overwrite: Whether an earlier directory of this kind may be replaced.
+    With `overwrite` a directory that holds the file `marker` is replaced, and no other.
 
     Raises:
         ConfigError: `out_dir` exists and may not be replaced.
-        InternalError: The file system refused (no space, no permission).
         UpstreamNotReadyError: Another process is writing `out_dir`.
     """
-    out_dir = Path(os.path.abspath(out_dir))  # noqa: PTH100 (resolve() would follow a symlink)
-    try:
-        with staged_directory(out_dir) as staging:
-            _require_replaceable(out_dir, marker, overwrite)
-            yield staging
-    except OSError as error:
-        raise InternalError(
-            f"cannot write {out_dir}",
-            received=error,
-            fix="check free space and permissions; nothing was changed",
-        ) from error
+    out_dir = absolute_path(out_dir)
+    with staged_directory(out_dir) as staging:
+        _require_replaceable(out_dir, marker, overwrite)
+        yield staging
 
 
 def _require_replaceable(out_dir: Path, marker: str, overwrite: bool) -> None:
-    names = [path.name for path in out_dir.iterdir()] if out_dir.is_dir() else []
-    if out_dir.is_symlink() or (out_dir.exists() and not out_dir.is_dir()):
-        what = "the output path is not a directory"
-    elif names and not overwrite:
-        what = "the output directory is not empty"
-    elif names and marker not in names:
-        what = "refusing to overwrite a directory that was not written by this command"
-    else:
+    if not os.path.lexists(out_dir):
         return
-    raise ConfigError(
-        what,
-        received=out_dir,
-        allowed=f"a new or empty directory; with --overwrite, one that holds {marker}",
-        fix="pass another --out, or --overwrite to replace an earlier output",
-    )
+    is_directory = out_dir.is_dir() and not out_dir.is_symlink()
+    names = [path.name for path in out_dir.iterdir()] if is_directory else ["."]
+    if names and not (overwrite and marker in names):
+        raise ConfigError(
+            "the output exists and is not replaced",
+            received=out_dir,
+            allowed=f"a new or empty directory; with --overwrite, one that holds {marker}",
+            fix="pass another --out, or --overwrite to replace an earlier output",
+        )
 
 
 def write_card(path: Path, card: dict[str, Any]) -> None:
@@ -79,97 +68,55 @@ def file_sizes(directory: Path) -> dict[str, dict[str, int]]:
     }
 
 
-class Archive(NamedTuple):
-    """A zip archive of one folder, known by its checksum."""
-
-    name: str
-    sha256: str
-
-
-ARCHIVES = {
-    "ml-1m": Archive("ml-1m", "a6898adb50b9ca05aa231689da44c217cb524e7ebd39d264c56e2832f2c54e20"),
-    "ml-100k": Archive(
-        "ml-100k", "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229"
-    ),
-}
-
-
 def fetch_archive(
-    archive: Archive, out_dir: Path, base_url: str = BASE_URL, *, overwrite: bool = False
+    name: str, out_dir: Path, base_url: str = BASE_URL, *, overwrite: bool = False
 ) -> dict[str, Any]:
-    """Downloads and unpacks an archive into a directory that appears complete or not at all.
-
-    Args:
-        archive: What to download and what it must be.
-        out_dir: Directory to create; the archive's top folder is stripped.
-        base_url: Folder of the archive.
-        overwrite: Whether an earlier download in `out_dir` may be replaced.
-
-    Returns:
-        The content of `DOWNLOAD.json`: address, checksum and files.
+    """Downloads and unpacks one of `ARCHIVES` without its top folder; returns `DOWNLOAD.json`.
 
     Raises:
         ConfigError: `out_dir` may not be replaced.
         UpstreamNotReadyError: The server cannot be reached or does not hold the file.
-        InputDataError: Wrong checksum, or too large.
+        InputDataError: The file is not the published one.
     """
+    address = f"{base_url.rstrip('/')}/"
     with replace_directory(out_dir, ARCHIVE_CARD_NAME, overwrite=overwrite) as staging:
         download = staging / ".download"
-        zip_path = _download(archive, base_url, download)
-        shutil.unpack_archive(zip_path, download / "unpacked")
+        shutil.unpack_archive(_download(name, address, download), download / "unpacked")
         (top,) = (download / "unpacked").iterdir()
         for path in top.iterdir():
             path.rename(staging / path.name)
         shutil.rmtree(download)
-        files = file_sizes(staging)
-        url = f"{base_url.rstrip('/')}/{archive.name}.zip"
-        card = {"name": archive.name, "url": url, "sha256": archive.sha256, "files": files}
+        card = {
+            "name": name,
+            "url": f"{address}{name}.zip",
+            "sha256": ARCHIVES[name],
+            "files": file_sizes(staging),
+        }
         write_card(staging / ARCHIVE_CARD_NAME, card)
     return card
 
 
-def _download(archive: Archive, base_url: str, folder: Path) -> Path:
+def _download(name: str, address: str, folder: Path) -> Path:
     # Imported late: together they take longer than most commands.
     import pooch
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    name = f"{archive.name}.zip"
-    known = {name: f"sha256:{archive.sha256}"}
-    source = pooch.create(folder, f"{base_url.rstrip('/')}/", registry=known)
-    source.retry_if_failed = _RETRIES
-    downloader = pooch.HTTPDownloader(progressbar=_Limit(), timeout=_TIMEOUT_S)
+    file, sha256 = f"{name}.zip", ARCHIVES[name]
+    known = {file: f"sha256:{sha256}"}
+    source = pooch.create(folder, address, registry=known, retry_if_failed=_RETRIES)
     try:
-        return Path(source.fetch(name, downloader=downloader))
+        return Path(source.fetch(file, downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S)))
     except requests.RequestException as error:
         raise UpstreamNotReadyError(
-            f"cannot download {name}",
+            f"cannot download {file}",
             received=error,
-            fix="check the network and --base-url, or run `generate` for a sample without network",
+            fix="check the network and --base-url, or `sluice data generate` a sample",
         ) from error
     except ValueError as error:
         raise InputDataError(
-            f"{name} is not the published file",
+            f"{file} is not the published file",
             received=error,
-            allowed=f"SHA-256 {archive.sha256}",
+            allowed=f"SHA-256 {sha256}",
             fix="try again; if it stays so, the source was changed: do not use it",
         ) from error
-
-
-class _Limit:
-    """Stands where pooch takes a progress bar, and stops a download of too many bytes."""
-
-    total = received = 0
-
-    def update(self, count: int) -> None:
-        """Counts bytes that have come."""
-        self.received += count
-        if self.received > MAX_BYTES:
-            raise InputDataError("the download is too large", allowed=f"at most {MAX_BYTES} bytes")
-
-    def reset(self) -> None:
-        """Begins to count anew."""
-        self.received = 0
-
-    def close(self) -> None:
-        """Ends a download."""

@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 
 from etl.sample_data.archive import replace_directory, write_card
-from etl.sample_data.config import DirtRates, SampleConfig, require_bounds
-from etl.sample_data.movielens import CARD_NAME, SampleChunk, count_turns, draw_chunk, plan_chunks
-from etl.sample_data.movies import build_catalogue
-from etl.sample_data.ratings import RatingEvents
+from etl.sample_data.config import DirtRates, SampleConfig
+from etl.sample_data.movielens import (
+    CARD_NAME,
+    SampleChunk,
+    count_turns,
+    draw_chunk,
+    plan_chunks,
+    share_lines,
+)
+from etl.sample_data.ratings import RatingEvents, build_catalogue
 
 CLICKS_NAME = "clicks.tsv"
 _CLICKS_PER_SESSION = 8
@@ -30,34 +36,20 @@ def plan_clicks(
 ) -> SampleConfig:
     """Returns the events that sessions are made of: a user is a session, a movie a video.
 
-    Args:
-        sessions: Number of well-formed sessions, 50 to 10^7; malformed ones come on top.
-        videos: Number of videos; None scales it with the sessions.
-        seed: Seed of every random stream, >= 0.
-        dirty: Sessions with a malformed entry, as a share of the well-formed ones.
-
-    Raises:
-        ConfigError: A value is out of range, or the videos are too few for the sessions.
+    `dirty` is the share of sessions with a malformed entry, on top of the well-formed ones.
     """
-    require_bounds(sessions=sessions, videos=videos)
     dirt = DirtRates(dirty, duplicate=0.0, unknown=0.0)
     return SampleConfig(sessions * _CLICKS_PER_SESSION, sessions, videos, seed, dirt)
 
 
 def write_clicks(config: SampleConfig, out_dir: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Generates a log of click sequences into a directory that appears complete or not at all.
-
-    Args:
-        config: What `plan_clicks` returns; decides every byte.
-        out_dir: Directory to create.
-        overwrite: Whether an earlier sample in `out_dir` may be replaced.
+    """Generates the sample that `plan_clicks` describes, which decides every byte.
 
     Returns:
         The content of `SAMPLE.json`: config, and the exact number of lines of each kind.
 
     Raises:
         ConfigError: `out_dir` may not be replaced.
-        InternalError: The file system refused.
     """
     size, dirty = config.size, config.dirt.dirty
     malformed = _number_malformed(config, range(size.users))
@@ -112,5 +104,4 @@ def _mix_in_malformed(lines: list[str], config: SampleConfig, chunk: SampleChunk
 
 def _number_malformed(config: SampleConfig, sessions: range) -> range:
     """The malformed sessions that fall on some of the well-formed ones; their kinds take turns."""
-    total, users = round(config.dirt.dirty * config.size.users), config.size.users
-    return range(*(total * edge // users for edge in (sessions.start, sessions.stop)))
+    return share_lines(config.dirt.dirty, config.size.users, sessions)

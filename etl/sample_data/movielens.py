@@ -21,12 +21,14 @@ import pyarrow.compute as pc
 
 from etl.sample_data.archive import file_sizes, replace_directory, write_card
 from etl.sample_data.config import SampleConfig
-from etl.sample_data.movies import GENRES, build_catalogue, build_titles
 from etl.sample_data.ratings import (
     AGE_CODES,
+    GENRES,
     USER_STREAM,
     RatingEvents,
     Users,
+    build_catalogue,
+    build_titles,
     draw_activity,
     draw_events,
     draw_users,
@@ -72,9 +74,14 @@ def count_turns(kinds: Sequence[str], numbers: range) -> dict[str, int]:
 def share_dirt(config: SampleConfig, rows: range) -> DirtShare:
     """Splits the exact total of each kind over chunks in proportion to their rows."""
     rates = config.dirt
-    totals = [round(r * config.ratings) for r in (rates.dirty, rates.unknown, rates.duplicate)]
-    edges = ([total * e // config.ratings for e in (rows.start, rows.stop)] for total in totals)
-    return DirtShare(*(range(first, end) for first, end in edges))
+    each = (rates.dirty, rates.unknown, rates.duplicate)
+    return DirtShare(*(share_lines(rate, config.ratings, rows) for rate in each))
+
+
+def share_lines(rate: float, rows: int, part: range) -> range:
+    """Numbers the lines that fall on a part of the rows, of `rate` lines for each of the rows."""
+    total = round(rate * rows)
+    return range(total * part.start // rows, total * part.stop // rows)
 
 
 def write_sample(
@@ -84,20 +91,15 @@ def write_sample(
     overwrite: bool = False,
     on_ratings: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Generates a sample into a directory that appears complete or not at all.
+    """Generates a sample, of which the config decides every byte.
 
-    Args:
-        config: Size, seed and dirt; decides every byte.
-        out_dir: Directory to create.
-        overwrite: Whether an earlier sample in `out_dir` may be replaced.
-        on_ratings: Called with the number of ratings that were written since the last call.
+    `on_ratings` is called with the number of ratings that were written since its last call.
 
     Returns:
         The content of `SAMPLE.json`: config, files, and the exact number of lines of each kind.
 
     Raises:
         ConfigError: `out_dir` may not be replaced.
-        InternalError: The file system refused.
     """
     with replace_directory(out_dir, CARD_NAME, overwrite=overwrite) as staging:
         chunks = plan_chunks(config)
@@ -158,16 +160,7 @@ def format_users(users: Users, config: SampleConfig, chunk: SampleChunk) -> byte
 
 
 def format_ratings(events: RatingEvents, config: SampleConfig, chunk: SampleChunk) -> bytes:
-    """Renders a chunk of `ratings.dat`, its dirt mixed in.
-
-    Args:
-        events: The valid ratings.
-        config: The sample, which decides how much dirt the chunk has.
-        chunk: The place of the ratings in the sample.
-
-    Returns:
-        Lines `UserID::MovieID::Rating::Timestamp`, each ended by a line feed.
-    """
+    """Renders a chunk of `ratings.dat`, dirt mixed in: `UserID::MovieID::Rating::Timestamp`."""
     rng, share = config.rng(_DIRT_STREAM, chunk.number), share_dirt(config, chunk.rows)
     clean, user_ids = _join_fields(*events), events.user_ids
     source = rng.choice(len(clean), len(share.malformed) + len(share.unknown), replace=False)

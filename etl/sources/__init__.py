@@ -1,4 +1,1 @@
-"""Declared sources: every row of a file, table or query is a row of the schema or a bad row.
-
-Formats are declared in `conf/etl/sources.py`; `read.py` picks the reader of each.
-"""
+"""Declared sources: every row of a file, table or query is a row of the schema or a bad row."""

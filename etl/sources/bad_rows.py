@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,8 @@ def column_faults(
         unknown = value.isNotNull() & ~parsed.text.isin(*column.one_of)
         faults.append((unknown, f"not_allowed:{name}"))
     if column.not_after is not None:
-        faults.append((value >= F.lit(_end_ms(column, dates)), f"in_future:{name}"))
+        last = find_last_day(column, dates)
+        faults.append((value >= F.lit(DateRange(last, last).span_ms[1]), f"in_future:{name}"))
     return faults
 
 
@@ -90,14 +91,8 @@ def _bound_faults(column: ColumnConfig, value: Column) -> list[Fault]:
     return faults
 
 
-def _any(column: ColumnConfig, value: Column, test: object) -> Column:
-    return F.exists(value, test) if column.is_list else test(value)  # type: ignore[operator, arg-type]
-
-
-def _end_ms(column: ColumnConfig, dates: DateRange | None) -> int:
-    """First millisecond after the last day that a timestamp may lie in."""
-    last = find_last_day(column, dates)
-    return DateRange(last, last).span_ms[1]
+def _any(column: ColumnConfig, value: Column, test: Callable[[Column], Column]) -> Column:
+    return F.exists(value, test) if column.is_list else test(value)
 
 
 def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.date:
@@ -107,7 +102,6 @@ def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.dat
         if dates is None:
             raise ConfigError(
                 f"column {column.name!r} may not lie after the run's date, and the run has none",
-                received="not_after: run_date",
                 fix="give the run a date (--date), or set `not_after` to a day",
             )
         last = dates.last
@@ -119,21 +113,16 @@ def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.dat
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """Rows of a source: all, and the bad ones by reason.
-
-    Attributes:
-        read: All rows, bad ones included.
-        bad: Bad rows by reason.
-        values: Good rows that have a value, by nullable column.
-        new: Keys of one of the rows that are not declared.
-        asked: What `Source.asked` gives; empty where no row is good.
-    """
+    """Rows of a source: all, and the bad ones by reason."""
 
     read: int
     bad: dict[str, int]
     values: Mapping[str, int] = field(default_factory=dict)
+    """Good rows that have a value, by nullable column."""
     new: tuple[str, ...] = ()
+    """Keys of one of the rows that are not declared."""
     asked: Mapping[str, Any] = field(default_factory=dict)
+    """What `Source.asked` gives; empty where no row is good."""
 
     @property
     def bad_rows(self) -> int:
@@ -173,19 +162,17 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
     over = fraction > policy.max_fraction
     if not (over or (policy.policy == "fail" and bad) or bad == counts.read):
         return
-    by_reason = source.bad.groupBy("reason").agg(
-        F.min("line").alias("line"), F.count("*").alias("n")
-    )
-    examples = by_reason.orderBy(F.desc("n"), "reason").limit(3).collect()
-    shown = "; ".join(f"{row['reason']}: {row['line'][:120]!r}" for row in examples)
-    reasons = ", ".join(f"{reason} {n}" for reason, n in counts.bad.items())
+    examples = source.bad.groupBy("reason").agg(F.min("line").alias("line")).collect()
+    lines = {row["reason"]: row["line"][:120] for row in examples}
+    most = sorted(counts.bad.items(), key=lambda found: -found[1])
+    shown = "; ".join(f"{reason} {n}, such as {lines.get(reason)!r}" for reason, n in most[:5])
     budget = 0.0 if policy.policy == "fail" else policy.max_fraction
     raise InputDataError(
-        f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%})",
-        received=f"{reasons or 'no rows'}\n            {shown}",
-        allowed=f"at most {budget:.2%} (sources.{source.name}.bad_rows)",
+        f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%}), and "
+        f"may have {budget:.2%}",
+        received=shown or "no rows",
         fix="check the separator, encoding, format and columns of the source (of times their "
-        "`timestamp_format`), correct the input, or raise the budget",
+        f"`timestamp_format`), correct the input, or raise sources.{source.name}.bad_rows",
     )
 
 
@@ -218,7 +205,7 @@ def settle_bad_rows(
     sources: Mapping[str, Source],
     counts: Mapping[str, SourceCounts],
     declared: Mapping[str, SourceConfig],
-    staging: Path,
+    staging: Path | None = None,
 ) -> None:
     """Refuses sources with too many bad rows, and writes the bad rows of the others aside."""
     for name, source in sources.items():
@@ -226,7 +213,7 @@ def settle_bad_rows(
         check_columns(name, declared[name], counts[name])
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
-        if bad and declared[name].bad_rows.policy == "quarantine":
+        if bad and staging is not None and declared[name].bad_rows.policy == "quarantine":
             source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
 
 

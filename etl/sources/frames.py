@@ -7,7 +7,7 @@ fit is null, and counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,10 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
-from conf.manifest import InputFile
 from etl.sources.files import rows_of_days
-from etl.sources.source import FILE_COLUMN, LINE_COLUMN, FolderTexts, ParsedColumn, ParsedRows
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows, Reading
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
     epoch_millis,
@@ -67,20 +65,22 @@ def cast_column(
         found = T.ArrayType(T.DoubleType())
     _check_type(name, column, found)
     if isinstance(found, T.ArrayType):
-        return _cast_list(column, raw, found.elementType)
-    if column.type == "bytes":
-        value = raw.cast("binary")
-        return {column.name: ParsedColumn(value, raw.isNotNull(), F.base64(value))}
-    if isinstance(found, _TEXTS):
+        element = found.elementType
+        if column.pair is not None:
+            texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
+            return parse_pairs(column, column.pair, raw, texts)
+        value = F.transform(raw, lambda e: _cast(column, e, element))
+    elif isinstance(found, _TEXTS) and column.type != "bytes":
         text = _valid_text(raw, found)
-        broken = ((raw.isNotNull() & text.isNull(), f"not_utf8:{column.name}"),)
         columns = parse_column(column, text)
-        first = columns[column.name]
-        return {**columns, column.name: replace(first, faults=broken + first.faults)}
-    if column.pair is not None:
+        first, broken = columns[column.name], raw.isNotNull() & text.isNull()
+        faults = ((broken, f"not_utf8:{column.name}"), *first.faults)
+        return {**columns, column.name: replace(first, faults=faults)}
+    elif column.pair is not None:
         # A whole number has no second value.
         return parse_column(column, raw.cast("string"))
-    value = _cast(column, raw, found)
+    else:
+        value = _cast(column, raw, found)
     return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
 
 
@@ -89,42 +89,32 @@ def _is_vector(found: T.DataType) -> bool:
     return isinstance(found, T.UserDefinedType) and found.simpleString() == "vector"
 
 
-def _cast_list(column: ColumnConfig, raw: Column, element: T.DataType) -> dict[str, ParsedColumn]:
-    if column.pair is not None:
-        texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
-        return parse_pairs(column, column.pair, raw, texts)
-    value = F.transform(raw, lambda e: _cast(column, e, element))
-    return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
-
-
 def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
     inner = found.elementType if isinstance(found, T.ArrayType) and column.is_list else found
     by_text = isinstance(found, _TEXTS) and column.separator is not None
     shape_fits = not column.is_list or isinstance(found, T.ArrayType) or by_text
-    allowed = list(_ALLOWED[column.element_type])
+    allowed = _ALLOWED[column.element_type]
     if column.timestamp_format in EPOCH_UNITS:
         allowed += (*_INTEGERS, *_FRACTIONS)
-    if shape_fits and isinstance(inner, tuple(allowed)):
-        return
-    raise InputDataError(
-        f"source {name!r}: column {column.field_name!r} has changed its type",
-        received=found.simpleString(),
-        allowed=f"what can be read as {column.type}: "
-        + ", ".join(dict.fromkeys(kind.typeName() for kind in allowed)),
-        fix=f"correct the type of sources.{name}.columns, or correct the input; times as numbers "
-        "need a timestamp_format such as epoch_ms",
-    )
+    if not (shape_fits and isinstance(inner, allowed)):
+        raise InputDataError(
+            f"source {name!r}: column {column.field_name!r} is {found.simpleString()}, and is not "
+            f"read as {column.type}",
+            fix=f"correct sources.{name}.columns, or the input; times as numbers need a "
+            "timestamp_format such as epoch_ms",
+        )
 
 
 def _valid_text(raw: Column, found: T.DataType) -> Column:
     """The text of a string or of bytes; null where the bytes are no UTF-8."""
-    if not isinstance(found, _TEXTS):
-        return raw.cast("string")
-    return F.when(F.is_valid_utf8(raw.cast("string")), raw.cast("string"))
+    text = raw.cast("string")
+    return F.when(F.is_valid_utf8(text), text) if isinstance(found, _TEXTS) else text
 
 
 def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
     kind = SPARK_TYPES[column.element_type]
+    if column.type == "bytes":
+        return raw.cast(kind)
     if isinstance(found, _TEXTS):
         return parse_scalar(column, _valid_text(raw, found))
     if column.type == "timestamp":
@@ -142,12 +132,7 @@ def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
     return raw.try_cast(kind)
 
 
-_MERGES_SCHEMAS = ("parquet", "orc")
-
-
-def read_column_files(
-    spark: SparkSession, name: str, config: SourceConfig, files: Sequence[InputFile]
-) -> tuple[DataFrame, ...]:
+def read_column_files(spark: SparkSession, reading: Reading) -> list[DataFrame]:
     """Reads files with columns, in as few frames as their schemas allow.
 
     Files whose schemas merge are one frame, where a column that a file lacks is null; where a
@@ -157,57 +142,58 @@ def read_column_files(
     Returns:
         Frames with `__file` and Spark's `_metadata`.
     """
-    paths = [file.path for file in files if file.bytes]
+    paths = [file.path for file in reading.files if file.bytes]
     try:
-        frames = _merged(spark, config, paths) or _by_schema(spark, name, config, paths)
+        merged = _merge_schemas(spark, reading.config.format, paths)
+        groups = {(merged, ()): paths} if merged else _group_by_schema(spark, reading, paths)
+        frames = [
+            _load(spark, reading.config.format, schema, group).withColumns(
+                {column: F.lit(None) for column in unread}
+            )
+            for (schema, unread), group in groups.items()
+        ]
     except (PySparkException, Py4JJavaError) as error:
-        raise _explain(name, config, error) from error
+        raise _explain(reading.name, reading.config, error) from error
     # The metadata is named, or a select of columns would lose it.
-    return tuple(
+    return [
         frame.select("*", "_metadata").withColumn(FILE_COLUMN, F.col("_metadata.file_path"))
         for frame in frames
-    )
+    ]
 
 
-def _merged(
-    spark: SparkSession, config: SourceConfig, paths: list[str]
-) -> tuple[DataFrame, ...] | None:
-    """One frame of all files; None: file by file more of them can be read."""
-    if config.format not in _MERGES_SCHEMAS:
+def _merge_schemas(spark: SparkSession, kind: str, paths: list[str]) -> str | None:
+    """One schema of all files; None: file by file more of them can be read."""
+    if kind == "avro":
         return None
-    reader = spark.read.format(config.format).option("mergeSchema", "true")
     try:
-        schema = reader.load(list(map(escape_path, paths))).schema
+        reader = spark.read.format(kind).option("mergeSchema", "true")
+        return reader.load(list(map(escape_path, paths))).schema.json()
     except (PySparkException, Py4JJavaError):
         return None
-    return (_load(spark, config, schema, paths),)
 
 
-def _by_schema(
-    spark: SparkSession, name: str, config: SourceConfig, paths: list[str]
-) -> tuple[DataFrame, ...]:
+def _group_by_schema(
+    spark: SparkSession, reading: Reading, paths: list[str]
+) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+    """The files of each schema, and the columns of each that Spark does not read."""
+    kind = reading.config.format
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for path in paths:
-        if config.format == "parquet":
+        unread: dict[str, str] = {}
+        if kind == "parquet":
             schema, unread = _read_footer(spark, Path(path).as_uri())
-            _refuse_unread(name, config, path, unread)
+            _refuse_unread(reading, path, unread)
         else:
-            schema, unread = spark.read.format(config.format).load(escape_path(path)).schema, {}
+            schema = spark.read.format(kind).load(escape_path(path)).schema
         lacking = tuple(column for column in unread if "." not in column)
         groups.setdefault((schema.json(), lacking), []).append(path)
-    return tuple(
-        _load(spark, config, T.StructType.fromJson(json.loads(schema)), group).withColumns(
-            {column: F.lit(None) for column in unread}
-        )
-        for (schema, unread), group in groups.items()
-    )
+    return groups
 
 
-def _load(
-    spark: SparkSession, config: SourceConfig, schema: T.StructType, paths: list[str]
-) -> DataFrame:
-    wide = _widen_decimals(schema) if config.format == "parquet" else schema
-    return spark.read.format(config.format).schema(wide).load(list(map(escape_path, paths)))
+def _load(spark: SparkSession, kind: str, schema: str, paths: list[str]) -> DataFrame:
+    found = T.StructType.fromJson(json.loads(schema))
+    wide = _widen_decimals(found) if kind == "parquet" else found
+    return spark.read.format(kind).schema(wide).load(list(map(escape_path, paths)))
 
 
 def load_parquet(spark: SparkSession, reader: DataFrameReader, paths: Sequence[str]) -> DataFrame:
@@ -292,12 +278,12 @@ def _to_spark(spark: SparkSession, fields: Any) -> T.StructType | None:
     return None if '"time(' in found else T.StructType.fromJson(json.loads(found))
 
 
-def _refuse_unread(name: str, config: SourceConfig, path: str, unread: Mapping[str, str]) -> None:
-    declared = [f"{column.field_name}.".lower() for column in config.columns]
+def _refuse_unread(reading: Reading, path: str, unread: Mapping[str, str]) -> None:
+    declared = [f"{column.field_name}.".lower() for column in reading.config.columns]
     for column, kind in unread.items():
         if any(field.startswith(f"{column}.".lower()) for field in declared):
             raise InputDataError(
-                f"source {name!r}: column {column!r} is of a type that Spark does not read",
+                f"source {reading.name!r}: Spark does not read the type of column {column!r}",
                 received=f"{path}: {' '.join(kind.split())}"[:300],
                 fix="write it anew as numbers, text or times in microseconds; with pandas by "
                 'DataFrame.to_parquet(…, coerce_timestamps="us", allow_truncated_timestamps=True)',
@@ -309,8 +295,7 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
     if config.format == "avro" and ("AVRO_DATA_SOURCE" in text or "DATA_SOURCE_NOT_FOUND" in text):
         return ConfigError(
             f"source {name!r}: this Spark session cannot read Avro",
-            received="format: avro, without Spark's Avro package on the class path",
-            fix="add it: spark.conf.spark.jars.packages: "
+            fix="add its module: spark.conf.spark.jars.packages: "
             "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
             "it; or spark.conf.spark.jars: the path of its jar",
         )
@@ -326,25 +311,18 @@ _OWN = (FILE_COLUMN, LINE_COLUMN, "_metadata")
 
 
 def find_lackable(
-    config: SourceConfig, frames: Iterable[DataFrame], optional: Collection[str]
+    config: SourceConfig, frames: Sequence[DataFrame], optional: Collection[str]
 ) -> set[str]:
     """Names of columns that a frame may lack: optional ones, and those that another one has."""
-    schemas = [frame.schema for frame in frames]
     return {
         column.name
         for column in config.columns
-        if column.name in optional or any(find_field(s, column.field_name) for s in schemas)
+        if column.name in optional or any(find_field(f.schema, column.field_name) for f in frames)
     }
 
 
 def lay_out_frame(
-    name: str,
-    config: SourceConfig,
-    frame: DataFrame,
-    lackable: Collection[str],
-    dates: DateRange | None,
-    order: Column | None,
-    folders: FolderTexts,
+    reading: Reading, frame: DataFrame, lackable: Collection[str], order: Column | None
 ) -> ParsedRows:
     """Takes a frame apart into the declared columns.
 
@@ -352,33 +330,49 @@ def lay_out_frame(
     that the order is the same in every run.
     """
     columns: dict[str, ParsedColumn] = {}
-    given = [name for name in frame.schema.fieldNames() if name not in _OWN]
-    line = F.to_json(F.struct(*[F.col(quote_name(name)) for name in given]))
-    for column in config.columns:
-        field = find_field(frame.schema, column.field_name)
-        if field is None and (text := folders.get(column.field_name)) is not None:
-            field = text, T.StringType()
-        elif field is None and column.name in lackable:
-            kind = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
-            field = F.lit(None).cast(kind), kind
-        elif field is None:
-            raise _missing(name, column, given)
-        raw, found = field
-        if dates is not None and config.days and config.days.column == column.name:
-            frame = rows_of_days(frame, column, config.days, dates, raw, found)
-        columns |= cast_column(name, column, raw, found)
+    days, dates = reading.config.days, reading.dates
+    line = F.to_json(F.struct(*[F.col(quote_name(name)) for name in _given_names(frame)]))
+    for column in reading.config.columns:
+        field = _find_or_fill(reading, frame, column, lackable)
+        if dates is not None and days and days.column == column.name:
+            frame = rows_of_days(frame, column, days, dates, field)
+        columns |= cast_column(reading.name, column, *field)
     if order is None:
         content = F.xxhash64(*[parsed.value for parsed in columns.values()])
         place = F.lit(0).cast("bigint").alias("block")
-        order = F.struct(F.lit(name).alias("file"), place, content.alias("line"))
+        order = F.struct(F.lit(reading.name).alias("file"), place, content.alias("line"))
     return ParsedRows(frame.withColumn(LINE_COLUMN, line), columns, (), order)
 
 
-def undeclared_fields(config: SourceConfig, frames: Iterable[DataFrame]) -> list[str]:
+def _find_or_fill(
+    reading: Reading, frame: DataFrame, column: ColumnConfig, lackable: Collection[str]
+) -> Field:
+    """A column as the frame has it, else as folders give it, else of nulls if it may lack."""
+    if (field := find_field(frame.schema, column.field_name)) is not None:
+        return field
+    if (text := reading.folders.get(column.field_name)) is not None:
+        return text, T.StringType()
+    if column.name in lackable:
+        kind = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
+        return F.lit(None).cast(kind), kind
+    names = _given_names(frame)
+    raise InputDataError(
+        f"source {reading.name!r}: there is no column {column.field_name!r}",
+        received=", ".join(names),
+        fix=f"{did_you_mean(column.field_name, names)}; correct sources.{reading.name}.columns "
+        "(name or field), or correct the input",
+    )
+
+
+def _given_names(frame: DataFrame) -> list[str]:
+    return [name for name in frame.schema.fieldNames() if name not in _OWN]
+
+
+def undeclared_fields(config: SourceConfig, frames: Sequence[DataFrame]) -> list[str]:
     """Names of columns that the input has and the source does not declare."""
     asked = {column.field_name.lower() for column in config.columns}
     asked |= {head for name in asked for head, _ in split_path(name)}
-    names = {name for frame in frames for name in frame.schema.fieldNames() if name not in _OWN}
+    names = {name for frame in frames for name in _given_names(frame)}
     return sorted(name for name in names if name.lower() not in asked)
 
 
@@ -399,13 +393,3 @@ def find_field(schema: T.StructType, name: str, parent: Column | None = None) ->
 
 def _child(parent: Column | None, name: str) -> Column:
     return F.col(quote_name(name)) if parent is None else parent[name]
-
-
-def _missing(name: str, column: ColumnConfig, names: list[str]) -> InputDataError:
-    return InputDataError(
-        f"source {name!r}: a declared column is missing",
-        received=f"no column {column.field_name!r}",
-        allowed=", ".join(names),
-        fix=f"{did_you_mean(column.field_name, names)}; correct sources.{name}.columns "
-        "(name or field), or correct the input",
-    )

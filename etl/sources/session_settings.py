@@ -54,10 +54,7 @@ def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
         yield
     finally:
         for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
+            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
 
 
 def with_read_settings(

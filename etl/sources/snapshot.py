@@ -14,9 +14,10 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import TokensConfig
+from conf.etl.sources import SourceConfig
 from conf.local_paths import local_path
 from conf.manifest import InputFile, InputTable
-from etl.sources.files import describe_input, find_changes
+from etl.sources.files import describe_files, describe_input, list_files
 from etl.sources.read import read_source
 from etl.sources.source import Source
 from etl.sources.tables import read_states
@@ -24,18 +25,12 @@ from etl.sources.tables import read_states
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_SHOWN_CHANGES = 10
-_VOCABULARY = "vocabulary "  # No source has a name with a blank in it.
+_SHOWN_CHANGES = 5
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What the sources of a run read, as it stands.
-
-    Attributes:
-        files: Every input file.
-        tables: Every table.
-    """
+    """The files and tables that a run reads, as they stand."""
 
     files: tuple[InputFile, ...]
     tables: tuple[InputTable, ...] = ()
@@ -53,19 +48,29 @@ def read_inputs(
     optional: Collection[str] = (),
 ) -> tuple[dict[str, Source], RunInputs]:
     """Opens every source that a build uses, and takes down what it reads."""
-    declared = config.used_sources
     # Before any is opened: a change in between then shows as one, and is never taken for read.
-    tables = read_states(spark, declared.items(), dates)
+    inputs = _note_inputs(spark, config, dates)
     log = config.events.source
     sources = {
         name: read_source(
             spark, name, source, config.data_dir, dates, optional if name == log else ()
         )
-        for name, source in config.sources.items()
-        if name in declared
+        for name, source in _list_used(config)
     }
-    files = tuple(file for source in sources.values() for file in source.files)
-    return sources, RunInputs((*files, *find_token_files(config)), tables)
+    return sources, inputs
+
+
+def _note_inputs(spark: SparkSession, config: BuildConfig, dates: DateRange | None) -> RunInputs:
+    used = _list_used(config)
+    tables = read_states(spark, used, dates)
+    listings = (list_files(name, source, config.data_dir, dates) for name, source in used)
+    files = (file for listing in listings for file in describe_files(listing))
+    return RunInputs((*files, *find_token_files(config)), tables)
+
+
+def _list_used(config: BuildConfig) -> list[tuple[str, SourceConfig]]:
+    used = config.used_sources
+    return [(name, source) for name, source in config.sources.items() if name in used]
 
 
 def find_token_files(config: BuildConfig) -> Iterator[InputFile]:
@@ -83,7 +88,7 @@ def find_token_files(config: BuildConfig) -> Iterator[InputFile]:
                 received=file,
                 fix="correct the `path` of its encoding, or give the folder by --data",
             )
-        yield describe_input(f"{_VOCABULARY}{name}", file)
+        yield describe_input(f"vocabulary {name}", file)
 
 
 def check_inputs_unchanged(
@@ -94,31 +99,17 @@ def check_inputs_unchanged(
     Spark reads an input more than once: a version of inputs that changed meanwhile would be of
     neither state, and say of itself that it is of the first.
     """
-    changes = _find_changed_tables(spark, config, inputs, dates)
-    for name, source in config.used_sources.items():
-        before = [file for file in inputs.files if file.source == name]
-        found = find_changes(name, source, config.data_dir, before, dates)
-        changes += [f"{name}: {change}" for change in found]
-    given = [file for file in inputs.files if file.source.startswith(_VOCABULARY)]
-    if given != list(find_token_files(config)):
-        changes += [f"{file.source}: {file.path} was written" for file in given]
+    now = _note_inputs(spark, config, dates)
+    files, tables = set(now.files) ^ set(inputs.files), set(now.tables) ^ set(inputs.tables)
+    changes = {f"{table.source}: {table.place}" for table in tables}
+    changes |= {f"{file.source}: {file.path}" for file in files}
     if changes:
-        shown = [*changes[:_SHOWN_CHANGES], *(["…"] if len(changes) > _SHOWN_CHANGES else [])]
         raise InputDataError(
             "the input has changed while it was read; nothing was published",
-            received="\n            ".join(shown),
-            allowed="inputs that stay as they are until the build has ended",
+            received=f"{len(changes)} changes: {'; '.join(sorted(changes)[:_SHOWN_CHANGES])}",
             fix="run the build again once the input is complete; of a query whose rows differ from "
             "one reading to the next, set change_check: null",
         )
-
-
-def _find_changed_tables(
-    spark: SparkSession, config: BuildConfig, inputs: RunInputs, dates: DateRange | None
-) -> list[str]:
-    known = {table.source: table for table in inputs.tables if table.state}
-    now = read_states(spark, ((name, config.sources[name]) for name in known), dates)
-    return [f"{t.source}: {t.place} has changed" for t in now if t != known[t.source]]
 
 
 def find_unwatched(inputs: RunInputs) -> list[str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from conf.dates import DateRange
+from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 
 if TYPE_CHECKING:
@@ -25,8 +27,18 @@ Fault = tuple["Column", str]
 """A condition that makes a row a bad row, and the reason that the row then has."""
 
 
-FolderTexts = Mapping[str, "Column"]
-"""Text of the columns that the folders of a source give, such as `country=DE`, by field."""
+@dataclass(frozen=True)
+class Reading:
+    """What is read of a source; a table has no files.
+
+    `folders` are by field the texts of columns that folders give, such as `country=DE`.
+    """
+
+    name: str
+    config: SourceConfig
+    dates: DateRange | None
+    files: tuple[InputFile, ...] = ()
+    folders: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,9 +48,9 @@ class Source:
     Attributes:
         name: Its name in the config.
         rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
-            rows), `__line`, `__file` and, for JSON lines, `__new` (keys that are not declared);
-            each line that equals the header has the reason `repeated_header`, the header itself
-            included. `__line` is the text, or the row as JSON where the input is no text.
+            rows), `__line` (the text, or the row as JSON), `__file` and, for JSON lines, `__new`
+            (keys that are not declared). Lines that equal the header have the reason
+            `repeated_header`, the header itself included.
         files: The input files, as they stood.
         headers: Number of header lines: one per file that has a line, or none.
         nullable: Columns that may be null, and should not be so in every row.
@@ -77,15 +89,13 @@ class Source:
 
 @dataclass(frozen=True)
 class ParsedColumn:
-    """One declared column on its way in: what it means, and what may be wrong with it.
+    """One declared column on its way in.
 
     Attributes:
-        value: The value in the column's Spark type; null where there is none, or it does not
-            parse.
+        value: In the column's Spark type; null where there is none, or it does not parse.
         present: Whether the input holds something there.
-        faults: Conditions that make the row a bad row, each with its reason, before the checks
-            that every column has.
         text: The value as text, for `one_of`.
+        faults: What makes the row a bad row before the checks that every column has.
     """
 
     value: Column
@@ -101,10 +111,9 @@ class ParsedRows:
     Attributes:
         frame: The rows, with `__line` and `__file`.
         columns: Parsed column by name, of each column that the source gives.
-        faults: Conditions on the whole row that make it a bad row, in the order of their checks.
+        faults: What makes a whole row a bad row, in the order of the checks.
         order: Position in the input: a struct of file, block and line.
-        new: Names of columns of this row that are not declared, an array; None: no row has its
-            own.
+        new: Keys of this row that are not declared, an array; None: no row has its own.
     """
 
     frame: DataFrame

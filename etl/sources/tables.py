@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import logging
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,7 @@ from etl.tfrecord.spark.failures import describe_failure
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
-
-logger = logging.getLogger("sluice.build")
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def read_table(spark: SparkSession, name: str, config: SourceConfig) -> DataFrame:
@@ -53,11 +51,12 @@ def _read_catalogue(spark: SparkSession, name: str, table: str) -> DataFrame:
 
 _DEFAULTS = {"fetchsize": "10000"}
 _OURS = {"preferTimestampNTZ": "true"}  # Tells times without a zone from the others.
+_NO_WRITES = {"sessionInitStatement": "SET SESSION TRANSACTION READ ONLY"}
 # What makes a session of the database refuse to write, by the URL's second part.
 _READ_ONLY = {
     "postgresql": {"readOnly": "true", "readOnlyMode": "always"},
-    "mysql": {"sessionInitStatement": "SET SESSION TRANSACTION READ ONLY"},
-    "mariadb": {"sessionInitStatement": "SET SESSION TRANSACTION READ ONLY"},
+    "mysql": _NO_WRITES,
+    "mariadb": _NO_WRITES,
 }
 _NO_DRIVER = ("No suitable driver", "ClassNotFoundException", "CANNOT_LOAD_CLASS")
 _NOT_THERE = (
@@ -84,11 +83,7 @@ def _read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
 def _from_environment(variable: str) -> str:
     value = os.environ.get(variable)
     if value is None:
-        raise ConfigError(
-            "a jdbc source names an environment variable that is not set",
-            received=variable,
-            fix=f"set {variable} where the build is started",
-        )
+        raise ConfigError(f"{variable} is not set", fix="set it where the build is started")
     return value
 
 
@@ -130,17 +125,15 @@ def _explain(name: str, config: JdbcConfig, text: str, password: str | None) -> 
     causes = [line for line in lines if line.startswith(("Caused by:", ": "))]
     received = (causes or lines)[-1].removeprefix("Caused by:").removeprefix(":").strip()
     received = f"{config.url}: {received.replace(password, '***') if password else received}"
+    kind: type[SluiceError] = InputDataError
+    what, fix = "the database refused", "check the table, jdbc.options, and the user's rights"
     if any(sign in text for sign in _NO_DRIVER):
-        what = "the session has no JDBC driver for this database"
-        fix = (
-            "bring the driver's jar by spark.conf.spark.jars, and its class in jdbc.options.driver"
-        )
-        return ConfigError(f"source {name!r}: {what}", received=received, fix=fix)
-    if any(sign in text for sign in _NOT_THERE):
-        what, fix = "the database does not answer", "try again when it is up, or correct jdbc.url"
-        return UpstreamNotReadyError(f"source {name!r}: {what}", received=received, fix=fix)
-    fix = "check the table, jdbc.options, and the rights of its user"
-    return InputDataError(f"source {name!r}: the database refused", received=received, fix=fix)
+        kind, what = ConfigError, "the session has no JDBC driver for this database"
+        fix = "bring its jar by spark.conf.spark.jars, and its class in jdbc.options.driver"
+    elif any(sign in text for sign in _NOT_THERE):
+        kind, what = UpstreamNotReadyError, "the database does not answer"
+        fix = "try again when it is up, or correct jdbc.url"
+    return kind(f"source {name!r}: {what}", received=received, fix=fix)
 
 
 def read_states(
@@ -180,7 +173,7 @@ def _select_declared(frame: DataFrame, config: SourceConfig, dates: DateRange | 
     day = config.day_column
     found = fields.get(day.name) if day is not None else None
     if dates is not None and config.days is not None and day is not None and found is not None:
-        frame = rows_of_days(frame, day, config.days, dates, *found)
+        frame = rows_of_days(frame, day, config.days, dates, found)
     # A column that is gone holds nothing; that it is gone is said where the source is read.
     return frame.select(
         *[F.lit(None).alias(n) if f is None else f[0].alias(n) for n, f in fields.items()]
@@ -225,39 +218,17 @@ _LATEST = {
         ("latest_snapshot_id", "timestamp", "file"),
     ),
 }
-_DETAILS = "# Detailed Table Information"
 
 
 def read_table_version(spark: SparkSession, table: str) -> str | None:
     """Reads what changes with each change of a Delta or Iceberg table; None of any other."""
-    try:
-        name = _quote(spark, table)
-        provider = _find_provider(spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect())
-        if provider not in _LATEST:
-            return None
-        statement, columns = _LATEST[provider]
-        rows = spark.sql(statement.format(table=name)).collect()
-    except (PySparkException, Py4JError) as error:
-        logger.debug("table %s does not tell its version: %s", table, error)
-        return None
-    return ":".join([provider, *(_write(rows[0][column]) for column in columns)]) if rows else None
+    for provider, (statement, columns) in _LATEST.items():
+        with contextlib.suppress(PySparkException, Py4JError):  # of another format
+            for row in spark.sql(statement.format(table=table)).collect():
+                return ":".join([provider, *(_write(row[column]) for column in columns)])
+    return None
 
 
 def _write(value: object) -> str:
     # A time is shown in the zone of this process; what is kept must not depend on it.
     return str(value.timestamp() if isinstance(value, datetime.datetime) else value)
-
-
-def _quote(spark: SparkSession, table: str) -> str:
-    """The name as SQL takes it, whatever characters it has."""
-    parts = spark._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(table)
-    return ".".join(quote_name(parts.apply(i)) for i in range(parts.size()))
-
-
-def _find_provider(description: list[Row]) -> str:
-    """The table's format, lower case; nothing of a view."""
-    names = [row["col_name"] for row in description]
-    # A column of the table may have that name too; the columns come first.
-    details = description[names.index(_DETAILS) :] if _DETAILS in names else []
-    found = (row["data_type"] for row in details if row["col_name"] == "Provider")
-    return str(next(found, "")).lower()

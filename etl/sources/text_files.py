@@ -5,24 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from conf.errors import InputDataError, did_you_mean
-from conf.etl.sources import SourceConfig
+from conf.etl.sources import SEPARATED_FORMATS, SourceConfig
 from conf.manifest import InputFile
 from etl.sources.session_settings import changed_settings
-from etl.sources.source import FILE_COLUMN, LINE_COLUMN, REPEATED_HEADER, Fault
+from etl.sources.source import FILE_COLUMN, LINE_COLUMN, REPEATED_HEADER, Fault, Reading
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-
-Headers = Mapping[bytes, tuple[InputFile, ...]]
-"""The files by their first line, without its end."""
 
 _MAX_HEADER_BYTES = 1 << 20
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -31,44 +29,77 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSED = frozenset({".gz", ".bz2", ".deflate", ".lz4", ".snappy", ".zst"})
 
 
+@dataclass(frozen=True)
+class TextLayout:
+    """Files whose lines have the same fields, and begin with the same header if with any."""
+
+    files: tuple[InputFile, ...]
+    fields: tuple[str, ...]
+    header: bytes | None = None
+
+
+def find_layouts(
+    spark: SparkSession, reading: Reading, optional: Collection[str]
+) -> list[TextLayout]:
+    """Finds the fields of each file of separated lines, by its header or by position.
+
+    Headers that name columns as they are declared go by name, file by file. Other headers go by
+    position: there is one, with as many names as columns. `header: by_name` has columns that are
+    not declared too. Columns may be missing that are optional or given by folders; without a header
+    the number of fields tells whether they are.
+    """
+    config, files = reading.config, reading.files
+    fields = tuple(column.field_name for column in config.columns)
+    given = {column.name for column in config.columns if column.field_name in reading.folders}
+    lackable = {*optional, *given}
+    if config.header is False and (not lackable or config.format not in SEPARATED_FORMATS):
+        return [TextLayout(files, fields)]
+    lines = _read_first_lines(spark, files)
+    if config.header is False:
+        choices = [frozenset(names) for names in ((), given, optional, lackable)]
+        return _group_by_count(config, lines, choices)
+    headers = [TextLayout(files, header_names(config, line), line) for line, files in lines.items()]
+    needed = {column.field_name for column in config.columns if column.name not in lackable}
+    is_named = all(needed <= set(header.fields) <= set(fields) for header in headers)
+    if config.header == "by_name" or (is_named and config.pattern is None):
+        _check_names(reading.name, fields, needed, headers)
+        return headers
+    _check_position(reading.name, config, fields, headers)
+    return [replace(header, fields=fields) for header in headers]
+
+
 def escape_path(path: str) -> str:
     """Escapes what Spark would read as a pattern in a file name."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", path)
 
 
-def read_first_lines(spark: SparkSession, name: str, files: Iterable[InputFile]) -> Headers:
-    """Reads the first line of each file; those without a byte have none."""
+def _read_first_lines(
+    spark: SparkSession, files: Sequence[InputFile]
+) -> dict[bytes, tuple[InputFile, ...]]:
+    """The files by their first line, without its end; those without a byte have none."""
     lines: dict[bytes, tuple[InputFile, ...]] = {}
     for file in files:
         if file.bytes:
-            line = _read_first_line(spark, name, file.path)
+            line = _read_first_line(spark, file.path)
             lines[line] = (*lines.get(line, ()), file)
     return lines
 
 
-def _read_first_line(spark: SparkSession, name: str, path: str) -> bytes:
+def _read_first_line(spark: SparkSession, path: str) -> bytes:
     if Path(path).suffix.lower() in _COMPRESSED:
         row = spark.read.text(escape_path(path)).select(F.col("value").cast("binary")).head()
         return b"" if row is None else bytes(row[0])
     with Path(path).open("rb") as file:
         start = file.readline(_MAX_HEADER_BYTES)
-    line = _LINE_END.split(start.removeprefix(_BYTE_ORDER_MARK), maxsplit=1)[0]
-    if len(line) > _MAX_HEADER_BYTES - 4:
-        raise InputDataError(
-            f"source {name!r}: the first line is too long for a header",
-            received=f"{path}: {line[:80]!r}…",
-            allowed=f"at most {_MAX_HEADER_BYTES} bytes",
-            fix=f"set sources.{name}.header to false if there is none",
-        )
-    return line
+    return _LINE_END.split(start.removeprefix(_BYTE_ORDER_MARK), maxsplit=1)[0]
 
 
-def header_names(config: SourceConfig, header: bytes) -> list[str]:
+def header_names(config: SourceConfig, header: bytes) -> tuple[str, ...]:
     """The fields of a header line, without the quotes around them, which may hold separators."""
     text, mark = header.decode(config.encoding, errors="replace"), config.quote_mark
     separator = config.field_separator
     if mark is None or len(separator) > 1:
-        return [name.strip(mark) if mark else name for name in text.split(separator)]
+        return tuple(name.strip(mark) if mark else name for name in text.split(separator))
     escape = None if config.escape == mark else config.escape
     fields = csv.reader(
         [text],
@@ -77,99 +108,66 @@ def header_names(config: SourceConfig, header: bytes) -> list[str]:
         escapechar=escape,
         doublequote=escape is None,
     )
-    return next(fields, []) or [""]
+    return tuple(next(fields, [])) or ("",)
 
 
-def are_named(config: SourceConfig, headers: Headers, optional: Collection[str]) -> bool:
-    """Whether each header names the columns as they are declared, but for optional ones."""
-    declared = {column.field_name for column in config.columns}
-    needed = {column.field_name for column in config.columns if column.name not in optional}
-    names = (set(header_names(config, header)) for header in headers)
-    return config.pattern is None and all(needed <= found <= declared for found in names)
-
-
-def group_by_fields(
-    config: SourceConfig, lines: Headers, choices: Sequence[frozenset[str]]
-) -> dict[frozenset[str], list[InputFile]]:
+def _group_by_count(
+    config: SourceConfig,
+    lines: Mapping[bytes, tuple[InputFile, ...]],
+    choices: Sequence[frozenset[str]],
+) -> list[TextLayout]:
     """Groups files by the columns that they lack, as the number of fields of the first line tells.
 
     Of the columns that a file may lack together the first that fits holds; where none does, the
     first of all.
     """
     by_count = {len(config.columns) - len(lacking): lacking for lacking in reversed(choices)}
-    groups: dict[frozenset[str], list[InputFile]] = {}
+    groups: dict[frozenset[str], tuple[InputFile, ...]] = {}
     for line, files in lines.items():
-        fields = len(header_names(config, line)) if line else 0
-        groups.setdefault(by_count.get(fields, choices[0]), []).extend(files)
-    return groups
+        count = len(header_names(config, line)) if line else 0
+        lacking = by_count.get(count, choices[0])
+        groups[lacking] = (*groups.get(lacking, ()), *files)
+    return [
+        TextLayout(files, tuple(c.field_name for c in config.columns if c.name not in lacking))
+        for lacking, files in groups.items()
+    ]
 
 
-def check_headers(
-    name: str, config: SourceConfig, headers: Headers, optional: Collection[str]
+def _check_position(
+    name: str, config: SourceConfig, fields: tuple[str, ...], headers: Sequence[TextLayout]
 ) -> None:
-    """Refuses headers that do not fit the declared columns.
-
-    By position there is one header: it may name columns as it likes, but there must be as many
-    names as columns, and declared names must stand where they are declared. By name each file has
-    its own, which names some of the columns, each once; one of the files must name each column but
-    the optional ones.
-    """
-    if config.header == "by_name":
-        _check_names(name, config, headers, optional)
-        return
-    declared = [column.field_name for column in config.columns]
-    misfits = [header for header in headers if not _fits(config, header, declared)]
-    if misfits or len(headers) > 1:
-        shown = [f"{headers[h][0].path}: {_show(h)}" for h in (misfits or headers)]
+    is_short = config.pattern is None and len(headers[0].fields) != len(fields)
+    if is_short or len(headers) > 1:
+        shown = [f"{h.files[0].path}: {(h.header or b'')[:120]!r}" for h in headers[:2]]
         raise InputDataError(
-            f"source {name!r}: its header does not fit the declared columns"
-            if misfits
-            else f"source {name!r}: its files have different headers",
-            received="; ".join(shown[:2]),
-            allowed=f"one header of {len(declared)} fields, by position: "
-            f"{config.field_separator.join(declared)}",
+            f"source {name!r}: its header is not one of {len(fields)} fields",
+            received="; ".join(shown),
             fix=f"correct sources.{name}.columns or .separator, set header: by_name if files name "
             "the same columns, or header: false if there is none",
         )
 
 
-def _fits(config: SourceConfig, header: bytes, declared: list[str]) -> bool:
-    fields = header_names(config, header)
-    is_reordered = fields != declared and sorted(fields) == sorted(declared)
-    return config.pattern is not None or (len(fields) == len(declared) and not is_reordered)
-
-
 def _check_names(
-    name: str, config: SourceConfig, headers: Headers, optional: Collection[str]
+    name: str, fields: tuple[str, ...], needed: Collection[str], headers: Sequence[TextLayout]
 ) -> None:
-    declared = [column.field_name for column in config.columns]
-    needed = {column.field_name for column in config.columns if column.name not in optional}
-    found: set[str] = set()
-    for header, group in headers.items():
-        fields = header_names(config, header)
-        repeated = [field for field in declared if fields.count(field) > 1]
-        found |= set(fields)
-        if repeated or not set(declared) & set(fields):
-            raise _misnamed(name, repeated, declared, fields, group[0].path)
-    if missing := [field for field in declared if field in needed - found]:
-        path = next((group[0].path for group in headers.values()), "")
-        raise _misnamed(name, [], missing, sorted(found), path)
+    for header in headers:
+        repeated = [field for field in fields if header.fields.count(field) > 1]
+        if repeated or not set(fields) & set(header.fields):
+            raise _misnamed(name, repeated, fields, header)
+    found = {field for header in headers for field in header.fields}
+    if missing := [field for field in fields if field in needed and field not in found]:
+        raise _misnamed(name, [], missing, headers[0])
 
 
 def _misnamed(
-    name: str, repeated: list[str], missing: list[str], fields: list[str], path: str
+    name: str, repeated: Sequence[str], missing: Sequence[str], header: TextLayout
 ) -> InputDataError:
     what, wrong = ("repeated", repeated) if repeated else ("missing", missing)
     return InputDataError(
         f"source {name!r}: its header does not name each declared column once",
-        received=f"{path}: {what}: {', '.join(wrong)}",
-        allowed=f"a name in the header: {', '.join(fields)}",
-        fix=f"{did_you_mean(wrong[0], fields)}; correct sources.{name}.columns (name or field)",
+        received=f"{header.files[0].path}: {', '.join(header.fields)}; {what}: {', '.join(wrong)}",
+        fix=f"{did_you_mean(wrong[0], header.fields)}; correct sources.{name}.columns",
     )
-
-
-def _show(line: bytes) -> str:
-    return repr(line[:120].decode("utf-8", errors="replace"))
 
 
 RAW_COLUMN = "__raw"

@@ -6,12 +6,13 @@ What does not parse as the declared type is null and counted, never another valu
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
-from etl.sources.source import LINE_COLUMN, Fault, FolderTexts, ParsedColumn
+from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
@@ -72,7 +73,12 @@ def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
     if column.pair is not None:
         entries = split_list(column, text) if column.is_list else F.array(text)
         return parse_pairs(column, column.pair, text, entries)
-    return {column.name: ParsedColumn(parse_text(column, text), text.isNotNull(), text)}
+    if column.is_list:
+        entries = split_list(column, _without_suffix(column, text))
+        value = entries.try_cast(SPARK_TYPES[column.type])
+    else:
+        value = parse_scalar(column, text)
+    return {column.name: ParsedColumn(value, text.isNotNull(), text)}
 
 
 # Java's names of types behind a number, and its hexadecimal floats: Spark casts 5D, 1f and 0x1p3.
@@ -82,14 +88,6 @@ _NO_NUMBER = "[0-9.][dDfFxXpP]"
 def _without_suffix(column: ColumnConfig, text: Column) -> Column:
     """The text of a column; null where Spark alone would take it for a float, or a list of some."""
     return F.when(~text.rlike(_NO_NUMBER), text) if column.is_float else text
-
-
-def parse_text(column: ColumnConfig, text: Column) -> Column:
-    """Parses the text of a column without a second one."""
-    if column.is_list:
-        text = _without_suffix(column, text)
-        return split_list(column, text).try_cast(SPARK_TYPES[column.type])
-    return parse_scalar(column, text)
 
 
 def parse_scalar(column: ColumnConfig, text: Column) -> Column:
@@ -142,24 +140,19 @@ _END = "\n"
 
 
 def split_lines(
-    lines: DataFrame, config: SourceConfig, names: list[str] | None, folders: FolderTexts
+    lines: DataFrame, config: SourceConfig, fields: Sequence[str], folders: Mapping[str, Column]
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
     """Takes separated fields, or the groups of a pattern, apart into the declared columns.
 
-    Returns:
-        The lines with what was split, all parsed columns, and what may be wrong with a
-        line's shape.
+    Returns the lines with what was split, the columns, and what may be wrong with a line's shape.
     """
     split, faults = _split_by_separator(lines, config)
-    count = len(config.columns) if names is None else len(names)
     shape = "pattern_mismatch" if config.format == "pattern" else "wrong_field_count"
-    faults.append((F.size(_FIELDS) != count, shape))
+    faults.append((F.size(_FIELDS) != len(fields), shape))
     columns: dict[str, ParsedColumn] = {}
-    for position, column in enumerate(config.columns):
-        if names is None:
-            text = F.get(F.col(_FIELDS), F.lit(position))
-        elif column.field_name in names:
-            text = F.get(F.col(_FIELDS), F.lit(names.index(column.field_name)))
+    for column in config.columns:
+        if column.field_name in fields:
+            text = F.get(F.col(_FIELDS), F.lit(fields.index(column.field_name)))
         else:
             text = folders.get(column.field_name, F.lit(None).cast("string"))
         if config.quote_mark is None:
@@ -245,11 +238,7 @@ def split_sparse_lines(
     """Takes lines `label [qid:id] [field:]index:value … # comment` apart.
 
     A pair that has not all of its parts, or one part too many, makes the row a bad row
-    (`malformed_pair`): nothing is dropped out of a list.
-
-    Returns:
-        The lines with what was split, all parsed columns, and what may be wrong with the
-        line's shape.
+    (`malformed_pair`): nothing is dropped out of a list. Returns what `split_lines` does.
     """
     bare = F.trim(F.regexp_replace(LINE_COLUMN, "#.*", ""))
     tokens = F.split(bare, r"\s+")
@@ -296,16 +285,13 @@ _BEYOND_FLOAT64 = r"[0-9][eE]\+?0*+(?:309|3[1-9][0-9]|[4-9][0-9]{2}|[1-9][0-9]{3
 
 
 def parse_json_lines(
-    lines: DataFrame, config: SourceConfig, folders: FolderTexts
+    lines: DataFrame, config: SourceConfig, folders: Mapping[str, Column]
 ) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault], Column]:
     """Takes objects apart into the declared columns.
 
     Every value is first taken as it is written, so that one that does not fit its column is told
-    from one that is not there. Folders say what an object has no value of.
-
-    Returns:
-        The lines with what was parsed, all parsed columns, what may be wrong with a line,
-        and the keys of each object that are not declared.
+    from one that is not there. Folders say what an object has no value of. Returns what
+    `split_lines` does, and the keys of each object that are not declared.
     """
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
     paths = [column.field_name for column in config.columns]

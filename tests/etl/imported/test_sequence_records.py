@@ -210,7 +210,7 @@ def test_padding_behind_the_latest_is_left_out_of_lists_that_turn(tmp_path, capl
     for i, row in enumerate(read_rows(result.version, result.manifest)):
         for name, values in make_row(i)[1].items():
             assert row.get(name, []) == values[::-1]
-    with pytest.raises(InputDataError, match="'times' is as long"):
+    with pytest.raises(InputDataError):
         import_dataset(build(files, splits={"train": ["train-*"]}, features=features, aligned=[]))
     assert "begin with padding" not in caplog.text
 
@@ -244,69 +244,46 @@ def with_lists(**changes: Any) -> bytes:
     return make_sequence(context, {**lists, **changes})
 
 
+PLAIN = [make_plain(*make_row(i)) for i in range(ROWS)]
+TWICE = [make_sequence({**make_row(5)[0], "history": [2]}, make_row(5)[1])]
+WORDS = {"name": "words", "role": "user", "dtype": "bytes", "max_len": 3}
+TURNED = {**FEATURES[4], "order": "oldest_first"}
+
+
 @pytest.mark.parametrize(
-    ("records", "message", "received"),
+    ("records", "change", "told"),
     [
-        ([longer_by_one(i) for i in range(ROWS)], "not equally long",
-         "history 3, times 4 values, in row 9; 1 such records"),
-        ([with_lists(), with_lists(times=[[1.0, 2.0], 1.0, 2.0, 3.0, 4.0])],
-         "'times' has a step of other than one value", "2 values, in row 1"),
-        ([with_lists(), with_lists(), with_lists(history=[2, [], 3, 4, 5])],
-         "'history' has a step of other than one value", "0 values, in row 2"),
-        ([with_lists(times=[1, 2, 3, 4, 5])], "'times' holds different kinds of values",
-         "float32, int64"),
-        ([make_plain(*make_row(i)) for i in range(ROWS)],
-         "occurs twice", None),
-        ([with_lists(history=[2, 3, 4, 5, -6])], "outside its table", "-6"),
-        ([with_lists(history=[2, 3, 4, 5, 1])], "absent value", "1 (1 times), in 49 records"),
-        ([b"\x0a\x05abc"], "not a tf.train.SequenceExample", None),
+        ([longer_by_one(i) for i in range(ROWS)], {}, "history 3, times 4 values, in row 9; 1"),
+        ([with_lists(times=[[1.0, 2.0], 1.0, 2.0, 3.0, 4.0])], {}, "2 values, in row 0"),
+        ([with_lists(), with_lists(history=[2, [], 3, 4, 5])], {}, "0 values, in row 1"),
+        ([with_lists(times=[1, 2, 3, 4, 5])], {}, "float32, int64"),
+        ([with_lists(history=[2, 3, 4, 5, -6])], {}, "-6"),
+        ([b"\x0a\x05abc"], {}, "not a tf.train.SequenceExample"),
+        (PLAIN, {}, "occurs twice"),
+        (TWICE, {}, "'history' occurs twice"),
+        ([], {"features": [*FEATURES[:3], {**FEATURES[3], "dtype": "int64"}, FEATURES[4]]},
+         "'times' holds another kind of values"),
+        ([], {"features": [*FEATURES, WORDS]}, "lack feature 'words'"),
+        ([], {"features": [*FEATURES[:4], TURNED]}, "'click' holds one value"),
+        ([], {"aligned": [["history", "click"]]}, "'click' holds one value"),
+        ([], {"record_type": "Example", "features": FEATURES[:2], "aligned": [],
+              "keys": {"user": "user"}}, "feature lists in 24 records"),
     ],
 )  # fmt: skip
-def test_records_that_do_not_fit_are_refused_and_nothing_is_published(
-    files, records, message, received
-):
-    write(files / "train-1.tfrecord", records)
-    features = FEATURES
-    if "absent" in message:
-        features = [{k: v for k, v in f.items() if k != "offset"} for f in features]
-    with pytest.raises(InputDataError, match=message) as refused:
-        import_dataset(build(files, features=features))
-    if received is not None:
-        assert received in str(refused.value.received)
+def test_records_that_do_not_fit_are_refused_and_nothing_is_published(files, records, change, told):
+    write(files / "train-1.tfrecord", records or [with_lists()])
+    with pytest.raises(InputDataError, match=told):
+        import_dataset(build(files, **change))
     base = files.parent / "datasets" / "sessions"
     assert not (base / "CURRENT").exists()
     assert not list((base / "versions").glob(".staging-*"))
 
 
-def test_other_types_than_declared_and_missing_lists_are_refused(files):
-    wrong = [*FEATURES[:3], {**FEATURES[3], "dtype": "int64"}, FEATURES[4]]
-    with pytest.raises(InputDataError, match="'times' holds another kind of values"):
-        import_dataset(build(files, features=wrong))
-    missing = [*FEATURES, {"name": "words", "role": "user", "dtype": "bytes", "max_len": 3}]
-    with pytest.raises(InputDataError, match="no record holds feature 'words'"):
-        import_dataset(build(files, features=missing))
-    scalar = [*FEATURES[:4], {**FEATURES[4], "order": "oldest_first"}]
-    with pytest.raises(InputDataError, match="'click' holds one value"):
-        import_dataset(build(files, features=scalar))
-    with pytest.raises(InputDataError, match="'click' holds one value"):
-        import_dataset(build(files, aligned=[["history", "click"]]))
-
-
-def test_a_feature_both_in_context_and_in_feature_lists_is_refused(files):
+def test_a_name_in_both_places_that_nobody_asks_for_is_passed_over(files):
     context, lists = make_row(5)
-    write(files / "train-1.tfrecord", [make_sequence({**context, "history": [2]}, lists)])
-    with pytest.raises(InputDataError, match="'history' occurs twice"):
-        import_dataset(build(files))
-    other = {**context, "note": 1}
-    write(files / "train-1.tfrecord", [make_sequence(other, {**lists, "note": [1.5]})])
-    import_dataset(build(files))  # Nobody asked for `note`.
-
-
-def test_feature_lists_where_examples_are_declared_are_refused(files):
-    with pytest.raises(InputDataError, match="feature lists would be left out") as refused:
-        import_dataset(build(files, record_type="Example", features=FEATURES[:2], aligned=[],
-                             keys={"user": "user"}))  # fmt: skip
-    assert "feature lists in 24 records" in str(refused.value.received)
+    other = make_sequence({**context, "note": 1}, {**lists, "note": [1.5]})
+    write(files / "train-1.tfrecord", [other])
+    import_dataset(build(files))
 
 
 def test_sequences_without_a_step_are_taken_where_that_is_declared(files):

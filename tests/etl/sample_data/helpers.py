@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.server
 import io
 import threading
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from etl.sample_data.archive import Archive
-
 FILES = {"ml-x/users.dat": b"1::F::1::10::48067\n", "ml-x/README": "é".encode("latin-1") * 10}
 
 
@@ -25,10 +22,6 @@ def make_zip(files: dict[str, bytes] | None = None) -> bytes:
         for name, content in (files or FILES).items():
             archive.writestr(name, content)
     return buffer.getvalue()
-
-
-def make_archive(content: bytes) -> Archive:
-    return Archive("ml-x", hashlib.sha256(content).hexdigest())
 
 
 @dataclass

@@ -11,18 +11,13 @@ import pytest
 
 from conf.dates import DateRange
 from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.etl.sources import SourceConfig
-from conf.manifest import InputFile
 from etl.sources.bad_rows import count_rows
-from etl.sources.files import find_changes, find_files
+from etl.sources.files import find_files
 from tests.etl.sources.inputs import INT, declare, good, outcomes, read
 
 
 def found(path: str, data_dir: Path) -> list[str]:
-    config = SourceConfig.model_validate(
-        {"path": path, "columns": [{"name": "id", "type": "int64"}]}
-    )
-    files = find_files("log", config, str(data_dir))
+    files = find_files("log", declare(INT, path=path), str(data_dir))
     return [Path(file.path).relative_to(data_dir.resolve()).as_posix() for file in files]
 
 
@@ -32,47 +27,39 @@ def write(folder: Path, *names: str) -> None:
         (folder / name).write_text("1\n")
 
 
-def test_hidden_folders_and_files_of_a_directory_are_left_out(tmp_path):
+@pytest.mark.parametrize(
+    ("path", "files"),
+    [
+        ("d", ["d/_p=1/part-0", "d/part-0", "d/x/part-1"]),
+        ("d/*/*", ["d/_p=1/part-0", "d/x/part-1"]),
+        # A hidden folder can be named, a hidden file cannot: Spark does not read it.
+        ("_raw/d", ["_raw/d/part-0"]),
+        ("_raw/d/*", ["_raw/d/part-0"]),
+        ("*/part-*", ["d/part-0"]),
+        ("_raw/.x", None),
+        ("link", None),
+        ("d/_*", None),
+        ("nowhere", None),
+    ],
+)
+def test_hidden_files_and_folders_are_left_out(tmp_path, path, files):
     write(tmp_path, "d/part-0", "d/x/part-1", "d/_temporary/0/part-2", "d/x/.git/part-3")
-    write(tmp_path, "d/_SUCCESS", "d/.part-0.crc", "d/part-4._COPYING_")
-    assert found("d", tmp_path) == ["d/part-0", "d/x/part-1"]
-
-
-def test_folders_of_partitions_are_no_hidden_ones(tmp_path):
-    write(tmp_path, "d/_p=1/part-0", "d/_p=1/_part-1", "d/.p=1/part-2", "d/_p/part-3")
-    assert found("d", tmp_path) == ["d/_p=1/part-0"]
-    assert found("d/*/*", tmp_path) == ["d/_p=1/part-0"]
-
-
-def test_a_directory_below_a_hidden_folder_can_be_named(tmp_path):
-    write(tmp_path, "_raw/d/part-0")
-    assert found("_raw/d", tmp_path) == ["_raw/d/part-0"]
-    assert found("_raw/d/*", tmp_path) == ["_raw/d/part-0"]
-
-
-def test_hidden_matches_of_a_glob_are_left_out(tmp_path):
-    write(tmp_path, "a/x.dat", "a/_x.dat", "_b/x.dat")
-    assert found("*/*.dat", tmp_path) == ["a/x.dat"]
-    for pattern in ("a/_*.dat", "nowhere"):
-        with pytest.raises(InputDataError, match="no such file"):
-            found(pattern, tmp_path)
-
-
-def test_a_hidden_file_asked_for_by_name_is_refused(tmp_path):
-    write(tmp_path, "_x.dat")
-    (tmp_path / "x.dat").symlink_to(tmp_path / "_x.dat")
-    for name in ("_x.dat", "x.dat"):
-        with pytest.raises(InputDataError, match="hidden"):
-            found(name, tmp_path)
+    write(tmp_path, "d/_SUCCESS", "d/.part-0.crc", "d/part-4._COPYING_", "_raw/d/part-0", "_raw/.x")
+    write(tmp_path, "d/_p=1/part-0", "d/_p=1/_part-1", "d/.p=1/part-2", "_raw/part-0")
+    (tmp_path / "link").symlink_to(tmp_path / "_raw" / ".x")
+    if files is not None:
+        assert found(path, tmp_path) == files
+        return
+    with pytest.raises(InputDataError):
+        found(path, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "format"), [("b.parquet", "parquet"), ("b.csv.gz", "csv")])
 def test_an_upload_that_ended_at_the_first_byte_is_refused(tmp_path, name, format):
     write(tmp_path, f"d/a{name[1:]}")
     (tmp_path / "d" / name).touch()
-    with pytest.raises(InputDataError, match="without a byte") as refused:
+    with pytest.raises(InputDataError, match=name):
         find_files("log", declare(INT, path="d", format=format), str(tmp_path))
-    assert name in refused.value.render()
 
 
 def test_empty_parts_of_text_are_said(tmp_path, caplog):
@@ -113,18 +100,10 @@ def test_file_uris_are_paths(tmp_path):
     assert found(f"{uri}/d/*.dat", tmp_path) == ["d/c.dat"]
 
 
-def test_what_became_of_files_since_they_were_listed(tmp_path):
+def test_files_that_were_written_are_other_inputs(tmp_path):
     write(tmp_path, "d/same", "d/gone", "d/longer", "d/swapped", "d/touched")
-    config = SourceConfig.model_validate(
-        {"path": "d", "columns": [{"name": "id", "type": "int64"}]}
-    )
+    config = declare(INT, path="d")
     before = find_files("log", config, str(tmp_path))
-
-    def changes(files: tuple[InputFile, ...] = before) -> list[str]:
-        found = find_changes("log", config, str(tmp_path), files)
-        return [change.replace(f"{tmp_path.resolve()}/d/", "") for change in found]
-
-    assert changes() == []
     (tmp_path / "d" / "gone").unlink()
     (tmp_path / "d" / "longer").write_text("1\n2\n")
     os.utime(tmp_path / "d" / "touched", (1, 1))
@@ -134,16 +113,8 @@ def test_what_became_of_files_since_they_were_listed(tmp_path):
         os.utime(tmp_path / "d" / "swapped", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     os.utime(tmp_path / "d" / "swapped", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     write(tmp_path, "d/new", "d/_hidden")
-    assert changes() == [
-        "gone is gone",
-        "longer was written (2 bytes before, 4 now)",
-        "new is new",
-        "swapped was written (2 bytes before, 2 now)",
-        "touched was written (2 bytes before, 2 now)",
-    ]
-    for file in (tmp_path / "d").iterdir():
-        file.unlink()
-    assert changes(before[:1]) == ["gone is gone"]
+    changed = {Path(f.path).name for f in {*before} ^ {*find_files("log", config, str(tmp_path))}}
+    assert changed == {"gone", "longer", "new", "swapped", "touched"}
 
 
 FIRST = datetime.date(2024, 2, 28)
@@ -184,20 +155,13 @@ def test_an_empty_day_is_refused_unless_it_may_be(week):
     write_day(week, 5, "5\n")
     write_day(week, 4, "")
     for dates in (days(3, 5), days(4, 4), None):
-        with pytest.raises(InputDataError, match=r"empty|nothing for 1") as refused:
+        with pytest.raises(InputDataError, match="2024-03-03"):
             days_found(week, dates)
-    assert "2024-03-03" in str(refused.value)
-    with pytest.raises(InputDataError, match="is empty") as alone:
-        days_found(week, days(4, 4))
-    assert "date=2024-03-03" in str(alone.value)
-    assert "build other days" in alone.value.render()
-    with pytest.raises(UpstreamNotReadyError, match="no file yet for 2 of the run's days") as late:
+    with pytest.raises(UpstreamNotReadyError, match="2024-03-05, 2024-03-06"):
         days_found(week, days(5, 7))
-    assert "2024-03-05, 2024-03-06" in str(late.value)
-    with pytest.raises(InputDataError, match="nothing for 2"):
+    with pytest.raises(InputDataError, match="2 of its days"):
         days_found(week, days(0, 0), days={"lookback_days": 2})
-    lenient = days_found(week, days(3, 5), days={"allow_empty_days": True})
-    assert len(lenient) == 3
+    assert len(days_found(week, days(3, 5), days={"allow_empty_days": True})) == 3
 
 
 @pytest.mark.parametrize(
@@ -222,23 +186,20 @@ def test_days_may_be_empty_but_not_all_of_a_run(week, first, last, lookback, is_
     if found is not None:
         assert len(find()) == found
         return
-    with pytest.raises(UpstreamNotReadyError) as refused:
+    with pytest.raises(UpstreamNotReadyError):
         find()
-    assert "allow_empty_days" not in refused.value.render()
 
 
 def test_a_day_that_is_a_copy_of_another_or_a_link_is_refused(week):
     assert len(days_found(week)) == 4
     link = week / "logs" / "date=2024-03-03"
     link.symlink_to(week / "logs" / "date=2024-02-28")
-    with pytest.raises(InputDataError, match="same files for two days") as refused:
+    with pytest.raises(InputDataError, match="2024-02-28 and 2024-03-03"):
         days_found(week)
-    assert "2024-02-28 and 2024-03-03" in refused.value.render()
     link.unlink()
     write_day(week, 2, "3\n")
-    with pytest.raises(InputDataError, match="same files for two days") as refused:
+    with pytest.raises(InputDataError, match="2024-03-01 and 2024-03-02"):
         days_found(week, days(0, 3))
-    assert "2024-03-01 and 2024-03-02" in refused.value.render()
     assert len(days_found(week, days(0, 2))) == 3
 
 
@@ -254,7 +215,7 @@ def test_days_in_file_names_in_folders_of_folders_and_in_globs(tmp_path):
     assert days_found(tmp_path, days(0, 0), **by_name) == ["x-20240228.tsv"]
     assert len(days_found(tmp_path, **by_name)) == 2
     (tmp_path / "logs" / "z-today.tsv").write_text("1\n")
-    with pytest.raises(InputDataError, match="has no day"):
+    with pytest.raises(InputDataError, match="z-today"):
         days_found(tmp_path, **by_name)
 
 
@@ -264,14 +225,9 @@ def test_what_stands_beside_the_days_does_not_hide_that_one_is_late(tmp_path):
         write(tmp_path / "logs", name)
     assert days_found(tmp_path, **dated) == ["20240228"]
     write(tmp_path / "logs", "20240229.tmp")
-    with pytest.raises(UpstreamNotReadyError, match="no file yet for 1") as late:
+    with pytest.raises(UpstreamNotReadyError):
         days_found(tmp_path, days(1, 1), **dated)
-    assert "correct --data" not in late.value.render()
-    (tmp_path / "logs" / "20240228").unlink()
-    with pytest.raises(UpstreamNotReadyError) as none:
-        days_found(tmp_path, days(1, 1), **dated)
-    assert "correct --data" in none.value.render()
-    with pytest.raises(InputDataError, match="has no day"):
+    with pytest.raises(InputDataError, match=r"20240229\.tmp"):
         days_found(tmp_path, **dated)
 
 

@@ -107,7 +107,7 @@ def test_folders_that_links_lead_to_and_those_in_the_path_count(spark, tmp_path)
         source = read(spark, tmp_path, declare(*COLUMNS, path=path, format="parquet"))
         assert good(source) == [("DE", 1, "08")]
     data = tmp_path / "in" / "h=08"
-    with pytest.raises(InputDataError, match="declared column is missing"):
+    with pytest.raises(InputDataError):
         # What lies above the source's path is none of its folders.
         read(spark, data, declare(*COLUMNS, path="country=DE", format="parquet"))
 

@@ -72,15 +72,6 @@ def test_each_bad_line_has_its_reason(spark, tmp_path):
     assert {row["line"] for row in source.bad.collect()} >= {"3::1.0::a", "0::1.0::a::"}
 
 
-def test_latin1_and_utf8_bytes_are_told_apart(spark, tmp_path):
-    write_lines(tmp_path, ["1::1::a::é".encode("latin-1"), "2::1::a::é".encode()])
-    latin = read_source(spark, "log", source_config(encoding="latin-1"), str(tmp_path))
-    assert [row["tags"] for row in latin.good.collect()] == [["é"], ["Ã©"]]
-    utf8 = read_source(spark, "log", source_config(), str(tmp_path))
-    assert count_rows(utf8).bad == {"not_utf8": 1}
-    assert [row["tags"] for row in utf8.good.collect()] == [["é"]]
-
-
 def test_pattern_reads_groups_and_rejects_what_does_not_match(spark, tmp_path):
     config = SourceConfig.model_validate(
         {
@@ -113,16 +104,6 @@ def test_order_is_the_order_of_the_input_over_blocks_and_files(spark, tmp_path):
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
     assert ordered == list(range(1, 4001))
-
-
-def test_wrong_separator_is_refused_with_examples(spark, tmp_path):
-    write_lines(tmp_path, [b"1,4.5,a,x"] * 5)
-    config = source_config()
-    source = read_source(spark, "log", config, str(tmp_path))
-    with pytest.raises(InputDataError) as refused:
-        check_bad_rows(source, count_rows(source), config)
-    assert "wrong_field_count 5" in str(refused.value)
-    assert "1,4.5,a,x" in str(refused.value)
 
 
 @pytest.mark.parametrize(

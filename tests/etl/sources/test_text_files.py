@@ -85,31 +85,44 @@ def test_line_ends_byte_order_mark_and_compression(spark, tmp_path):
     assert count_rows(source).bad == {}
 
 
+TOO_LONG = b"x" * (2 << 20)
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("header", "contents"),
     [
-        (b"id\n1,x\n", "does not fit"),
-        (b"id,kind,more\n1,x\n", "does not fit"),
-        (b"kind,id\nx,1\n", "does not fit"),
-        (b"\n1,x\n", "does not fit"),
-        (b"x" * (2 << 20), "too long"),
+        (True, [b"id\n1,x\n"]),
+        (True, [b"id,kind,more\n1,x\n"]),
+        (True, [b"\n1,x\n"]),
+        (True, [TOO_LONG]),
+        (True, [b"user,type\n1,x\n", b"type,user\nx,1\n"]),
+        ("by_name", [b"id,more\n1,x\n", b"id,id,more\n1,2,3\n"]),
+        ("by_name", [b"id,kind\n1,x\n", b"1,x\n"]),
+        ("by_name", [b"id,more\n1,x\n", b"id,sort\n1,x\n"]),
     ],
 )
-def test_a_first_line_that_is_no_header_is_refused(spark, tmp_path, content, message):
-    write(tmp_path, "a.csv", content)
-    with pytest.raises(InputDataError, match=message):
-        read(spark, tmp_path)
+def test_headers_that_cannot_be_meant_are_refused(spark, tmp_path, header, contents):
+    for number, content in enumerate(contents):
+        write(tmp_path, f"{number}.csv", content)
+    with pytest.raises(InputDataError):
+        read(spark, tmp_path, header=header)
+
+
+def test_headers_that_name_the_columns_may_have_any_order(spark, tmp_path):
+    write(tmp_path, "a.csv", b"id,kind\n1,x\n")
+    write(tmp_path, "b.csv", b"kind,id\ny,2\n")
+    assert rows(read(spark, tmp_path)) == [(1, "x"), (2, "y")]
 
 
 @pytest.mark.parametrize(
     ("options", "header", "names"),
     [
-        ({}, b'"id, the first",kind', ["id, the first", "kind"]),
-        ({}, b'"say ""id""",kind', ['say "id"', "kind"]),
-        ({"escape": "\\"}, b'"say \\"id\\",",kind', ['say "id",', "kind"]),
-        ({"format": "delimited", "separator": "::", "quote": '"'}, b'"id"::kind', ["id", "kind"]),
-        ({"format": "delimited", "separator": ","}, b'"id,x"', ['"id', 'x"']),
-        ({}, b"", [""]),
+        ({}, b'"id, the first",kind', ("id, the first", "kind")),
+        ({}, b'"say ""id""",kind', ('say "id"', "kind")),
+        ({"escape": "\\"}, b'"say \\"id\\",",kind', ('say "id",', "kind")),
+        ({"format": "delimited", "separator": "::", "quote": '"'}, b'"id"::kind', ("id", "kind")),
+        ({"format": "delimited", "separator": ","}, b'"id,x"', ('"id', 'x"')),
+        ({}, b"", ("",)),
     ],
 )
 def test_a_header_is_taken_apart_as_the_lines_below_it_are(options, header, names):
@@ -123,14 +136,6 @@ def test_separators_in_the_quotes_of_a_header_do_not_separate(spark, tmp_path):
     columns = [{**COLUMNS[0], "field": "id, the first"}, COLUMNS[1]]
     by_name = read(spark, tmp_path, format="csv", header="by_name", columns=columns)
     assert rows(by_name) == [(1, "x")]
-
-
-def test_files_with_different_headers_are_refused(spark, tmp_path):
-    write(tmp_path, "a.csv", b"user,type\n1,x\n")
-    write(tmp_path, "b.csv", b"type,user\nx,1\n")
-    with pytest.raises(InputDataError, match="different headers") as refused:
-        read(spark, tmp_path)
-    assert "type,user" in str(refused.value)
 
 
 def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, caplog):
@@ -147,23 +152,8 @@ def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, ca
     # A header is one only in the files that begin with it.
     assert (counts.read, counts.bad) == (7, {"repeated_header": 1, "wrong_field_count": 1})
     assert count_rows(read(spark, tmp_path, header="by_name")).bad["null:kind"] == 1
-    with pytest.raises(InputDataError, match="not declared"):
+    with pytest.raises(InputDataError):
         read(spark, tmp_path, header="by_name", columns=columns, new_columns="fail")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"id,id,more\n1,2,3\n", "b.csv: repeated: id"),
-        (b"1,x\n", "b.csv: missing: id, kind"),
-        (b"id,sort\n1,x\n", "missing: kind"),
-    ],
-)
-def test_by_name_headers_that_cannot_be_meant_are_refused(spark, tmp_path, content, message):
-    write(tmp_path, "a.csv", b"id,more\n1,x\n")
-    write(tmp_path, "b.csv", content)
-    with pytest.raises(InputDataError, match=message):
-        read(spark, tmp_path, header="by_name")
 
 
 TEXT = {"name": "text", "type": "string"}
@@ -196,3 +186,10 @@ def test_each_encoding_is_read_and_its_unknown_bytes_are_not(
     source = inputs_read(spark, tmp_path, declare(TEXT, encoding=encoding))
     assert outcomes(source) == [(text,), f"not_{encoding}"]
     assert spark.conf.get("spark.sql.legacy.javaCharsets") == "false"
+
+
+def test_a_line_that_is_no_utf8_is_a_bad_row(spark, tmp_path):
+    (tmp_path / "in").write_bytes("é\n".encode() + b"\xe9\n")
+    assert outcomes(inputs_read(spark, tmp_path, declare(TEXT))) == [("é",), "not_utf8"]
+    latin = declare(TEXT, encoding="latin-1")
+    assert outcomes(inputs_read(spark, tmp_path, latin)) == [("Ã©",), ("é",)]

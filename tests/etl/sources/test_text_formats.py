@@ -25,14 +25,24 @@ def times(written: str | None, **options: object) -> dict[str, object]:
     return {"name": "at", "type": "timestamp", "timestamp_format": written, **options}
 
 
+ZONES = {"": 0, "Z": 0, " UTC": 0, " GMT": 0, "+08:00": 8, " Europe/Berlin": 1, "+18:00": 18}
+NO_ZONES = ["+99:99", "+18:01", "-19", "+05:60", "+530", "+0\u0661:00"]
+NO_ZONES += [" CST", " BST", " EDT", "EST5EDT", " PM"]
+NO_TIMES = ["12:30", "2024-13-01", "now", "2024-03-01T00:00+02:00"]
+NO_TIMES += ["\u0662\u0660\u0662\u0664-03-01", "\u00a02024-03-01"]
+
+
 @pytest.mark.parametrize(
     ("written", "texts", "expected"),
     [
+        (None, ["2024-03-01", "2024-03-01T01:00:00.5+01:00"], [(DAY_MS,), (DAY_MS + 500,)]),
         (
             None,
-            ["2024-03-01", "2024-03-01T01:00:00.5+01:00", "12:30", "2024-13-01", "now"],
-            [(DAY_MS,), (DAY_MS + 500,), BAD, BAD, BAD],
+            [f"2024-03-01T00:00:00{zone}" for zone in ZONES],
+            [(DAY_MS - 3_600_000 * hours,) for hours in ZONES.values()],
         ),
+        (None, [f"2024-03-01T00:00:00{zone}" for zone in NO_ZONES], [BAD] * len(NO_ZONES)),
+        (None, NO_TIMES, [BAD] * len(NO_TIMES)),
         ("dd.MM.yyyy HH:mm", ["01.03.2024 00:01", "2024-03-01"], [(DAY_MS + 60_000,), BAD]),
         (
             "epoch_s",
@@ -58,7 +68,7 @@ def test_the_future_is_after_the_run_not_after_the_clock(spark, tmp_path):
     config = declare(times("epoch_ms", not_after="run_date"))
     source = read(spark, tmp_path, config, DateRange(DAY - datetime.timedelta(3), DAY))
     assert outcomes(source) == [(DAY_MS + 86_399_999,), "in_future:at"]
-    with pytest.raises(ConfigError, match="the run has none"):
+    with pytest.raises(ConfigError):
         read(spark, tmp_path, config)
     fixed = declare(times("epoch_ms", not_after="2024-03-02"))
     assert len(outcomes(read(spark, tmp_path, fixed))) == 2
@@ -80,25 +90,20 @@ def test_lists_of_floats_bounds_in_lists_and_ids_beyond_int64(spark, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("text", ["1_000", "\u0661", "\u00a01", "0x1p3", "1d"])
+@pytest.mark.parametrize("text", ["1_000", "\u0661", "\u00a01", "0x1p3", "1d", "1f", "2.d", " 5F "])
 def test_text_that_is_no_number(spark, tmp_path, text):
     reals = {"name": "x", "type": "float32", "nullable": True}
     lists = {"name": "xs", "type": "list<float64>", "separator": ",", "nullable": True}
-    write(tmp_path, f"{text}\t1\t1", f"1\t{text}\t1", f"1\t1\t1,{text}", " +1 \t +1. \t-.5e-1")
+    write(tmp_path, f"{text}\t1\t1", f"1\t{text}\t1", f"1\t1\t1,{text}", " +1 \t +1. \t-.5E-1,7.")
     assert outcomes(read(spark, tmp_path, declare(INT, reals, lists))) == [
         "not_int64:id",
         "not_float32:x",
         "not_list<float64>:xs",
-        (1, 1.0, [-0.05]),
+        (1, 1.0, [-0.05, 7.0]),
     ]
-
-
-def test_text_that_is_no_time(spark, tmp_path):
-    zones = ["+99:99", "+18:01", "-19", "+05:60", "+530", "+0\u0661:00"]
-    texts = [f"2024-03-01T00:00:00{zone}" for zone in zones]
-    texts += ["2024-03-01T00:00+02:00", "\u0662\u0660\u0662\u0664-03-01", "\u00a02024-03-01"]
-    write(tmp_path, *texts, "2024-03-01T18:00:00+18:00")
-    assert outcomes(read(spark, tmp_path, declare(times(None)))) == [*[BAD] * 9, (DAY_MS,)]
+    write(tmp_path, json.dumps({"id": 1, "xs": [text]}))
+    in_json = read(spark, tmp_path, declare(INT, {**lists, "separator": None}, format="json"))
+    assert outcomes(in_json) == ["not_list<float64>:xs"]
 
 
 def test_epochs_of_json_may_have_fractions(spark, tmp_path):
@@ -230,21 +235,6 @@ def test_libsvm_lines_and_their_faults(spark, tmp_path):
     ]
 
 
-def test_suffixes_and_hexadecimals_of_java_are_no_numbers(spark, tmp_path):
-    texts = ("5D", "1f", "2.d", "0x1p3", " 5F ", "-1e2", ".5", "7.", "1E+2")
-    write(tmp_path, *(f"{text}\t1|{text}" for text in texts))
-    columns = [
-        {"name": "x", "type": "float32"},
-        {"name": "xs", "type": "list<float32>", "separator": "|"},
-    ]
-    bad = ["not_float32:x"] * 5
-    good = [(x, [1.0, x]) for x in (-100.0, 0.5, 7.0, 100.0)]
-    assert outcomes(read(spark, tmp_path, declare(*columns))) == [*bad, *good]
-    write(tmp_path, *(json.dumps({"x": "1", "xs": [text]}) for text in texts[:5]))
-    source = read(spark, tmp_path, declare(*columns, format="json"))
-    assert outcomes(source) == ["not_list<float32>:xs"] * 5
-
-
 def test_libffm_has_fields(spark, tmp_path):
     write(tmp_path, "1 0:3:1 2:11:0.5", "0 3:1")
     source = read(spark, tmp_path, declare(format="libffm"))
@@ -334,25 +324,13 @@ def test_half_a_character_makes_a_bad_row(spark, tmp_path):
     assert sorted(map(str, found)) == sorted(map(str, [*good_rows, *["malformed_json"] * 3]))
 
 
-def test_zone_names_of_three_letters_make_bad_rows(spark, tmp_path):
-    ends = ["", "Z", " UTC", " GMT", "+08:00", " Europe/Berlin", " America/New_York"]
-    words = [" CST", " BST", " EDT", "EST5EDT", " PM"]
-    lines = [f"2021-06-28 02:30:00{end}" for end in (*ends, *words)]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    found = outcomes(read(spark, tmp_path, declare({"name": "at", "type": "timestamp"})))
-    moment = 1624847400000
-    hours = [0, 0, 0, 0, 8, 2, -4]
-    times = [(moment - 3_600_000 * hour,) for hour in hours]
-    assert sorted(map(str, found)) == sorted(map(str, [*times, *[BAD] * len(words)]))
-
-
 def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path, caplog):
     rows = [{"id": 1}, {"id": 2, "colour": "red"}, {"id": 3, "size": 4, "score": None}]
     (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
     config = declare(*COLUMNS[:2], format="json", new_columns="fail")
     counts = count_rows(read(spark, tmp_path, config))
     assert (counts.read, counts.bad, counts.values) == (3, {}, {"score": 0})
-    with pytest.raises(InputDataError, match="not declared") as refused:
+    with pytest.raises(InputDataError) as refused:
         check_columns("log", config, counts)
     assert "size" in str(refused.value)
     lenient = declare(*COLUMNS[:2], format="json", new_columns="ignore")
