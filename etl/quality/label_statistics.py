@@ -70,7 +70,7 @@ class Comparison:
         if is_numeric(column.type):
             numbers = to_floats(column)
             both = known & np.isfinite(numbers)
-            moments = Moments.of(np.stack((numbers[both], label[both])), np.ones(both.sum()))
+            moments = Moments.of(np.stack((numbers[both], label[both])))
         return cls(is_slice, moments, _group(column, label, known))
 
     @classmethod
@@ -146,6 +146,8 @@ def correlation_ratio(groups: Groups) -> float | None:
 
 
 def _group(column: pa.Array, label: np.ndarray, known: np.ndarray) -> Groups | None:
+    if len(column[: 4 * MAX_GROUPS].unique()) > MAX_GROUPS:
+        return None
     encoded = column.dictionary_encode(null_encoding="encode")
     size = len(encoded.dictionary)
     if size > MAX_GROUPS:
@@ -180,7 +182,7 @@ def sum_weighted(column: pa.Array, weights: np.ndarray) -> tuple[float, float]:
     """Sums weights, and weights times values, of rows that have both numbers."""
     values = to_floats(column)
     known = np.isfinite(values) & np.isfinite(weights)
-    return float(weights[known].sum()), float(weights[known] @ values[known])
+    return float(weights.sum(where=known)), float((weights * values).sum(where=known))
 
 
 def is_numeric(data_type: pa.DataType) -> bool:

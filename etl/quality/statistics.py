@@ -24,7 +24,6 @@ from conf.manifest import WEIGHTED_MEAN
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema
 from conf.splits import CATALOG, USERS
 from etl.encoders.arrow_columns import RAW_TYPES, build_lists, cast_values, flatten_lists
-from etl.encoders.hashing import fingerprint_values
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.label_statistics import (
     COMPARED_ROWS,
@@ -40,7 +39,7 @@ from etl.quality.sketches import (
     FrequencySketch,
     Moments,
     QuantileSummary,
-    hash_numbers,
+    count_ordered,
 )
 from etl.tfrecord.types.features import is_bytes, is_list, is_text
 
@@ -73,8 +72,8 @@ class Numbers:
     def of(cls, values: np.ndarray, counts: np.ndarray) -> Numbers:
         """Describes distinct numbers, rising, that occur so many times."""
         low, high = (values[0].item(), values[-1].item()) if len(values) else (None, None)
-        exact, weights = values.astype(np.float64), counts.astype(np.float64)
-        moments = Moments.of(exact[None], counts)
+        exact, weights = values.astype(np.float64, copy=False), counts.astype(np.float64)
+        moments = Moments.of(exact[None], weights)
         return cls(moments, low, high, QuantileSummary(exact, weights).cut(ENTRIES))
 
     @classmethod
@@ -197,17 +196,11 @@ class FeatureStatistics:
         if dtype == "bytes":
             return cls(dtype, counts, _count_texts(values), lengths=lengths)
         data_type = pa.int64() if dtype == "int64" else pa.float32()
-        plain = values.cast(data_type, safe=False).to_numpy()
-        if dtype == "float32":
-            counts["nan"] = int(np.isnan(plain).sum())
-            plain, whole = plain[np.isfinite(plain)] + np.float32(0), len(plain)  # -0 becomes 0.
-            counts["infinite"] = whole - len(plain) - counts["nan"]
-        found, times = count_numbers(plain)
-        counts["zeros"] = int(times[found == 0].sum())
+        found, times, unfinite = count_numbers(values.cast(data_type, safe=False).to_numpy())
+        counts |= {**unfinite, "zeros": int(times[found == 0].sum())}
         if dtype == "int64":
             counts["oov"] = int(times[found == OOV_ID].sum())
-        found = found if dtype == "int64" else found.astype(np.float64)
-        sketch = FrequencySketch.of(pa.array(found), times, hash_numbers(found))
+        sketch = FrequencySketch.of(pa.array(found), times)
         return cls(dtype, counts, sketch, Numbers.of(found, times), lengths)
 
     @classmethod
@@ -291,23 +284,35 @@ def find_dtype(name: str, data_type: pa.DataType) -> str:
     )
 
 
-def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct numbers, rising, and how often each occurs."""
-    is_dense = numbers.dtype == np.int64 and len(numbers) and numbers.min() >= 0
-    if is_dense and numbers.max() < DENSE_VALUES:
+def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Counts int64 or float32 numbers.
+
+    Returns:
+        The distinct finite ones, rising, int64 or float64; how often each occurs; of floats, how
+        many are NaN and how many infinite.
+    """
+    is_float = numbers.dtype == np.float32
+    if not is_float and len(numbers) and numbers.min() >= 0 and numbers.max() < DENSE_VALUES:
         counts = np.bincount(numbers)
         values = np.flatnonzero(counts)
-        return values, counts[values]
-    return np.unique(numbers, return_counts=True)
+        return values, counts[values], {}
+    ordered = np.sort(numbers)
+    if not is_float:
+        return *count_ordered(ordered), {}
+    low = int(np.searchsorted(ordered, np.float32(-np.inf), "right"))
+    high = int(np.searchsorted(ordered, np.float32(np.inf), "left"))
+    nan = len(ordered) - int(np.searchsorted(ordered, np.float32(np.inf), "right"))  # the last
+    values, counts = count_ordered(ordered[low:high])
+    unfinite = {"nan": nan, "infinite": len(ordered) - (high - low) - nan}
+    return values.astype(np.float64) + 0.0, counts, unfinite  # -0 becomes 0
 
 
 def _count_texts(values: pa.Array) -> FrequencySketch:
     counted = values.cast(pa.large_binary()).value_counts()
-    texts, counts = counted.field("values"), counted.field("counts").to_numpy()
-    sketch = FrequencySketch.of(texts, counts, fingerprint_values(texts))
-    shown = [readable(text) for text in sketch.entries["value"].to_pylist()]
-    entries = sketch.entries.set_column(0, "value", pa.array(shown, pa.string()))
-    return replace(sketch, entries=entries)
+    sketch = FrequencySketch.of(counted.field("values"), counted.field("counts").to_numpy())
+    shown = pa.array([readable(text) for text in sketch.values.to_pylist()], pa.string())
+    order = pc.sort_indices(shown)
+    return replace(sketch, values=shown.take(order), counts=sketch.counts[order.to_numpy()])
 
 
 @dataclass(frozen=True)
