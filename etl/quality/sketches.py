@@ -27,6 +27,7 @@ ENTRIES = 1 << 12
 """Values that a sketch holds in memory; `JSON_ENTRIES` as text."""
 JSON_ENTRIES = 1 << 8
 TOP_VALUES = 20
+_BLOCK = 1 << 15  # rows whose temporary arrays stay in the cache
 PROBABILITIES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -47,6 +48,14 @@ class Moments:
     @classmethod
     def of(cls, columns: np.ndarray, counts: np.ndarray | None = None) -> Moments:
         """Returns the moments of float64 `[columns, rows]`, each row so many times."""
+        starts = range(0, max(columns.shape[1], 1), _BLOCK)
+        blocks = [np.s_[start : start + _BLOCK] for start in starts]
+        return cls.merge(
+            [cls._of_block(columns[:, b], None if counts is None else counts[b]) for b in blocks]
+        )
+
+    @classmethod
+    def _of_block(cls, columns: np.ndarray, counts: np.ndarray | None) -> Moments:
         count = columns.shape[1] if counts is None else int(counts.sum())
         # Not by BLAS, whose threads would fight over the cores with those of other tasks.
         mean = _weigh(columns, counts).sum(axis=1) / max(count, 1)
@@ -58,6 +67,8 @@ class Moments:
     @classmethod
     def merge(cls, parts: Sequence[Moments]) -> Moments:
         """Returns the moments of all rows: Chan, Golub and LeVeque (1979), equation 2.1."""
+        if len(parts) == 1:
+            return parts[0]
         count = sum(part.count for part in parts)
         mean = sum(part.mean * (part.count / max(count, 1)) for part in parts)
         scatter = sum(
@@ -78,11 +89,11 @@ def _weigh(columns: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
 
 
 @kernel
-def _count_runs(ordered, values, counts):  # type: ignore[no-untyped-def]
-    """Finds the distinct ones of numbers that rise, and their counts; returns how many."""
+def _count_runs(ordered, counts):  # type: ignore[no-untyped-def]
+    """Moves the distinct ones of numbers that rise to the front; returns how many there are."""
     found, start = 0, 0
     for i in range(1, ordered.size + 1):
-        values[found] = ordered[i - 1]
+        ordered[found] = ordered[i - 1]
         counts[found] = i - start
         if i == ordered.size or ordered[i] != ordered[i - 1]:
             found += 1
@@ -91,10 +102,10 @@ def _count_runs(ordered, values, counts):  # type: ignore[no-untyped-def]
 
 
 def count_ordered(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct ones of numbers that rise, and how often each occurs."""
-    values, counts = np.empty_like(ordered), np.empty(len(ordered), np.int64)
-    found = _count_runs(ordered, values, counts)
-    return values[:found], counts[:found]
+    """Returns the distinct ones of numbers that rise, in their place, and how often each occurs."""
+    counts = np.empty(len(ordered), np.int64)
+    found = _count_runs(ordered, counts)
+    return ordered[:found], counts[:found]
 
 
 REGISTER_BITS = 10
@@ -169,7 +180,8 @@ class FrequencySketch:
     def of(cls, values: pa.Array, counts: np.ndarray) -> FrequencySketch:
         """Returns the sketch of distinct values, rising, that were counted."""
         registers = sketch_distinct(values)
-        return cls(values, counts, np.zeros(len(counts), np.int64), 0, registers).cut(ENTRIES)
+        missed = np.broadcast_to(np.int64(0), len(counts))
+        return cls(values, counts, missed, 0, registers).cut(ENTRIES)
 
     @classmethod
     def merge(cls, parts: Sequence[FrequencySketch]) -> FrequencySketch:
@@ -191,12 +203,11 @@ class FrequencySketch:
         if len(self.counts) <= size:
             return self
         chosen = _find_most_frequent(self.counts, size)
-        left = np.ones(len(self.counts), bool)
-        left[chosen] = False
-        most = int((self.counts + self.missed).max(where=left, initial=self.bound))
-        values = self.values.take(pa.array(chosen))
+        most = self.counts + self.missed
+        most[chosen] = 0
+        bound, values = max(self.bound, int(most.max())), self.values.filter(pa.array(chosen))
         return FrequencySketch(
-            values, self.counts[chosen], self.missed[chosen], most, self.registers
+            values, self.counts[chosen], self.missed[chosen], bound, self.registers
         )
 
     @property
@@ -250,11 +261,13 @@ class FrequencySketch:
 
 
 def _find_most_frequent(counts: np.ndarray, size: int) -> np.ndarray:
-    """Returns the positions of the greatest counts, rising; of equal ones the first."""
+    """Returns which are the greatest counts; of equal ones the first."""
     repeated = counts[counts > 1]
     least = np.partition(repeated, -size)[-size] if len(repeated) >= size else 1
-    above, ties = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
-    return np.sort(np.concatenate((above, ties[: size - len(above)])))
+    chosen = counts > least
+    ties = np.flatnonzero(counts == least)
+    chosen[ties[: size - np.count_nonzero(chosen)]] = True
+    return chosen
 
 
 def _group_values(parts: Sequence[pa.Array]) -> tuple[pa.Array, np.ndarray]:
@@ -275,7 +288,7 @@ class QuantileSummary:
 
     Attributes:
         values: Distinct numbers, rising, float64 `[points]`.
-        weights: How many values each stands for, float64 `[points]`.
+        weights: How many values each stands for, float64 or int64 `[points]`.
         exact: Whether these are the values themselves.
     """
 
@@ -295,10 +308,9 @@ class QuantileSummary:
         """Returns the summary by so many points at most, each of the same weight."""
         if len(self.values) <= points:
             return self
-        cumulated = np.cumsum(self.weights)
+        cumulated = np.cumsum(self.weights, dtype=np.float64)
         ranks = (np.arange(points) + 0.5) / points * cumulated[-1]
-        chosen = self.values[np.searchsorted(cumulated, ranks)]
-        values, times = np.unique(chosen, return_counts=True)
+        values, times = count_ordered(self.values[np.searchsorted(cumulated, ranks)])
         return QuantileSummary(values, times * (cumulated[-1] / points), exact=False)
 
     def quantile(self, probability: float) -> float | None:
@@ -316,7 +328,9 @@ class QuantileSummary:
         points = [[p, cut.quantile(p)] for p in PROBABILITIES] if len(cut.values) else []
         return {
             "quantiles": {"values": points, "exact": cut.exact},
-            "summary": _pack([cut.values.tolist(), cut.weights.tolist(), cut.exact]),
+            "summary": _pack(
+                [cut.values.tolist(), cut.weights.astype(np.float64).tolist(), cut.exact]
+            ),
         }
 
     @classmethod

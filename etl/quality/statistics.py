@@ -72,9 +72,9 @@ class Numbers:
     def of(cls, values: np.ndarray, counts: np.ndarray) -> Numbers:
         """Describes distinct numbers, rising, that occur so many times."""
         low, high = (values[0].item(), values[-1].item()) if len(values) else (None, None)
-        exact, weights = values.astype(np.float64, copy=False), counts.astype(np.float64)
-        moments = Moments.of(exact[None], weights)
-        return cls(moments, low, high, QuantileSummary(exact, weights).cut(ENTRIES))
+        exact = values.astype(np.float64, copy=False)
+        moments = Moments.of(exact[None], counts)
+        return cls(moments, low, high, QuantileSummary(exact, counts).cut(ENTRIES))
 
     @classmethod
     def merge(cls, parts: Sequence[Numbers]) -> Numbers:
@@ -261,8 +261,9 @@ class FeatureStatistics:
 
 
 def _merge(kind: Any, parts: Sequence[Any]) -> Any:
-    """Merges the parts, where none lacks what is merged."""
-    return None if any(part is None for part in parts) else kind.merge(parts)
+    """Merges the parts that have what is merged."""
+    given = [part for part in parts if part is not None]
+    return kind.merge(given) if given else None
 
 
 def _add_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -304,7 +305,9 @@ def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str
     nan = len(ordered) - int(np.searchsorted(ordered, np.float32(np.inf), "right"))  # the last
     values, counts = count_ordered(ordered[low:high])
     unfinite = {"nan": nan, "infinite": len(ordered) - (high - low) - nan}
-    return values.astype(np.float64) + 0.0, counts, unfinite  # -0 becomes 0
+    exact = values.astype(np.float64)
+    exact += 0.0  # -0 becomes 0
+    return exact, counts, unfinite
 
 
 def _count_texts(values: pa.Array) -> FrequencySketch:
@@ -454,8 +457,11 @@ class StatisticsAccumulator:
         left = max(COMPARED_ROWS - self._rows, 0)
         for name, feature in found.items():
             if feature.lengths is None and name != focus.label:
-                rows = None if name in focus.slices else left
-                column, is_slice = batch.column(name)[:rows], name in focus.slices
+                is_slice = name in focus.slices
+                rows = batch.num_rows if is_slice else left
+                if not rows and self._parts:
+                    continue
+                column = batch.column(name)[:rows]
                 comparison = Comparison.of(column, label[:rows], is_slice)
                 compared[name] = replace(feature, comparison=comparison)
         if focus.weight in found:
