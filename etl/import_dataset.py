@@ -33,14 +33,8 @@ from conf.schema import FeatureSchema, fingerprint
 from etl.imported.mapping import RecordMapping, describe_input, find_files, map_records
 from etl.imported.schema import build_schema, write_encoders
 from etl.imported.survey import Survey, SurveyedFile
-from etl.quality.statistics import (
-    count_labelled,
-    find_not_finite,
-    find_unscaled,
-    merge_statistics,
-    refuse_negative_weights,
-    summarize_statistics,
-)
+from etl.quality.lint import find_not_finite, find_unscaled, refuse_negative_weights
+from etl.quality.statistics import count_labelled, merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
 from etl.records.train_counts import check_rows, write_counts
 from etl.tfrecord.codec.crc32c import describe_file

@@ -6,7 +6,7 @@ that wrote the records. A feature that gives the label away is a leak.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from etl.quality.drift import measure_drift
 from etl.quality.figures import (
     READ_BY_MODELS,
     Figure,
-    Share,
+    Figures,
     count_unknown,
     find_nulls,
     list_figures,
@@ -40,12 +40,11 @@ from etl.quality.lint import (
     find_one_class,
     find_unknown,
     find_unmatched,
-    list_nothing_matched,
+    refuse_negative_weights,
     warn_of_figure,
 )
 from etl.quality.rules import (
     RuleResult,
-    SourcesAsRead,
     build_result,
     check_source_rules,
     describe_domain,
@@ -58,7 +57,7 @@ from etl.quality.rules import (
     settle_results,
     shown,
 )
-from etl.quality.statistics import refuse_negative_weights, summarize_statistics
+from etl.quality.statistics import summarize_statistics
 from etl.quality.version_view import VersionView, compare_feature
 
 if TYPE_CHECKING:
@@ -126,8 +125,7 @@ def _count_nulls(name: str, version: VersionView, found: Mapping[str, Any]) -> t
         return found["missing"] + count_unknown(found), found["missing"] + found["values"]
     # Most encoders give a missing value an id or a number: what was raw tells.
     nulls = find_nulls(version.schema[name], summarize_statistics({name: found})[name])
-    nulls = nulls or Share(found["missing"], found["rows"])
-    return nulls.part, nulls.whole
+    return (found["missing"], found["rows"]) if nulls is None else (nulls.part, nulls.whole)
 
 
 def _judge_range(rule: RangeRule, found: Mapping[str, Any]) -> RuleResult:
@@ -177,11 +175,8 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
 class BuildChecks:
     """The checks of one build, each as early as it can be made, and what came of them.
 
-    Attributes:
-        config: The build's config.
-        previous: The current version, or None where there is none.
-        results: Outcomes so far.
-        figures: Figures of the version that is built, once it is written.
+    `previous` is the current version, if there is one; `figures` are those of the version that is
+    built, once it is written.
     """
 
     config: BuildConfig
@@ -189,6 +184,14 @@ class BuildChecks:
     results: list[RuleResult] = field(default_factory=list)
     figures: tuple[Figure, ...] = ()
     _nothing_matched: set[str] = field(default_factory=set)
+
+    @property
+    def _figures_before(self) -> Figures | None:
+        return None if self.previous is None else self.previous.figures
+
+    def warn(self, results: Iterable[RuleResult]) -> None:
+        """Logs and records what was found, and refuses what is an error."""
+        self.results += settle_results(results)
 
     def check_sources(
         self,
@@ -198,24 +201,17 @@ class BuildChecks:
     ) -> None:
         """Checks the rules on sources."""
         rows = {} if self.previous is None else self.previous.source_rows
-        self.warn(check_source_rules(self.config, SourcesAsRead(sources, counts, rows, run_date)))
-
-    def warn(self, results: Iterable[RuleResult], hints: Sequence[str] = ()) -> None:
-        """Logs and records what was found, and refuses what is an error."""
-        self.results += settle_results(results, hints)
+        self.warn(check_source_rules(self.config, sources, counts, rows, run_date))
 
     def check_matches(
         self,
         matches: Mapping[str, Mapping[str, int]],
         conversions: Mapping[str, Mapping[str, int]],
-        hints: Sequence[str] = (),
     ) -> None:
         """Checks that each join, and each label by conversions, has matched something."""
-        before = None if self.previous is None else self.previous.figures
-        known = {} if before is None else {**before.joined, **before.converted}
-        found = find_unmatched(self.config, matches, conversions, known)
-        self.warn(found, hints)
-        self._nothing_matched = list_nothing_matched(found)
+        found = find_unmatched(self.config, matches, conversions, self._figures_before or {})
+        self.warn(found)
+        self._nothing_matched = {r.allowed_as[1] for r in found if r.allowed_as is not None}
 
     def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
         """Checks that no vocabulary is empty, by its number of tokens."""
@@ -225,14 +221,12 @@ class BuildChecks:
         """Checks the rules on features and splits, and the lint of statistics."""
         schema, statistics = version.schema, version.statistics
         refuse_negative_weights(schema, statistics)
-        if version.figures is not None:
-            before = None if self.previous is None else self.previous.figures
-            self.figures = list_figures(version.figures, before)
-        train, excused = statistics.get(TRAIN, {}), self._nothing_matched
+        self.figures = list_figures(version.figures or {}, self._figures_before)
+        excused = self._nothing_matched
         self.warn(
             (
                 *check_feature_rules(self.config, version, self.previous),
-                *find_constants(self.config, schema, train, excused),
+                *find_constants(self.config, schema, statistics.get(TRAIN, {}), excused),
                 *find_one_class(self.config, statistics, excused),
                 *find_unknown(self.config, schema, statistics),
                 *(warn_of_figure(figure) for figure in self.figures if figure.is_far),

@@ -7,9 +7,11 @@ something allowed is allowed with it. What is only odd is warned of.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from conf.encoders import IDENTITY
+from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import DatePartConfig, FeatureConfig
 from conf.schema import FeatureSchema
@@ -17,7 +19,9 @@ from conf.splits import TEST
 from etl.quality.figures import (
     READ_BY_MODELS,
     Figure,
+    Figures,
     Share,
+    allowed_change,
     count_unknown,
     share_kept,
     share_matched,
@@ -35,6 +39,8 @@ MIN_ROWS = 10
 _MOST_IN_LOG = 0.01
 _WITHIN_A_DAY = ("minute", "hour")
 _HOUR_MS = 3_600_000
+UNSCALED = 10
+"""Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
 _CHANCE = 1e-3
 """Probability below which no match at all is not taken for chance."""
 _WANTED = {
@@ -59,19 +65,19 @@ def find_unmatched(
     config: BuildConfig,
     matches: Mapping[str, Mapping[str, int]],
     conversions: Mapping[str, Mapping[str, int]],
-    before: Mapping[str, Share],
+    before: Figures,
 ) -> list[RuleResult]:
     """Finds joins that matched no event, and labels whose conversions make no sample positive."""
     found = []
     for name, share in share_matched(matches).items():
-        if _is_nothing(share, before.get(name)):
+        if _is_nothing(share, before.get(("joined", name, None))):
             received = f"none of {share.whole:,} events has an entry{_reasons(matches[name])}"
             found.append(_refuse(config, "unmatched", f"join {name}", name, received))
     sources = {
         label.name: label.conversion.source for label in config.all_labels if label.conversion
     }
     for name, share in share_kept(conversions).items():
-        if _is_nothing(share, before.get(name)):
+        if _is_nothing(share, before.get(("converted", name, None))):
             reasons = {why: n for why, n in conversions[name].items() if why != "rows"}
             received = f"none of {share.whole:,} makes a sample positive{_reasons(reasons)}"
             rule = f"conversions of label {name}"
@@ -79,20 +85,16 @@ def find_unmatched(
     return found
 
 
-def _is_nothing(now: Share, before: Share | None) -> bool:
+def _is_nothing(now: Share, before: Share | int | None) -> bool:
     if not now.whole or now.part:
         return False
-    return before is None or not before.part or (1 - before.value) ** now.whole < _CHANCE
+    rate = before.value if isinstance(before, Share) else 0.0
+    return not rate or (1 - rate) ** now.whole < _CHANCE
 
 
 def _reasons(outcomes: Mapping[str, int]) -> str:
     reasons = [f"{why} {n:,}" for why, n in outcomes.items() if n]
     return f" ({', '.join(reasons)})" if reasons else ""
-
-
-def list_nothing_matched(results: Iterable[RuleResult]) -> set[str]:
-    """Returns the sources of `find_unmatched` that were allowed to match nothing."""
-    return {r.allowed_as[1] for r in results if r.allowed_as is not None and r.passed}
 
 
 def find_early_ends(
@@ -363,7 +365,50 @@ def warn_of_figure(figure: Figure) -> RuleResult:
     """Returns what is warned of where a figure is far from that of the version before."""
     if isinstance(figure.now, Share) and isinstance(figure.before, Share):
         received = f"{figure.now} of {figure.now.whole:,}, {figure.before} in the version before"
-        change = 100 * figure.bound.allowed(figure.now, figure.before)
+        change = 100 * allowed_change(figure.kind, figure.now, figure.before)
         return _warn(figure.title, received, f"a change of at most {change:.2f} points")
     received = f"{figure.now:,}, {figure.before:,} in the version before"
     return _warn(figure.title, received, "more than half and less than twice as many")
+
+
+def refuse_negative_weights(
+    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuses weights of samples below 0: a model would learn the opposite of such a row."""
+    for split, by_feature in statistics.items():
+        for spec in schema.by_role("weight"):
+            low = by_feature.get(spec.name, {}).get("min")
+            if low is not None and low < 0:
+                raise InputDataError(
+                    f"weights of samples are below 0: feature {spec.name!r}, split {split}",
+                    received=f"{low:g} at least",
+                    allowed="0 or more: a row of weight 0 is not learned",
+                    fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
+                    "rows, which are counted and left out",
+                )
+
+
+def find_not_finite(statistics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Finds features with values that are no numbers: a line for each feature of a split."""
+    return [
+        f"feature {name!r}, split {split}: {found['nan']:,} values are NaN and "
+        f"{found['infinite']:,} infinite; training on it ends with exit code 5"
+        for split, by_feature in statistics.items()
+        for name, found in by_feature.items()
+        if found.get("nan") or found.get("infinite")
+    ]
+
+
+def find_unscaled(
+    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Finds numbers far from 1, which models read as they are and learn badly from."""
+    found = {}
+    for spec in schema.by_role("user", "item", "context"):
+        values = statistics["train"].get(spec.name, {})
+        mean, std = values.get("mean"), values.get("std")
+        if spec.vocabulary_size is not None or spec.encoding != IDENTITY or mean is None:
+            continue
+        if max(abs(mean), std) > UNSCALED:
+            found[spec.name] = f"mean {mean:.3g}, deviation {std:.3g}"
+    return found

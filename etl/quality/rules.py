@@ -1,13 +1,13 @@
 """Rules of the data contract: what each asks of a source, and whether what was found is allowed.
 
-Most rules on sources are SQL expressions, which ride in the pass that counts the rows; `unique`
+A rule on values is a SQL condition, whose rows ride in the pass that counts the source; `unique`
 is a distinct count and `references` a join, in one pass more.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -41,16 +41,10 @@ _HOUR_MS = 3_600_000.0
 
 @dataclass(frozen=True)
 class RuleResult:
-    """One rule as checked.
+    """One rule as checked: `rule` is its kind and target, as `range ratings.rating`.
 
-    Attributes:
-        rule: Kind and target, as `range ratings.rating`.
-        severity: `error` or `warn`.
-        passed: Whether it holds.
-        received: What was found.
-        allowed: What the rule allows.
-        allowed_as: Key of `contract.allow` and the name there that lets it pass, of what no rule
-            declares.
+    What no rule declares has `allowed_as`: the key of `contract.allow`, and the name there that
+    lets it pass.
     """
 
     rule: str
@@ -67,21 +61,8 @@ class RuleResult:
         return data
 
 
-def settle_results(
-    results: Iterable[RuleResult], hints: Sequence[str] = ()
-) -> tuple[RuleResult, ...]:
-    """Logs what is to be warned of, and refuses what is an error.
-
-    Args:
-        results: What was found.
-        hints: What is known of the causes, for the refusal.
-
-    Returns:
-        The results, where no rule of severity `error` is violated.
-
-    Raises:
-        InputDataError: Names every violated rule of severity `error`.
-    """
+def settle_results(results: Iterable[RuleResult]) -> tuple[RuleResult, ...]:
+    """Logs what is to be warned of, and refuses violated rules of severity `error`."""
     settled = tuple(results)
     violated = [result for result in settled if not result.passed]
     for found in violated:
@@ -92,26 +73,22 @@ def settle_results(
             )  # fmt: skip
     errors = [result for result in violated if result.severity == "error"]
     if errors:
-        raise _refusal(errors, "".join(f"{hint}; " for hint in hints))
+        raise _refusal(errors)
     return settled
 
 
-def _refusal(violated: Sequence[RuleResult], hints: str) -> InputDataError:
+def _refusal(violated: Sequence[RuleResult]) -> InputDataError:
     indent, count = "\n            ", len(violated)
     named = [found.allowed_as for found in violated if found.allowed_as is not None]
-    ways = [f"allow it by name: {_show_allowed(named)}"] if named else []
-    if len(named) == count:
-        what = f"the data look wrong in {count} way{'s' * (count > 1)}"
-        ways = ["correct the input or the config, or " + ways[0]]
-    else:
-        what = f"the data contract is violated ({count} rule{'s' * (count > 1)})"
-        change = "change `contract.rules` (`severity: warn` lets a rule pass)"
-        ways = [f"correct the input, or {change}", *ways]
+    ways = ["correct the input or the config"]
+    ways += [f"allow it by name: {_show_allowed(named)}"] if named else []
+    if len(named) < count:
+        ways.append("change `contract.rules` (`severity: warn` lets a rule pass)")
     return InputDataError(
-        f"{what}; nothing was published",
+        f"the data look wrong in {count} way{'s' * (count > 1)}; nothing was published",
         received=indent.join(f"{found.rule}: {found.received}" for found in violated),
         allowed=indent.join(f"{found.rule}: {found.allowed}" for found in violated),
-        fix=f"{hints}{'; '.join(ways)}; the last version stays current",
+        fix=f"{', or '.join(ways)}; the last version stays current",
     )
 
 
@@ -191,144 +168,114 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-class _Value:
-    """The values of a column, those of its lists one by one."""
+def _find_bad(rule: Any, rows: DataFrame) -> Column:
+    """Whether the value of a row, or one of its list, breaks a rule on values."""
+    column, data_type = F.col(rule.column), rows.schema[rule.column].dataType
+    element: Any = getattr(data_type, "elementType", data_type)
+    # In the column's own precision: 4.1 read as float32 is not above 4.1.
+    kind = "float" if element.typeName() == "float" else "double"
 
-    def __init__(self, rows: DataFrame, name: str) -> None:
-        data_type = rows.schema[name].dataType
-        self.column, self.is_list = F.col(name), data_type.typeName() == "array"
-        element: Any = getattr(data_type, "elementType", data_type)
-        # In the column's own precision: 4.1 read as float32 is not above 4.1.
-        self.number = "float" if element.typeName() == "float" else "double"
-
-    def any(self, test: Callable[[Column], Column]) -> Column:
-        """Whether one of the values is what the test says."""
-        return F.exists(self.column, test) if self.is_list else test(self.column)
-
-
-def _ask_range(rule: RangeRule, rows: DataFrame) -> dict[str, Column]:
-    value = _Value(rows, str(rule.column))
-
-    def is_outside(element: Column) -> Column:
-        bad = F.isnan(element.cast("double"))
+    def breaks(value: Column) -> Column:
+        if isinstance(rule, DomainRule):
+            return ~value.isin(*rule.one_of)
+        bad = F.isnan(value.cast("double"))
         if rule.minimum is not None:
-            bad = bad | (element < F.lit(rule.minimum).cast(value.number))
+            bad = bad | (value < F.lit(rule.minimum).cast(kind))
         if rule.maximum is not None:
-            bad = bad | (element > F.lit(rule.maximum).cast(value.number))
+            bad = bad | (value > F.lit(rule.maximum).cast(kind))
         return bad
 
-    column = value.column
-    return {
-        "bad": F.count_if(value.any(is_outside)),
-        "known": F.count(column),
-        "low": F.min(F.array_min(column) if value.is_list else column),
-        "high": F.max(F.array_max(column) if value.is_list else column),
-    }
+    if isinstance(rule, NullRateRule):
+        return column.isNull()
+    return breaks(column) if element is data_type else F.exists(column, breaks)
 
 
-def _is_foreign(rule: DomainRule, rows: DataFrame) -> Column:
-    return _Value(rows, str(rule.column)).any(lambda element: ~element.isin(*rule.one_of))
-
-
-def _ask_domain(rule: DomainRule, rows: DataFrame) -> dict[str, Column]:
+def _ask(rule: Any, rows: DataFrame) -> dict[str, Column]:
+    column = F.col(rule.column)
+    if isinstance(rule, FreshnessRule):
+        return {"latest": F.max(column)}
     # No example yet: an aggregate of texts by groups would sort all rows.
-    return {
-        "bad": F.count_if(_is_foreign(rule, rows)),
-        "known": F.count(F.col(str(rule.column))),
-    }
+    known = F.count("*") if isinstance(rule, NullRateRule) else F.count(column)
+    asked = {"bad": F.count_if(_find_bad(rule, rows)), "known": known}
+    if isinstance(rule, RangeRule):
+        is_list = rows.schema[str(rule.column)].dataType.typeName() == "array"
+        asked["low"] = F.min(F.array_min(column) if is_list else column)
+        asked["high"] = F.max(F.array_max(column) if is_list else column)
+    return asked
 
 
-def _ask_nulls(rule: NullRateRule, rows: DataFrame) -> dict[str, Column]:
-    return {"bad": F.count_if(F.col(str(rule.column)).isNull()), "rows": F.count("*")}
-
-
-def _ask_latest(rule: FreshnessRule, rows: DataFrame) -> dict[str, Column]:
-    return {"latest": F.max(rule.column)}
-
-
-_ASKED: Mapping[type, Callable[[Any, DataFrame], dict[str, Column]]] = {
-    RangeRule: _ask_range,
-    DomainRule: _ask_domain,
-    NullRateRule: _ask_nulls,
-    FreshnessRule: _ask_latest,
-}
-
-
-def _list_source_rules(config: BuildConfig) -> list[tuple[int, str, Any]]:
-    rules = [
-        (n, getattr(rule, "source", None), rule) for n, rule in enumerate(config.contract.rules)
-    ]
-    return [(number, source, rule) for number, source, rule in rules if source is not None]
+def _list_source_rules(config: BuildConfig) -> list[tuple[str, Any]]:
+    """The rules on sources, each with the name of what it asks."""
+    rules = enumerate(config.contract.rules)
+    return [(f"rule {n}", rule) for n, rule in rules if getattr(rule, "source", None) is not None]
 
 
 def ask_rules(config: BuildConfig, sources: Mapping[str, Source]) -> dict[str, Source]:
     """Returns the sources with what rules ask of their good rows, for the pass that counts them."""
     asked = dict(sources)
-    for number, name, rule in _list_source_rules(config):
-        if ask := _ASKED.get(type(rule)):
-            found = {f"{what} {number}": c for what, c in ask(rule, asked[name].rows).items()}
-            asked[name] = replace(asked[name], asked={**asked[name].asked, **found})
+    for name, rule in _list_source_rules(config):
+        if isinstance(rule, RangeRule | DomainRule | NullRateRule | FreshnessRule):
+            source = asked[str(rule.source)]
+            found = F.struct(*(c.alias(what) for what, c in _ask(rule, source.rows).items()))
+            asked[source.name] = replace(source, asked={**source.asked, name: found})
     return asked
 
 
-@dataclass(frozen=True)
-class SourcesAsRead:
-    """The sources that are to be checked.
+def check_source_rules(
+    config: BuildConfig,
+    sources: Mapping[str, Source],
+    counts: Mapping[str, SourceCounts],
+    previous_rows: Mapping[str, int],
+    run_date: date | None = None,
+) -> list[RuleResult]:
+    """Checks every rule on a source, in the order of the contract.
 
-    Attributes:
-        sources: As read, by name.
+    Args:
+        config: The build's config.
+        sources: The sources, as `ask_rules` returned them.
         counts: Their rows, good and bad, and what rules have asked of them.
         previous_rows: Rows that parsed in the current version, by source; empty without one.
         run_date: The last day that the run is for, or None.
     """
-
-    sources: Mapping[str, Source]
-    counts: Mapping[str, SourceCounts]
-    previous_rows: Mapping[str, int]
-    run_date: date | None = None
-
-
-def check_source_rules(config: BuildConfig, read: SourcesAsRead) -> list[RuleResult]:
-    """Checks every rule on a source, in the order of the contract."""
-    return [_judge(config, read, number, rule) for number, _, rule in _list_source_rules(config)]
-
-
-def _judge(config: BuildConfig, read: SourcesAsRead, number: int, rule: Any) -> RuleResult:
-    counts = read.counts[rule.source]
-    if isinstance(rule, VolumeRule):
-        rows = counts.read - counts.bad_rows
-        return judge_volume(rule, rows, read.previous_rows.get(str(rule.source)))
-    if isinstance(rule, TypeRule):
-        declared = config.sources[str(rule.source)].column_types[str(rule.column)]
-        refused = counts.bad.get(f"not_{declared}:{rule.column}", 0)
-        return judge_type(rule, declared, refused, counts.read)
-    if isinstance(rule, UniqueRule):
-        return _check_unique(rule, read.sources[rule.source].good)
-    if isinstance(rule, ReferencesRule):
-        key = str(config.sources[rule.dictionary].key)
-        return _check_references(rule, read, key)
-    ending = f" {number}"
-    found = {
-        name.split(" ")[0]: value for name, value in counts.asked.items() if name.endswith(ending)
-    }
-    if isinstance(rule, DomainRule) and found.get("bad"):
-        good = read.sources[str(rule.source)].good
-        others = F.when(_is_foreign(rule, good), F.col(str(rule.column)).cast("string"))
-        found["example"] = good.agg(F.min(others)).collect()[0][0]
-    if isinstance(rule, FreshnessRule):
-        ms = config.sources[rule.source].ms_per_unit(rule.column)
-        return judge_freshness(rule, found.get("latest"), ms, read.run_date)
-    return _judge_values(rule, found)
+    results = []
+    for name, rule in _list_source_rules(config):
+        source, count = sources[rule.source], counts[rule.source]
+        if isinstance(rule, VolumeRule):
+            rows = count.read - count.bad_rows
+            results.append(judge_volume(rule, rows, previous_rows.get(source.name)))
+        elif isinstance(rule, TypeRule):
+            declared = config.sources[source.name].column_types[str(rule.column)]
+            refused = count.bad.get(f"not_{declared}:{rule.column}", 0)
+            results.append(judge_type(rule, declared, refused, count.read))
+        elif isinstance(rule, UniqueRule):
+            results.append(_check_unique(rule, source.good))
+        elif isinstance(rule, ReferencesRule):
+            key = str(config.sources[rule.dictionary].key)
+            keys = sources[rule.dictionary].good.select(F.col(key).alias("key"))
+            results.append(_check_references(rule, source.good, keys))
+        else:
+            asked = count.asked.get(name)
+            found = asked.asDict() if asked else {}
+            if isinstance(rule, FreshnessRule):
+                ms = config.sources[source.name].ms_per_unit(rule.column)
+                results.append(judge_freshness(rule, found.get("latest"), ms, run_date))
+            else:
+                results.append(_judge_values(rule, found, source))
+    return results
 
 
-def _judge_values(rule: Any, found: Mapping[str, Any]) -> RuleResult:
-    if isinstance(rule, NullRateRule):
-        return judge_nulls(rule, found.get("bad", 0), found.get("rows", 0))
+def _judge_values(rule: Any, found: Mapping[str, Any], source: Source) -> RuleResult:
     bad, known = found.get("bad", 0), found.get("known", 0)
+    if isinstance(rule, NullRateRule):
+        return judge_nulls(rule, bad, known)
     if isinstance(rule, RangeRule):
         seen = f"outside; {shown(found.get('low'))} to {shown(found.get('high'))}"
         return judge_rate(rule, bad, known, seen, describe_range(rule))
-    what = f"others, such as {shown(found['example'])!r}" if bad else "others"
+    what = "others"
+    if bad:
+        rows = source.good
+        others = F.when(_find_bad(rule, rows), F.col(str(rule.column)).cast("string"))
+        what += f", such as {shown(rows.agg(F.min(others)).collect()[0][0])!r}"
     return judge_rate(rule, bad, known, what, describe_domain(rule))
 
 
@@ -338,13 +285,11 @@ def _check_unique(rule: UniqueRule, rows: DataFrame) -> RuleResult:
     return judge_rate(rule, known - distinct, known, "repeat another", "no row twice")
 
 
-def _check_references(rule: ReferencesRule, read: SourcesAsRead, key: str) -> RuleResult:
-    keys = read.sources[rule.dictionary].good.select(F.col(key).alias("key")).distinct()
-    values = read.sources[rule.source].good.select(F.col(rule.column).alias("key")).dropna()
-    joined = values.join(keys.withColumn("entry", F.lit(1)), "key", "left")
+def _check_references(rule: ReferencesRule, rows: DataFrame, keys: DataFrame) -> RuleResult:
+    values = rows.select(F.col(rule.column).alias("key")).dropna()
+    joined = values.join(keys.distinct().withColumn("entry", F.lit(1)), "key", "left")
     unknown = F.when(F.col("entry").isNull(), F.col("key"))
-    found = joined.agg(F.count("*"), F.count(unknown), F.min(unknown))
-    known, bad, example = found.collect()[0]
+    known, bad, example = joined.agg(F.count("*"), F.count(unknown), F.min(unknown)).collect()[0]
     what = f"without an entry, such as {shown(example)!r}" if bad else "without an entry"
     return judge_rate(rule, bad, known, what, f"keys of {rule.dictionary}")
 

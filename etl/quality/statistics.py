@@ -60,7 +60,7 @@ and `raw_values` of the raw column that the feature was made of.
 
 def describe_feature(name: str, column: pa.Array) -> Feature:
     """Describes some rows of a feature."""
-    counts, feature = {"rows": len(column), "missing": column.null_count}, {}
+    counts, feature = {"rows": len(column), "missing": column.null_count}, Feature()
     if is_list(column.type):
         feature["lengths"] = _describe_lengths(pc.list_value_length(column).drop_null().to_numpy())
         column = column.flatten()

@@ -21,7 +21,7 @@ from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
-from etl.quality.figures import VersionFigures, read_figures
+from etl.quality.figures import Figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 
 STATISTICS_FILE = "statistics.json"
@@ -62,7 +62,7 @@ class VersionView:
     schema: FeatureSchema
     source_rows: Mapping[str, int]
     split_rows: Mapping[str, int]
-    figures: VersionFigures | None = None
+    figures: Figures | None = None
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:

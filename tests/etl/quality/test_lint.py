@@ -29,10 +29,10 @@ from etl.quality.lint import (
     find_test_in_log,
     find_unknown,
     find_unmatched,
-    list_nothing_matched,
+    refuse_negative_weights,
 )
 from etl.quality.rules import settle_results
-from etl.quality.statistics import StatisticsAccumulator, refuse_negative_weights
+from etl.quality.statistics import StatisticsAccumulator
 from tests.etl.logs import build_config
 
 USERS = {"matched": 0, "unknown_key": 40, "null_key": 2}
@@ -57,7 +57,7 @@ def test_a_join_without_a_match_is_refused_by_name(tmp_path):
     (found,) = find_unmatched(allowed, matches, {}, {})
     assert found.passed
     assert found.received.endswith("; allowed by contract.allow.unmatched")
-    assert list_nothing_matched([found]) == {"users"}
+    assert found.allowed_as == ("unmatched", "users")
     # A day without events has nothing to match.
     assert find_unmatched(make_config(tmp_path), {"users": {"matched": 0}}, {}, {}) == []
 
@@ -121,7 +121,7 @@ def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):
      (500, Share(1, 100), 0), (900, Share(1, 100), 1)],
 )  # fmt: skip
 def test_of_few_events_none_may_match_by_chance(tmp_path, events, before, count):
-    known = {} if before is None else {"users": before}
+    known = {} if before is None else {("joined", "users", None): before}
     matches = {"users": {"matched": 0, "unknown_key": events}}
     assert len(find_unmatched(make_config(tmp_path), matches, {}, known)) == count
 
