@@ -15,7 +15,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import TimeColumn, find_time_columns
 from etl.events.event_log import prepare_events
-from etl.quality.time_units import TimeValues, check_units, count_sources, judge_times
+from etl.quality.time_units import check_units, count_sources, judge_times
 from etl.sources.bad_rows import SourceCounts
 from etl.sources.read import read_source
 from tests.etl.logs import columns
@@ -88,17 +88,21 @@ def make(**changes: Any) -> BuildConfig:
     return BuildConfig.model_validate({**data, **changes})
 
 
-def measure(time: TimeColumn, values: Sequence[float]) -> TimeValues:
-    told, per_second = [v for v in values if v >= 2], PER_SECOND[time.unit]
+def measure(time: TimeColumn, values: Sequence[float]) -> dict[str, float]:
+    told, tomorrow = [v for v in values if v >= 2], (NOW_S + DAY_S) * PER_SECOND[time.unit]
     dates = {
         unit: sum(FIRST_DATE_S * n <= v < LAST_DATE_S * n for v in values)
         for unit, n in PER_SECOND.items()
     }
-    return TimeValues(
-        time.unit, dates, sum(v < FIRST_DATE_S for v in told),
-        sum(v >= 2**63 // 1000 for v in values), len(told), min(told, default=0),
-        max(told, default=0), sum(v >= (NOW_S + DAY_S) * per_second for v in values),
-    )  # fmt: skip
+    return {
+        **dates,
+        "small": sum(v < FIRST_DATE_S for v in told),
+        "too_large": sum(v >= 2**63 // 1000 for v in values),
+        "told": len(told),
+        "low": min(told, default=0),
+        "high": max(told, default=0),
+        "future": sum(v >= tomorrow for v in values),
+    }
 
 
 def judge(config: BuildConfig, **times: Sequence[float]) -> list[str]:
