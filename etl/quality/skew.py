@@ -27,13 +27,12 @@ from etl.tfrecord.table import infer_table_schema, read_table_batches
 from etl.tfrecord.types.features import WireFeature, is_list
 from etl.tfrecord.types.parts import join_steps
 
-_WIRE_TYPES = {"int64": pa.int64(), "float32": pa.float32(), "bytes": pa.binary()}
 _ROW, _ROWS = "__row", "__rows"
 
 
 @dataclass(frozen=True)
 class SkewConfig:
-    """What is compared.
+    """Features that are compared, and those whose values tell which rows belong together.
 
     Attributes:
         keys: Features that tell which record a logged row belongs to.
@@ -69,14 +68,10 @@ class FeatureSkew:
 
 @dataclass(frozen=True)
 class SkewReport:
-    """The comparison.
+    """Rows of the log and of the dataset; those compared, with exactly one record of their key.
 
-    Attributes:
-        logged: Rows that were logged.
-        recomputed: Records of the dataset.
-        compared: Rows with exactly one record of the same key.
-        ambiguous: Keys on both sides that stand in several rows of one; not compared.
-        features: The features, the most skewed first.
+    `ambiguous` keys stand on both sides, and in several rows of one. The most skewed feature is
+    the first.
     """
 
     logged: int
@@ -96,16 +91,16 @@ def compare_features(
             received=f"keys: {', '.join(config.keys) or 'none'}",
             allowed="a log that holds a key, and a feature of the dataset that is no key",
         )
-    names, records, parts, left = [*config.keys, *config.features], 0, [], None
+    names, keys, sizes, parts = [*config.keys, *config.features], list(config.keys), [], []
+    left: pa.Table = None
     for shard in recomputed:
         own = _keep_known(shard.select(names), config)
-        if left is None:
-            left = _keep_known(_cast(logged, own.schema), config)
-        records += own.num_rows
-        parts.append(own.filter(_is_among(own, left, config.keys)))
-    assert left is not None  # noqa: S101 (a split has shards)
+        left = _keep_known(_cast(logged, own.schema), config) if left is None else left
+        sizes.append(own.num_rows)
+        for key in keys:  # The rows whose key may be in the log: each part of it is there.
+            own = own.filter(pc.is_in(own[key], left[key].combine_chunks()))
+        parts.append(own)
     right = pa.concat_tables(parts)
-    keys = list(config.keys)
     both = _by_key(left, keys).join(
         _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
     )
@@ -115,7 +110,7 @@ def compare_features(
     skews = [_compare(name, first, second, config) for name in config.features]
     return SkewReport(
         left.num_rows,
-        records,
+        sum(sizes),
         matched.num_rows,
         both.num_rows - matched.num_rows,
         tuple(sorted(skews, key=lambda skew: (-skew.rate, skew.name))),
@@ -147,16 +142,8 @@ def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
     return counted.rename_columns([*keys, _ROWS, _ROW])
 
 
-def _is_among(rows: pa.Table, others: pa.Table, keys: Iterable[str]) -> pa.Array:
-    """Whether rows may have their key among others: each part of it is there."""
-    found = pa.array(np.ones(rows.num_rows, bool))
-    for key in keys:
-        found = pc.and_(found, pc.is_in(rows[key], others[key].combine_chunks()))
-    return found
-
-
 def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> FeatureSkew:
-    sides = [_whole(rows[name]) for rows in (left, right)]
+    sides = [rows[name].combine_chunks() for rows in (left, right)]
     rows = np.flatnonzero(_differ(sides[0], sides[1], config.tolerance)).tolist()
     examples = []
     for row in sorted({*rows[:1], *rows[-1:]}):
@@ -166,10 +153,6 @@ def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> 
         examples.append(SkewExample(key, logged, recomputed))
     rate = len(rows) / left.num_rows if rows else 0.0
     return FeatureSkew(name, len(rows), rate, tuple(examples))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
 
 
 def _differ(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
@@ -210,7 +193,7 @@ def refuse_skew(report: SkewReport, max_rate: float) -> None:
         raise InputDataError(
             f"{len(skewed)} of {len(report.features)} features are skewed between training and "
             "serving",
-            received="\n            ".join(_describe(skew) for skew in skewed),
+            received="\n            ".join(map(_describe, skewed)),
             allowed=f"at most {max_rate:.4%} of the rows of each feature differ",
             fix="compute the feature in serving as the build does; --json shows examples",
         )
@@ -296,9 +279,10 @@ def _count_milliseconds(rows: pa.Table) -> pa.Table:
 
 def wire_types(manifest: Manifest) -> dict[str, pa.DataType]:
     """Returns the types of the features as the records hold them."""
-    types = {spec.name: _WIRE_TYPES[spec.dtype] for spec in manifest.schema.features}
-    lists = {spec.name for spec in manifest.schema.features if spec.is_list}
-    return {name: pa.list_(kind) if name in lists else kind for name, kind in types.items()}
+    return {
+        spec.name: WireFeature(spec.name, spec.dtype, spec.is_list).arrow_type
+        for spec in manifest.schema.features
+    }
 
 
 def read_split(

@@ -50,12 +50,7 @@ def read_statistics(version: Path) -> dict[str, dict[str, Any]]:
 class VersionView:
     """A dataset version as the checks see it, published or about to be.
 
-    Attributes:
-        directory: Where its files lie.
-        schema: Its features.
-        source_rows: Rows that parsed, by source.
-        split_rows: Records by split.
-        figures: What its figures are taken from, or None where that is not known.
+    `source_rows` are those that parsed; `figures` are None where they are not known.
     """
 
     directory: Path
