@@ -15,9 +15,8 @@ from conf.publication.entries import stage_entry
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
 from etl.earlier_encoders import find_earlier_encoders
-from etl.quality.contract import BuildChecks
+from etl.quality.contract import BuildChecks, check_wall_clock
 from etl.quality.figures import Figure
-from etl.quality.rules import check_wall_clock
 from etl.quality.version_view import view_current
 from etl.records.jvm_connector import check_connector
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings

@@ -30,7 +30,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.sources import EPOCH_UNITS
 from conf.etl.time_columns import SPLIT_BOUNDS, TimeColumn, find_time_columns
-from etl.quality.rules import RuleResult
+from etl.quality.lint import Finding, warning
 from etl.sources.bad_rows import SourceCounts, count_rows
 from etl.sources.source import REASON_COLUMN, Source
 
@@ -62,7 +62,7 @@ class CountedSources:
 
     sources: Mapping[str, Source]
     counts: Counts
-    warnings: tuple[RuleResult, ...]
+    warnings: tuple[Finding, ...]
 
 
 def count_sources(
@@ -264,20 +264,20 @@ def _mark_strays(source: Source, strays: Mapping[str, Column]) -> Source:
     return replace(source, rows=source.rows.withColumn(REASON_COLUMN, reason))
 
 
-def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterator[RuleResult]:
+def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterator[Finding]:
     """Compares times with the present, and with those that the config gives."""
     for time, values in columns.items():
         if time.use in _PAST_USES and values["future"] and _has_dates(time, values):
             yield _judge_future(config, time, values, counts[time.source].read)
         if time.use == "feature" and (strays := _count_strays(time, values)):
             received = f"{strays:,} values are dates in another unit"
-            yield RuleResult(f"unit {time.name}", "warn", False, received, f"dates in {time.unit}")
+            yield warning(f"unit {time.name}", received, f"dates in {time.unit}")
     _check_bounds(config, columns)
 
 
 def _judge_future(
     config: BuildConfig, time: TimeColumn, values: Mapping[str, Any], rows: int
-) -> RuleResult:
+) -> Finding:
     budget, future = config.sources[time.source].bad_rows.max_fraction, values["future"]
     received = f"{future:,} of {rows:,} times, up to {show_time(values['high'], time.unit)}"
     allowed = f"at most {budget:.2%} (sources.{time.source}.bad_rows.max_fraction)"
@@ -289,7 +289,7 @@ def _judge_future(
             fix="correct the times, or bound them by `not_after` of a timestamp column; for a "
             "simulated log raise the share of bad rows",
         )
-    return RuleResult(f"future {time.name}", "warn", False, received, allowed)
+    return warning(f"future {time.name}", received, allowed)
 
 
 def _check_bounds(config: BuildConfig, columns: Values) -> None:

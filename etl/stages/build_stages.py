@@ -12,6 +12,7 @@ from etl.events.event_log import PreparedEvents, prepare_events
 from etl.events.labels import add_weights
 from etl.events.sampling import Negatives, add_negatives
 from etl.events.splits import check_built_by_day, check_dates, check_spans, is_inside
+from etl.quality.contract import ask_rules
 from etl.quality.figures import find_figures, share_kept, share_matched
 from etl.quality.lint import (
     find_early_ends,
@@ -21,7 +22,6 @@ from etl.quality.lint import (
     find_test_in_log,
     find_unturned_lists,
 )
-from etl.quality.rules import ask_rules
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView
 from etl.records.fitted_encoders import fit_encoders, take_over_encoders

@@ -25,13 +25,14 @@ from etl.quality.lint import (
     find_empty_vocabularies,
     find_late,
     find_odd_values,
+    find_one_class,
     find_short_lookback,
     find_test_in_log,
     find_unknown,
     find_unmatched,
     refuse_negative_weights,
+    settle,
 )
-from etl.quality.rules import settle_results
 from etl.quality.statistics import StatisticsAccumulator
 from tests.etl.logs import build_config
 
@@ -223,7 +224,8 @@ SAME = gather(
 
 
 def find(config, nothing_matched=()):
-    return find_constants(config, SCHEMA, SAME, nothing_matched)
+    constants = find_constants(config, SCHEMA, SAME, nothing_matched)
+    return [*constants, *find_one_class(config, {"train": SAME}, nothing_matched)]
 
 
 def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path):
@@ -232,7 +234,7 @@ def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path
     assert [result.rule for result in found] == rules
     assert not any(result.passed for result in found)
     with pytest.raises(InputDataError) as error:
-        settle_results(found)
+        settle(found)
     assert error.value.exit_code == ExitCode.INPUT_REFUSED
     assert error.value.what == "the data look wrong in 3 ways; nothing was published"
     shown = "`contract: {allow: {constant: [gender, tags], one_class: [label]}}`"
@@ -253,7 +255,7 @@ def test_what_is_named_passes_and_so_does_what_follows_from_it(tmp_path):
     allow = {"constant": ["gender", "tags"], "one_class": ["label"]}
     found = find(make_config(tmp_path, allow))
     assert all(result.passed for result in found)
-    assert settle_results(found) == tuple(found)
+    assert settle(found) == tuple(found)
     # Nobody matched a user: their columns are null, and have no vocabulary.
     left = {result.rule for result in find(make_config(tmp_path), {"users"})}
     assert left == {"constant feature tags", "label label of one class"}

@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl.contract import ContractConfig
-from etl.quality.rules import ask_rules, check_source_rules
+from etl.quality.contract import ask_rules, check_source_rules
 from etl.sources.bad_rows import count_rows
 from etl.sources.read import read_source
 from tests.etl.logs import build_config
