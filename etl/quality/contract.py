@@ -37,6 +37,7 @@ from etl.quality.figures import (
     READ_BY_MODELS,
     Figure,
     Figures,
+    Outcomes,
     count_unknown,
     find_nulls,
     list_figures,
@@ -72,11 +73,12 @@ def _conclude(rule: RuleConfig, passed: bool, received: str, allowed: str) -> Fi
 
 
 def _judge_rate(rule: Any, bad: int, total: int, what: str, allowed: str) -> Finding:
-    """Returns whether no more than `max_rate` of some rows is bad; of no rows none is."""
+    """Returns whether few enough of some rows are bad; of no rows none is."""
+    most = rule.maximum if isinstance(rule, NullRateRule) else rule.max_rate
     rate = bad / total if total else 0.0
     received = f"{bad:,} of {total:,} ({rate:.4%}) {what}"
-    bound = allowed if rule.max_rate == 0 else f"{allowed}; at most {rule.max_rate:.4%} others"
-    return _conclude(rule, rate <= rule.max_rate, received, bound)
+    bound = allowed if most == 0 else f"{allowed}; at most {most:.4%} others"
+    return _conclude(rule, rate <= most, received, bound)
 
 
 def _describe_range(rule: RangeRule) -> str:
@@ -90,13 +92,6 @@ def _describe_domain(rule: DomainRule) -> str:
     """Returns the allowed values, shortened where there are many."""
     shown = ", ".join(repr(value) for value in rule.one_of[:10])
     return shown + (", …" if len(rule.one_of) > 10 else "")
-
-
-def _judge_nulls(rule: NullRateRule, nulls: int, rows: int) -> Finding:
-    """Returns whether a column has few enough nulls."""
-    rate = nulls / rows if rows else 0.0
-    received = f"{nulls:,} of {rows:,} ({rate:.4%}) null"
-    return _conclude(rule, rate <= rule.maximum, received, f"at most {rule.maximum:.4%} null")
 
 
 def _judge_type(rule: TypeRule, found: str, refused: int, rows: int) -> Finding:
@@ -195,12 +190,7 @@ def check_source_rules(
 ) -> list[Finding]:
     """Checks every rule on a source, in the order of the contract.
 
-    Args:
-        config: The build's config.
-        sources: The sources, as `ask_rules` returned them.
-        counts: Their rows, good and bad, and what rules have asked of them.
-        previous_rows: Rows that parsed in the current version, by source; empty without one.
-        run_date: The last day that the run is for, or None.
+    The sources are as `ask_rules` returned them; `previous_rows` parsed in the current version.
     """
     results = []
     for name, rule in _list_source_rules(config):
@@ -232,7 +222,7 @@ def check_source_rules(
 def _judge_values(rule: Any, found: Mapping[str, Any], source: Source) -> Finding:
     bad, known = found.get("bad", 0), found.get("known", 0)
     if isinstance(rule, NullRateRule):
-        return _judge_nulls(rule, bad, known)
+        return _judge_rate(rule, bad, known, "null", "values")
     if isinstance(rule, RangeRule):
         seen = f"outside; {_shown(found.get('low'))} to {_shown(found.get('high'))}"
         return _judge_rate(rule, bad, known, seen, _describe_range(rule))
@@ -329,7 +319,7 @@ def _judge_feature(rule: Any, version: VersionView) -> Finding:
     if isinstance(rule, TypeRule):
         return _judge_type(rule, version.schema[name].dtype, 0, found["rows"])
     if isinstance(rule, NullRateRule):
-        return _judge_nulls(rule, *_count_nulls(name, version, found))
+        return _judge_rate(rule, *_count_nulls(name, version, found), "null", "values")
     if isinstance(rule, DomainRule):
         return _judge_domain(rule, version)
     return _judge_range(rule, found)
@@ -442,8 +432,8 @@ class BuildChecks:
 
     def check_matches(
         self,
-        matches: Mapping[str, Mapping[str, int]],
-        conversions: Mapping[str, Mapping[str, int]],
+        matches: Outcomes,
+        conversions: Outcomes,
     ) -> None:
         """Checks that each join, and each label by conversions, has matched something."""
         found = find_unmatched(self.config, matches, conversions, self._figures_before or {})

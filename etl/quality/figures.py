@@ -43,6 +43,8 @@ class Share:
 
 
 FigureKind = Literal["joined", "converted", "label", "weighted_label", "tokens", "null", "oov"]
+Outcomes = Mapping[str, Mapping[str, int]]
+"""How many there are of each outcome, by dictionary (of a join) or label (of conversions)."""
 Figures = Mapping[tuple[FigureKind, str, str | None], Share | int]
 """Figures of a version by kind, name (dictionary, label, vocabulary or feature) and split."""
 
@@ -112,22 +114,18 @@ def allowed_change(kind: FigureKind, now: Share, before: Share) -> float:
 def find_figures(
     schema: FeatureSchema,
     statistics: Mapping[str, Mapping[str, Any]],
-    joined: Mapping[str, Share],
-    converted: Mapping[str, Share],
+    matches: Outcomes,
+    conversions: Outcomes,
     tokens: Mapping[str, int],
 ) -> Figures:
     """Finds the figures of a version.
 
-    Args:
-        schema: Its features.
-        statistics: Summarised statistics by split and feature.
-        joined: Share of events that each dictionary matched.
-        converted: Share of conversions that make a sample positive, by label.
-        tokens: Tokens by vocabulary.
+    By its statistics, summarised, what became of joins and conversions, sizes of vocabularies.
     """
     found: dict[tuple[FigureKind, str, str | None], Share | int] = {}
-    found |= {("joined", name, None): share for name, share in joined.items()}
-    found |= {("converted", name, None): share for name, share in converted.items()}
+    found |= {("joined", name, None): share for name, share in share_matched(matches).items()}
+    for name, share in share_kept(conversions).items():
+        found["converted", name, None] = share
     splits = [split for split in EVENT_SPLITS if statistics.get(split)]
     for spec in schema.by_role("label"):
         for split in splits:
@@ -154,24 +152,24 @@ def _find_rates(label: Mapping[str, Any]) -> Iterator[tuple[FigureKind, Share]]:
 def read_figures(manifest: Manifest) -> Figures:
     """Returns the figures of a published version."""
     counts = manifest.counts
-    joined = {
-        name: Share(matched, matched + sum(counts.unmatched.get(name, {}).values()))
+    matches = {
+        name: {"matched": matched, **counts.unmatched.get(name, {})}
         for name, matched in counts.matched.items()
     }
-    converted = share_kept(counts.lost_conversions)
+    sizes = manifest.vocabularies
     return find_figures(
-        manifest.schema, manifest.statistics, joined, converted, manifest.vocabularies
+        manifest.schema, manifest.statistics, matches, counts.lost_conversions, sizes
     )
 
 
-def share_matched(matches: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
+def share_matched(matches: Outcomes) -> dict[str, Share]:
     """Returns the share of events that each dictionary matched, by dictionary and outcome."""
     return {
         name: Share(counts["matched"], sum(counts.values())) for name, counts in matches.items()
     }
 
 
-def share_kept(conversions: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
+def share_kept(conversions: Outcomes) -> dict[str, Share]:
     """Returns the share of conversions that make a sample positive, by label."""
     lost = {name: sum(counts.values()) - counts["rows"] for name, counts in conversions.items()}
     return {

@@ -22,6 +22,7 @@ from etl.quality.figures import (
     READ_BY_MODELS,
     Figure,
     Figures,
+    Outcomes,
     Share,
     allowed_change,
     count_unknown,
@@ -133,8 +134,8 @@ def _refuse(config: BuildConfig, key: str, rule: str, name: str, received: str) 
 
 def find_unmatched(
     config: BuildConfig,
-    matches: Mapping[str, Mapping[str, int]],
-    conversions: Mapping[str, Mapping[str, int]],
+    matches: Outcomes,
+    conversions: Outcomes,
     before: Figures,
 ) -> list[Finding]:
     """Finds joins that matched no event, and labels whose conversions make no sample positive."""
@@ -455,7 +456,7 @@ def find_not_finite(statistics: Statistics) -> list[str]:
 def find_unscaled(schema: FeatureSchema, statistics: Statistics) -> dict[str, str]:
     """Finds numbers far from 1, which models read as they are and learn badly from."""
     found = {}
-    for spec in schema.by_role("user", "item", "context"):
+    for spec in schema.by_role(*READ_BY_MODELS):
         values = statistics["train"].get(spec.name, {})
         mean, std = values.get("mean"), values.get("std")
         if spec.vocabulary_size is not None or spec.encoding != IDENTITY or mean is None:

@@ -32,13 +32,10 @@ _ROW, _ROWS = "__row", "__rows"
 
 @dataclass(frozen=True)
 class SkewConfig:
-    """Features that are compared, and those whose values tell which rows belong together.
+    """The features that are compared, and the keys that tell which record a row belongs to.
 
-    Attributes:
-        keys: Features that tell which record a logged row belongs to.
-        features: Features that are compared.
-        tolerance: Floats this close are equal, relative to the greater of them and to 1.
-        id_keys: First id of a token, by keys of a vocabulary: those below tell nothing apart.
+    Floats within `tolerance` are equal, relative to the greater of them and to 1. Of keys with a
+    vocabulary `id_keys` has the first id of a token: those below tell nothing apart.
     """
 
     keys: tuple[str, ...]

@@ -250,16 +250,10 @@ def feature_from_json(data: Mapping[str, Any]) -> Feature:
 
 @dataclass(frozen=True)
 class RawFeature:
-    """Where the raw values of a feature stand.
+    """Where the raw values of a feature stand: `column` is its first raw column.
 
-    Attributes:
-        name: The feature.
-        column: Its first raw column.
-        value_type: Type of the column's values.
-        is_list: Whether the column holds lists.
-        max_len: Values of each list that the feature reads; None for all.
-        keeps_values: Whether the values are kept, not only counted where they are missing.
-        first_token_id: First id of a token, where ids before it are buckets of unknown ones.
+    Of its lists the feature reads `max_len` values, None for all. `keeps_values` is False where
+    missing ones are only counted. Ids before `first_token_id` are buckets of unknown tokens.
     """
 
     name: str
@@ -274,8 +268,7 @@ class RawFeature:
         """Describes the raw column of some rows, and the ids that were made of it."""
         column = source.column(source.schema.get_field_index(self.column))
         if pt.is_null(column.type):
-            kind = pa.list_(self.value_type) if self.is_list else self.value_type
-            column = pa.nulls(len(column), kind)
+            column = column.cast(pa.list_(self.value_type) if self.is_list else self.value_type)
         values, nulls = column, 0
         if self.is_list and (self.keeps_values or column.flatten().null_count):
             items, rows = flatten_lists(column, self.max_len)
@@ -283,13 +276,13 @@ class RawFeature:
             values = build_lists(rows, cast_values(items, self.value_type))
         elif self.keeps_values:
             values = cast_values(column, self.value_type)
-        counts = {
-            "missing": column.null_count,
-            "null_values": nulls,
-            "bucketed": self._count_bucketed(records),
+        bucketed = self._count_bucketed(records)
+        found: Feature = {
+            "raw_counts": dict(zip(_RAW_COUNTS, (column.null_count, nulls, bucketed), strict=True))
         }
-        kept = {"raw_values": describe_feature(self.name, values)} if self.keeps_values else {}
-        return {"raw_counts": counts, **kept}
+        if self.keeps_values:
+            found["raw_values"] = describe_feature(self.name, values)
+        return found
 
     def _count_bucketed(self, records: pa.RecordBatch) -> int:
         if self.first_token_id is None:
@@ -327,14 +320,11 @@ def plan_raw_features(plan: EncoderPlan, names: Collection[str]) -> tuple[RawFea
 class StatisticsAccumulator:
     """Statistics of every feature of one shard.
 
-    Args:
-        schema: Types of the features: integers, booleans, floats, decimals, strings, binaries,
-            and lists of them.
-        focus: The label that features are compared with, or None.
-        raw: Features whose raw columns are described too; then each update brings these.
+    `focus` is the label that features are compared with; `raw` are features whose raw columns are
+    described too: then each update brings these.
 
     Raises:
-        InputDataError: A feature is of another type.
+        InputDataError: A feature is of a type that no record holds.
     """
 
     def __init__(

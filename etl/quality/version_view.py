@@ -175,10 +175,8 @@ def compare_feature(
     gap = None
     if first and second:
         gap = f"it is encoded in another way than in version {before.directory.name}"
-        if RAW_VALUES in second and RAW_VALUES not in first:
-            gap += ", which keeps no raw values of it"
-        elif RAW_VALUES in first and RAW_VALUES not in second:
-            gap += ", and there are no raw values of it any more"
+        if (RAW_VALUES in first) != (RAW_VALUES in second):
+            gap += ", and one of both keeps no raw values of it"
     return ComparedFeature(next(iter(first.values()), None), next(iter(second.values()), None), gap)
 
 

@@ -13,7 +13,7 @@ from etl.events.labels import add_weights
 from etl.events.sampling import Negatives, add_negatives
 from etl.events.splits import check_built_by_day, check_dates, check_spans, is_inside
 from etl.quality.contract import ask_rules
-from etl.quality.figures import find_figures, share_kept, share_matched
+from etl.quality.figures import find_figures
 from etl.quality.lint import (
     find_early_ends,
     find_late,
@@ -155,8 +155,9 @@ WRITE_RECORDS = Stage("write records", _write_records, _check_record_config)
 def _check_version(build: Build) -> None:
     inputs, events, written = build.inputs, build.event_counts, build.written
     schema, tokens = build.encoders.plan.schema, build.encoders.tokens
-    joined, converted = share_matched(events.matches), share_kept(events.lost_conversions)
-    figures = find_figures(schema, written.statistics, joined, converted, tokens)
+    figures = find_figures(
+        schema, written.statistics, events.matches, events.lost_conversions, tokens
+    )
     rows = {split.name: split.rows for split in written.splits}
     build.checks.check_version(VersionView(inputs.staging, schema, {}, rows, figures))
 

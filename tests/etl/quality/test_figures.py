@@ -154,11 +154,12 @@ def test_figures_stand_beside_those_before_and_the_far_ones_are_warned_of():
     now = find_figures(
         SCHEMA,
         {"train": summarize_statistics(statistics()), "catalog": {}},
-        joined={"users": Share(900, 1_000)},
-        converted={"label": Share(5, 1_000)},
+        matches={"users": {"matched": 900, "unknown_key": 100}},
+        conversions={"label": {"rows": 1_000, "no_event": 995}},
         tokens={"word": 3, "new": 10},
     )
-    before = find_figures(SCHEMA, {}, {"users": Share(9_990, 10_000)}, {}, {"word": 800})
+    matches = {"users": {"matched": 9_990, "unknown_key": 10}}
+    before = find_figures(SCHEMA, {}, matches, {}, {"word": 800})
     figures = {figure.title: figure for figure in list_figures(now, before)}
     joined = figures["share of events matched by join users"]
     assert joined.is_far
