@@ -15,23 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from conf.etl import contract as rules
 from conf.etl.build import BuildConfig
-from conf.etl.contract import (
-    ContractValueRule,
-    DomainRule,
-    DriftRule,
-    FreshnessRule,
-    LeakageConfig,
-    NullRateRule,
-    RangeRule,
-    ReferencesRule,
-    RuleConfig,
-    TypeRule,
-    UniqueRule,
-    VolumeRule,
-)
 from conf.schema import FeatureSchema
 from conf.splits import TRAIN
+from etl.quality import lint
 from etl.quality.drift import measure_drift
 from etl.quality.figures import (
     READ_BY_MODELS,
@@ -43,18 +31,7 @@ from etl.quality.figures import (
     list_figures,
 )
 from etl.quality.label_statistics import Comparison
-from etl.quality.lint import (
-    Finding,
-    find_constants,
-    find_empty_vocabularies,
-    find_one_class,
-    find_unknown,
-    find_unmatched,
-    logger,
-    refuse_negative_weights,
-    settle,
-    warn_of_figure,
-)
+from etl.quality.lint import Finding
 from etl.quality.statistics import summarize_statistics
 from etl.quality.version_view import VersionView, compare_feature
 
@@ -67,41 +44,41 @@ if TYPE_CHECKING:
 _HOUR_MS = 3_600_000.0
 
 
-def _conclude(rule: RuleConfig, passed: bool, received: str, allowed: str) -> Finding:
+def _conclude(rule: rules.RuleConfig, passed: bool, received: str, allowed: str) -> Finding:
     """Returns the result of a rule."""
     return Finding(f"{rule.kind} {rule.target}", rule.severity, passed, received, allowed)
 
 
 def _judge_rate(rule: Any, bad: int, total: int, what: str, allowed: str) -> Finding:
     """Returns whether few enough of some rows are bad; of no rows none is."""
-    most = rule.maximum if isinstance(rule, NullRateRule) else rule.max_rate
+    most = rule.maximum if isinstance(rule, rules.NullRateRule) else rule.max_rate
     rate = bad / total if total else 0.0
     received = f"{bad:,} of {total:,} ({rate:.4%}) {what}"
     bound = allowed if most == 0 else f"{allowed}; at most {most:.4%} others"
     return _conclude(rule, rate <= most, received, bound)
 
 
-def _describe_range(rule: RangeRule) -> str:
+def _describe_range(rule: rules.RangeRule) -> str:
     """Returns the bounds as people write them."""
     low = "" if rule.minimum is None else f"from {rule.minimum:g}"
     high = "" if rule.maximum is None else f"to {rule.maximum:g}"
     return " ".join(part for part in (low, high) if part)
 
 
-def _describe_domain(rule: DomainRule) -> str:
+def _describe_domain(rule: rules.DomainRule) -> str:
     """Returns the allowed values, shortened where there are many."""
     shown = ", ".join(repr(value) for value in rule.one_of[:10])
     return shown + (", …" if len(rule.one_of) > 10 else "")
 
 
-def _judge_type(rule: TypeRule, found: str, refused: int, rows: int) -> Finding:
+def _judge_type(rule: rules.TypeRule, found: str, refused: int, rows: int) -> Finding:
     """Returns whether a column has its type, and few enough values failed to parse as it."""
     if found != rule.type:
         return _conclude(rule, False, found, rule.type)
     return _judge_rate(rule, refused, rows, f"do not parse as {found}", rule.type)
 
 
-def _judge_volume(rule: VolumeRule, rows: int, previous: int | None) -> Finding:
+def _judge_volume(rule: rules.VolumeRule, rows: int, previous: int | None) -> Finding:
     """Returns whether there are as many rows as there should be."""
     passed, received, allowed = True, f"{rows:,} rows", []
     if rule.min_rows is not None:
@@ -136,7 +113,7 @@ def _find_bad(rule: Any, rows: DataFrame) -> Column:
     kind = "float" if element.typeName() == "float" else "double"
 
     def breaks(value: Column) -> Column:
-        if isinstance(rule, DomainRule):
+        if isinstance(rule, rules.DomainRule):
             return ~value.isin(*rule.one_of)
         bad = F.isnan(value.cast("double"))
         if rule.minimum is not None:
@@ -145,19 +122,19 @@ def _find_bad(rule: Any, rows: DataFrame) -> Column:
             bad = bad | (value > F.lit(rule.maximum).cast(kind))
         return bad
 
-    if isinstance(rule, NullRateRule):
+    if isinstance(rule, rules.NullRateRule):
         return column.isNull()
     return breaks(column) if element is data_type else F.exists(column, breaks)
 
 
 def _ask(rule: Any, rows: DataFrame) -> dict[str, Column]:
     column = F.col(rule.column)
-    if isinstance(rule, FreshnessRule):
+    if isinstance(rule, rules.FreshnessRule):
         return {"latest": F.max(column)}
     # No example yet: an aggregate of texts by groups would sort all rows.
-    known = F.count("*") if isinstance(rule, NullRateRule) else F.count(column)
+    known = F.count("*") if isinstance(rule, rules.NullRateRule) else F.count(column)
     asked = {"bad": F.count_if(_find_bad(rule, rows)), "known": known}
-    if isinstance(rule, RangeRule):
+    if isinstance(rule, rules.RangeRule):
         is_list = rows.schema[str(rule.column)].dataType.typeName() == "array"
         asked["low"] = F.min(F.array_min(column) if is_list else column)
         asked["high"] = F.max(F.array_max(column) if is_list else column)
@@ -166,15 +143,17 @@ def _ask(rule: Any, rows: DataFrame) -> dict[str, Column]:
 
 def _list_source_rules(config: BuildConfig) -> list[tuple[str, Any]]:
     """The rules on sources, each with the name of what it asks."""
-    rules = enumerate(config.contract.rules)
-    return [(f"rule {n}", rule) for n, rule in rules if getattr(rule, "source", None) is not None]
+    listed = enumerate(config.contract.rules)
+    return [(f"rule {n}", rule) for n, rule in listed if getattr(rule, "source", None) is not None]
 
 
 def ask_rules(config: BuildConfig, sources: Mapping[str, Source]) -> dict[str, Source]:
     """Returns the sources with what rules ask of their good rows, for the pass that counts them."""
     asked = dict(sources)
     for name, rule in _list_source_rules(config):
-        if isinstance(rule, RangeRule | DomainRule | NullRateRule | FreshnessRule):
+        if isinstance(
+            rule, rules.RangeRule | rules.DomainRule | rules.NullRateRule | rules.FreshnessRule
+        ):
             source = asked[str(rule.source)]
             found = F.struct(*(c.alias(what) for what, c in _ask(rule, source.rows).items()))
             asked[source.name] = replace(source, asked={**source.asked, name: found})
@@ -192,38 +171,37 @@ def check_source_rules(
 
     The sources are as `ask_rules` returned them; `previous_rows` parsed in the current version.
     """
-    results = []
+    found = []
     for name, rule in _list_source_rules(config):
         source, count = sources[rule.source], counts[rule.source]
-        if isinstance(rule, VolumeRule):
-            rows = count.read - count.bad_rows
-            results.append(_judge_volume(rule, rows, previous_rows.get(source.name)))
-        elif isinstance(rule, TypeRule):
+        if isinstance(rule, rules.VolumeRule):
+            before = previous_rows.get(source.name)
+            found.append(_judge_volume(rule, count.read - count.bad_rows, before))
+        elif isinstance(rule, rules.TypeRule):
             declared = config.sources[source.name].column_types[str(rule.column)]
             refused = count.bad.get(f"not_{declared}:{rule.column}", 0)
-            results.append(_judge_type(rule, declared, refused, count.read))
-        elif isinstance(rule, UniqueRule):
-            results.append(_check_unique(rule, source.good))
-        elif isinstance(rule, ReferencesRule):
-            key = str(config.sources[rule.dictionary].key)
-            keys = sources[rule.dictionary].good.select(F.col(key).alias("key"))
-            results.append(_check_references(rule, source.good, keys))
+            found.append(_judge_type(rule, declared, refused, count.read))
+        elif isinstance(rule, rules.UniqueRule):
+            found.append(_check_unique(rule, source.good))
+        elif isinstance(rule, rules.ReferencesRule):
+            key = F.col(str(config.sources[rule.dictionary].key)).alias("key")
+            keys = sources[rule.dictionary].good.select(key)
+            found.append(_check_references(rule, source.good, keys))
+        elif isinstance(rule, rules.FreshnessRule):
+            ms = config.sources[source.name].ms_per_unit(rule.column)
+            latest = count.asked[name].latest if name in count.asked else None
+            found.append(_judge_freshness(rule, latest, ms, run_date))
         else:
-            asked = count.asked.get(name)
-            found = asked.asDict() if asked else {}
-            if isinstance(rule, FreshnessRule):
-                ms = config.sources[source.name].ms_per_unit(rule.column)
-                results.append(_judge_freshness(rule, found.get("latest"), ms, run_date))
-            else:
-                results.append(_judge_values(rule, found, source))
-    return results
+            asked = count.asked[name].asDict() if name in count.asked else {}
+            found.append(_judge_values(rule, asked, source))
+    return found
 
 
 def _judge_values(rule: Any, found: Mapping[str, Any], source: Source) -> Finding:
     bad, known = found.get("bad", 0), found.get("known", 0)
-    if isinstance(rule, NullRateRule):
+    if isinstance(rule, rules.NullRateRule):
         return _judge_rate(rule, bad, known, "null", "values")
-    if isinstance(rule, RangeRule):
+    if isinstance(rule, rules.RangeRule):
         seen = f"outside; {_shown(found.get('low'))} to {_shown(found.get('high'))}"
         return _judge_rate(rule, bad, known, seen, _describe_range(rule))
     what = "others"
@@ -234,13 +212,13 @@ def _judge_values(rule: Any, found: Mapping[str, Any], source: Source) -> Findin
     return _judge_rate(rule, bad, known, what, _describe_domain(rule))
 
 
-def _check_unique(rule: UniqueRule, rows: DataFrame) -> Finding:
+def _check_unique(rule: rules.UniqueRule, rows: DataFrame) -> Finding:
     complete = rows.select(*rule.columns).dropna()
     known, distinct = complete.agg(F.count("*"), F.count_distinct(*rule.columns)).collect()[0]
     return _judge_rate(rule, known - distinct, known, "repeat another", "no row twice")
 
 
-def _check_references(rule: ReferencesRule, rows: DataFrame, keys: DataFrame) -> Finding:
+def _check_references(rule: rules.ReferencesRule, rows: DataFrame, keys: DataFrame) -> Finding:
     values = rows.select(F.col(rule.column).alias("key")).dropna()
     joined = values.join(keys.distinct().withColumn("entry", F.lit(1)), "key", "left")
     unknown = F.when(F.col("entry").isNull(), F.col("key"))
@@ -250,7 +228,7 @@ def _check_references(rule: ReferencesRule, rows: DataFrame, keys: DataFrame) ->
 
 
 def _judge_freshness(
-    rule: FreshnessRule, latest: Any, ms_per_unit: int, run_date: date | None
+    rule: rules.FreshnessRule, latest: Any, ms_per_unit: int, run_date: date | None
 ) -> Finding:
     """Returns whether the latest time of a column is neither too old nor too far ahead."""
     deadline = _deadline_ms(rule, run_date)
@@ -265,7 +243,7 @@ def _judge_freshness(
     return _conclude(rule, passed, received, allowed)
 
 
-def _deadline_ms(rule: FreshnessRule, run_date: date | None) -> float:
+def _deadline_ms(rule: rules.FreshnessRule, run_date: date | None) -> float:
     """The moment that ages are counted from: the end of the declared day, or now."""
     day = rule.find_day(run_date)
     if day is None:
@@ -285,11 +263,11 @@ def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None
     """Checks the rules that may be violated although nothing has changed: ages up to now."""
     results = []
     for rule in config.contract.rules:
-        if isinstance(rule, FreshnessRule) and rule.clock == "wall":
+        if isinstance(rule, rules.FreshnessRule) and rule.clock == "wall":
             latest = sources[rule.source].good.agg(F.max(rule.column)).collect()[0][0]
             ms = config.sources[rule.source].ms_per_unit(rule.column)
             results.append(_judge_freshness(rule, latest, ms, None))
-    settle(results)
+    lint.settle(results)
 
 
 def check_feature_rules(
@@ -298,12 +276,12 @@ def check_feature_rules(
     """Checks every rule on a feature or split, and looks for leaks."""
     results = []
     for rule in config.contract.rules:
-        if isinstance(rule, VolumeRule) and rule.split is not None:
+        if isinstance(rule, rules.VolumeRule) and rule.split is not None:
             before = None if previous is None else previous.split_rows.get(rule.split)
             results.append(_judge_volume(rule, version.split_rows.get(rule.split, 0), before))
-        elif isinstance(rule, DriftRule):
+        elif isinstance(rule, rules.DriftRule):
             results.append(_judge_drift(rule, version, previous))
-        elif isinstance(rule, ContractValueRule) and rule.feature is not None:
+        elif isinstance(rule, rules.ContractValueRule) and rule.feature is not None:
             results.append(_judge_feature(rule, version))
     if config.contract.leakage is not None:
         train = version.statistics.get(TRAIN, {})
@@ -316,11 +294,11 @@ def _judge_feature(rule: Any, version: VersionView) -> Finding:
     found = version.feature(rule.split, name)
     if found is None or name not in version.schema:
         return _conclude(rule, False, "no such records", "records with the feature")
-    if isinstance(rule, TypeRule):
+    if isinstance(rule, rules.TypeRule):
         return _judge_type(rule, version.schema[name].dtype, 0, found["rows"])
-    if isinstance(rule, NullRateRule):
+    if isinstance(rule, rules.NullRateRule):
         return _judge_rate(rule, *_count_nulls(name, version, found), "null", "values")
-    if isinstance(rule, DomainRule):
+    if isinstance(rule, rules.DomainRule):
         return _judge_domain(rule, version)
     return _judge_range(rule, found)
 
@@ -334,7 +312,7 @@ def _count_nulls(name: str, version: VersionView, found: Mapping[str, Any]) -> t
     return (found["missing"], found["rows"]) if nulls is None else (nulls.part, nulls.whole)
 
 
-def _judge_range(rule: RangeRule, found: Mapping[str, Any]) -> Finding:
+def _judge_range(rule: rules.RangeRule, found: Mapping[str, Any]) -> Finding:
     low, high = found.get("min"), found.get("max")
     unfinite = found.get("nan", 0) + found.get("infinite", 0)
     passed = not unfinite
@@ -347,7 +325,7 @@ def _judge_range(rule: RangeRule, found: Mapping[str, Any]) -> Finding:
     return _conclude(rule, passed, received, _describe_range(rule))
 
 
-def _judge_domain(rule: DomainRule, version: VersionView) -> Finding:
+def _judge_domain(rule: rules.DomainRule, version: VersionView) -> Finding:
     distribution = version.distribution(rule.split, str(rule.feature))
     if distribution is None:
         return _judge_rate(rule, 0, 0, "others", _describe_domain(rule))
@@ -359,7 +337,9 @@ def _judge_domain(rule: DomainRule, version: VersionView) -> Finding:
     return _judge_rate(rule, bad, distribution.total, what, _describe_domain(rule))
 
 
-def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | None) -> Finding:
+def _judge_drift(
+    rule: rules.DriftRule, version: VersionView, previous: VersionView | None
+) -> Finding:
     allowed = f"at most {rule.maximum:g}"
     if previous is None:
         return _conclude(rule, True, "no version to compare with", allowed)
@@ -369,7 +349,9 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
     if drift.after is None:
         return _conclude(rule, False, "no values any more", allowed)
     if drift.gap is not None:
-        logger.warning("data contract: drift of %s is not measured: %s", rule.target, drift.gap)
+        lint.logger.warning(
+            "data contract: drift of %s is not measured: %s", rule.target, drift.gap
+        )
         return _conclude(rule, True, f"not measured: {drift.gap}", allowed)
     distance = measure_drift(rule.metric, drift.before, drift.after)
     if distance is None:
@@ -378,7 +360,7 @@ def _judge_drift(rule: DriftRule, version: VersionView, previous: VersionView | 
 
 
 def find_leaks(
-    config: LeakageConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+    config: rules.LeakageConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
     """Returns one result per feature that tells too much of the label."""
     leaks = []
@@ -418,7 +400,7 @@ class BuildChecks:
 
     def warn(self, results: Iterable[Finding]) -> None:
         """Logs and records what was found, and refuses what is an error."""
-        self.results += settle(results)
+        self.results += lint.settle(results)
 
     def check_sources(
         self,
@@ -430,33 +412,29 @@ class BuildChecks:
         rows = {} if self.previous is None else self.previous.source_rows
         self.warn(check_source_rules(self.config, sources, counts, rows, run_date))
 
-    def check_matches(
-        self,
-        matches: Outcomes,
-        conversions: Outcomes,
-    ) -> None:
+    def check_matches(self, matches: Outcomes, conversions: Outcomes) -> None:
         """Checks that each join, and each label by conversions, has matched something."""
-        found = find_unmatched(self.config, matches, conversions, self._figures_before or {})
+        found = lint.find_unmatched(self.config, matches, conversions, self._figures_before or {})
         self.warn(found)
         self._nothing_matched = {r.allowed_as[1] for r in found if r.allowed_as is not None}
 
     def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
         """Checks that no vocabulary is empty, by its number of tokens."""
-        self.warn(find_empty_vocabularies(self.config, tokens, self._nothing_matched))
+        self.warn(lint.find_empty_vocabularies(self.config, tokens, self._nothing_matched))
 
     def check_version(self, version: VersionView) -> None:
         """Checks the rules on features and splits, and the lint of statistics."""
         schema, statistics = version.schema, version.statistics
-        refuse_negative_weights(schema, statistics)
+        lint.refuse_negative_weights(schema, statistics)
         self.figures = list_figures(version.figures or {}, self._figures_before)
         excused = self._nothing_matched
         self.warn(
             (
                 *check_feature_rules(self.config, version, self.previous),
-                *find_constants(self.config, schema, statistics.get(TRAIN, {}), excused),
-                *find_one_class(self.config, statistics, excused),
-                *find_unknown(self.config, schema, statistics),
-                *(warn_of_figure(figure) for figure in self.figures if figure.is_far),
+                *lint.find_constants(self.config, schema, statistics.get(TRAIN, {}), excused),
+                *lint.find_one_class(self.config, statistics, excused),
+                *lint.find_unknown(self.config, schema, statistics),
+                *(lint.warn_of_figure(figure) for figure in self.figures if figure.is_far),
             )
         )
 

@@ -402,18 +402,18 @@ def find_unknown(
     # By design: all rows of a key are in one split.
     apart = (split.key or config.events.user) if split.strategy == "hash" else None
     expected = {feature.name for feature in config.features if feature.column == apart}
+    read = [s for s in schema.by_role(*READ_BY_MODELS) if s.vocabulary_size is not None]
     found = []
     for name in ("validation", "test"):
-        for spec in schema.by_role(*READ_BY_MODELS):
-            train, own = (statistics.get(s, {}).get(spec.name) for s in ("train", name))
-            if spec.vocabulary_size is None or spec.name in expected or not (train and own):
+        for spec in read:
+            train, own = (statistics.get(s, {}).get(spec.name) for s in (TRAIN, name))
+            if spec.name in expected or not (train and own):
                 continue
             is_unknown = own["rows"] >= MIN_ROWS and 0 < own["values"] == count_unknown(own)
             if is_unknown and count_unknown(train) != train["values"]:
+                rule = f"unknown feature {spec.name} ({name})"
                 received = f"all {own['values']:,} values are unknown to the train split, or null"
-                found.append(
-                    warning(f"unknown feature {spec.name} ({name})", received, "a known one")
-                )
+                found.append(warning(rule, received, "a known one"))
     return found
 
 
