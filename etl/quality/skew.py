@@ -44,74 +44,40 @@ class SkewConfig:
     id_keys: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SkewExample:
-    """A row whose values differ: its key, and both values as text."""
-
-    key: tuple[str, ...]
-    logged: str | None
-    recomputed: str | None
-
-
-@dataclass(frozen=True)
-class FeatureSkew:
-    """One feature: compared rows that differ, their share, and one or two of them."""
-
-    name: str
-    mismatched: int
-    rate: float
-    examples: tuple[SkewExample, ...]
-
-
-@dataclass(frozen=True)
-class SkewReport:
-    """Rows of the log and of the dataset; those compared, with exactly one record of their key.
-
-    `ambiguous` keys stand on both sides, and in several rows of one. The most skewed feature is
-    the first.
-    """
-
-    logged: int
-    recomputed: int
-    compared: int
-    ambiguous: int
-    features: tuple[FeatureSkew, ...]
-
-
 def compare_features(
     logged: pa.Table, recomputed: Iterable[pa.Table], config: SkewConfig
-) -> SkewReport:
-    """Compares rows of the same key: of the log, and of the dataset's shards."""
+) -> dict[str, Any]:
+    """Compares rows of the same key: of the log, and of the dataset's shards.
+
+    Returns:
+        `logged` and `recomputed` rows; rows `compared`, with exactly one record of their key;
+        `ambiguous` keys, which stand on both sides, and in several rows of one; `features`, the
+        most skewed first: name, `mismatched` rows, their `rate`, and one or two `examples` (key,
+        and both values as text).
+    """
     if not config.features or not config.keys:
         raise ConfigError(
             "there is no feature to compare",
             received=f"keys: {', '.join(config.keys) or 'none'}",
             allowed="a log that holds a key, and a feature of the dataset that is no key",
         )
-    names, keys, sizes, parts = [*config.keys, *config.features], list(config.keys), [], []
-    left: pa.Table = None
+    keys, left, right, records = list(config.keys), None, [], 0
     for shard in recomputed:
-        own = _keep_known(shard.select(names), config)
+        own = _keep_known(shard.select([*keys, *config.features]), config)
         left = _keep_known(_cast(logged, own.schema), config) if left is None else left
-        sizes.append(own.num_rows)
+        records += own.num_rows
         for key in keys:  # The rows whose key may be in the log: each part of it is there.
             own = own.filter(pc.is_in(own[key], left[key].combine_chunks()))
-        parts.append(own)
-    right = pa.concat_tables(parts)
-    both = _by_key(left, keys).join(
-        _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
-    )
-    once = pc.and_(pc.equal(both[_ROWS], 1), pc.equal(both[f"{_ROWS}_r"], 1))
-    matched = both.filter(once).sort_by([(key, "ascending") for key in keys])
-    first, second = left.take(matched[_ROW]), right.take(matched[f"{_ROW}_r"])
+        right.append(own)
+    first, second, ambiguous = _match(left, pa.concat_tables(right), keys)
     skews = [_compare(name, first, second, config) for name in config.features]
-    return SkewReport(
-        left.num_rows,
-        sum(sizes),
-        matched.num_rows,
-        both.num_rows - matched.num_rows,
-        tuple(sorted(skews, key=lambda skew: (-skew.rate, skew.name))),
-    )
+    return {
+        "logged": left.num_rows,  # type: ignore[union-attr]
+        "recomputed": records,
+        "compared": first.num_rows,
+        "ambiguous": ambiguous,
+        "features": sorted(skews, key=lambda skew: (-skew["rate"], skew["name"])),
+    }
 
 
 def _cast(logged: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -132,6 +98,17 @@ def _keep_known(rows: pa.Table, config: SkewConfig) -> pa.Table:
     return rows
 
 
+def _match(left: pa.Table, right: pa.Table, keys: list[str]) -> tuple[pa.Table, pa.Table, int]:
+    """Finds the rows of keys that stand once on either side, and how many keys do not."""
+    both = _by_key(left, keys).join(
+        _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
+    )
+    once = pc.and_(pc.equal(both[_ROWS], 1), pc.equal(both[f"{_ROWS}_r"], 1))
+    matched = both.filter(once).sort_by([(key, "ascending") for key in keys])
+    rows = left.take(matched[_ROW]), right.take(matched[f"{_ROW}_r"])
+    return *rows, both.num_rows - matched.num_rows
+
+
 def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
     """One row per key: how many rows it has, and the number of one of them."""
     numbered = rows.select(keys).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
@@ -139,17 +116,23 @@ def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
     return counted.rename_columns([*keys, _ROWS, _ROW])
 
 
-def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> FeatureSkew:
+def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> dict[str, Any]:
     sides = [rows[name].combine_chunks() for rows in (left, right)]
     rows = np.flatnonzero(_differ(sides[0], sides[1], config.tolerance)).tolist()
-    examples = []
-    for row in sorted({*rows[:1], *rows[-1:]}):
-        key = tuple(str(left[name][row].as_py()) for name in config.keys)
-        values = (side[row].as_py() for side in sides)
-        logged, recomputed = (None if value is None else str(value) for value in values)
-        examples.append(SkewExample(key, logged, recomputed))
+    examples = [
+        {
+            "key": [str(left[key][row].as_py()) for key in config.keys],
+            "logged": _show(sides[0][row]),
+            "recomputed": _show(sides[1][row]),
+        }
+        for row in sorted({*rows[:1], *rows[-1:]})
+    ]
     rate = len(rows) / left.num_rows if rows else 0.0
-    return FeatureSkew(name, len(rows), rate, tuple(examples))
+    return {"name": name, "mismatched": len(rows), "rate": rate, "examples": examples}
+
+
+def _show(value: pa.Scalar) -> str | None:
+    return str(value.as_py()) if value.as_py() is not None else None
 
 
 def _differ(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
@@ -176,19 +159,19 @@ def _equal(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
     return np.where(known[0] & known[1], same, known[0] == known[1])
 
 
-def refuse_skew(report: SkewReport, max_rate: float) -> None:
+def refuse_skew(report: Mapping[str, Any], max_rate: float) -> None:
     """Refuses features of which more than this share of the rows differ."""
-    if not report.compared:
+    if not report["compared"]:
         raise InputDataError(
             "no logged row has exactly one record of the same key: nothing was compared",
-            received=f"{report.logged:,} logged rows, {report.recomputed:,} records, "
-            f"{report.ambiguous:,} keys that stand in several rows",
+            received=f"{report['logged']:,} logged rows, {report['recomputed']:,} records, "
+            f"{report['ambiguous']:,} keys that stand in several rows",
             fix="give other keys (--key) or another split (--split)",
         )
-    skewed = [skew for skew in report.features if skew.rate > max_rate]
+    skewed = [skew for skew in report["features"] if skew["rate"] > max_rate]
     if skewed:
         raise InputDataError(
-            f"{len(skewed)} of {len(report.features)} features are skewed between training and "
+            f"{len(skewed)} of {len(report['features'])} features are skewed between training and "
             "serving",
             received="\n            ".join(map(_describe, skewed)),
             allowed=f"at most {max_rate:.4%} of the rows of each feature differ",
@@ -196,10 +179,12 @@ def refuse_skew(report: SkewReport, max_rate: float) -> None:
         )
 
 
-def _describe(skew: FeatureSkew) -> str:
-    text = f"{skew.name}: {skew.mismatched:,} rows differ ({skew.rate:.4%})"
-    first = skew.examples[0]
-    return f"{text}, as {'/'.join(first.key)}: logged {first.logged}, recomputed {first.recomputed}"
+def _describe(skew: Mapping[str, Any]) -> str:
+    first = skew["examples"][0]
+    return (
+        f"{skew['name']}: {skew['mismatched']:,} rows differ ({skew['rate']:.4%}), as "
+        f"{'/'.join(first['key'])}: logged {first['logged']}, recomputed {first['recomputed']}"
+    )
 
 
 _FORMATS = {
