@@ -145,14 +145,14 @@ def check_units(config: BuildConfig, columns: Values) -> None:
             continue
         if is_certain and PER_SECOND[other] < PER_SECOND[time.unit]:
             continue
-        words, others = UNIT_WORDS[time.unit], UNIT_WORDS[other]
-        low, high = values["low"], values["high"]
+        words, low, high = UNIT_WORDS[time.unit], values["low"], values["high"]
         raise InputDataError(
-            f"the times of {time.name} are no dates in {words}, but in {others}",
+            f"the times of {time.name} are no dates in {words}, but in {UNIT_WORDS[other]}",
             received=f"{low:,.0f} to {high:,.0f}: in {words} {show_span(low, high, time.unit)}, in "
-            f"{others} {show_span(low, high, other)}",
+            f"{UNIT_WORDS[other]} {show_span(low, high, other)}",
             allowed="dates between 1980 and 2100, or numbers that count from 0",
-            fix=_advise(config, time, other),
+            fix=f"say in which unit they are ({time.key}): `unit: s` or `unit: ms` of numbers, "
+            "`timestamp_format: epoch_s`, `epoch_ms` or `epoch_us` of timestamps",
         )
 
 
@@ -171,19 +171,15 @@ def _find_unit(values: Mapping[str, Any]) -> str | None:
     return unit if dates[unit] and dates[unit] >= least else None
 
 
-_WRITTEN = {"yyyyMMdd": "%Y%m%d", "yyyyMMddHHmmss": "%Y%m%d%H%M%S"}
-"""Java's patterns of dates that are written without marks, and Python's."""
-
-
 def _check_written(time: TimeColumn, values: Mapping[str, Any]) -> None:
     """Refuses numbers such as 20260131: dates as people write them, which count nothing."""
     ends = [f"{values[end]:.0f}" for end in ("low", "high")]
-    for digits, pattern in _WRITTEN.items():
+    # Java's patterns of dates that are written without marks, and Python's.
+    for digits, pattern in (("yyyyMMdd", "%Y%m%d"), ("yyyyMMddHHmmss", "%Y%m%d%H%M%S")):
         if all(_is_written(end, pattern) for end in ends):
             raise InputDataError(
                 f"the times of {time.name} are written as dates, not as {UNIT_WORDS[time.unit]}",
                 received=" to ".join(ends),
-                allowed="seconds or milliseconds since a moment, or a timestamp column",
                 fix=f"declare `type: timestamp, timestamp_format: {digits}` (sources.{time.source}."
                 f"columns, {time.column}); where the input is no text, write it as timestamps",
             )
@@ -195,18 +191,6 @@ def _is_written(text: str, pattern: str) -> bool:
     except ValueError:
         return False
     return date.year >= 1980 and date.strftime(pattern) == text
-
-
-def _advise(config: BuildConfig, time: TimeColumn, unit: str) -> str:
-    column = config.sources[time.source].column(time.column)
-    place = f"sources.{time.source}.columns, {time.column}"
-    if column is not None and column.element_type == "timestamp":
-        return f"set `timestamp_format` to epoch_s, epoch_ms or epoch_us, as they are ({place})"
-    if unit in ("s", "ms") or (unit == "us" and time.use == "feature"):
-        return f"set `unit: {unit}` ({time.key})"
-    if unit == "us":
-        return f"declare `type: timestamp, timestamp_format: epoch_us` ({place})"
-    return "write the times in microseconds or longer units; nanoseconds are not read"
 
 
 def _other_units(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
