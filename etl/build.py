@@ -32,8 +32,8 @@ from etl.events.labels import add_weights
 from etl.events.sampling import Negatives, add_negatives
 from etl.events.splits import check_built_by_day, check_dates, check_spans, is_inside
 from etl.features.plan import FeaturePlan, plan_features
-from etl.quality.contract import BuildChecks
-from etl.quality.figures import Figure, VersionFigures, share_kept, share_matched
+from etl.quality.contract import BuildChecks, ask_rules, check_wall_clock
+from etl.quality.figures import Figure, find_figures
 from etl.quality.lint import (
     find_early_ends,
     find_late,
@@ -42,7 +42,6 @@ from etl.quality.lint import (
     find_test_in_log,
     find_unturned_lists,
 )
-from etl.quality.rules import ask_rules, check_wall_clock
 from etl.quality.time_units import CountedSources, count_sources
 from etl.quality.version_view import VersionView, view_current
 from etl.records.fitted_encoders import FittedEncoders, fit_encoders, take_over_encoders
@@ -305,8 +304,9 @@ def _view_written(
     plan: VersionPlan, events: EventCounts, encoders: FittedEncoders, written: WrittenRecords
 ) -> VersionView:
     schema = encoders.plan.schema
-    joined, converted = share_matched(events.matches), share_kept(events.lost_conversions)
-    figures = VersionFigures(schema, written.statistics, joined, converted, encoders.tokens)
+    figures = find_figures(
+        schema, written.statistics, events.matches, events.lost_conversions, encoders.tokens
+    )
     rows = {split.name: split.rows for split in written.splits}
     return VersionView(plan.staging, schema, {}, rows, figures)
 

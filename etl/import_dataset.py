@@ -53,12 +53,8 @@ from etl.imported.mapping import (
     map_records,
 )
 from etl.imported.survey import Survey, SurveyedFile
-from etl.quality.statistics import (
-    count_labelled,
-    merge_statistics,
-    refuse_negative_weights,
-    summarize_statistics,
-)
+from etl.quality.lint import refuse_negative_weights
+from etl.quality.statistics import count_labelled, merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
 from etl.records.train_counts import check_rows, write_counts
 from etl.tfrecord.codec.crc32c import describe_file

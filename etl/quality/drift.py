@@ -25,14 +25,7 @@ def population_stability_index(first: np.ndarray, second: np.ndarray) -> float:
     """Population stability index: sum over bins of (p - q) ln(p / q); symmetric, 0 for equal.
 
     Siddiqi, "Credit Risk Scorecards" (2006), chapter 6. Rules of thumb: below 0.1 stable, above
-    0.2 (or 0.25) shifted.
-
-    Args:
-        first: Counts or weights by bin, `[bins]`, not negative.
-        second: The same of the other distribution.
-
-    Returns:
-        The index, in [0, infinity); 0 where either holds nothing.
+    0.2 (or 0.25) shifted. Takes counts or weights `[bins]`; where either has none it is 0.
     """
     p, q = _shares(first), _shares(second)
     if p is None or q is None:
@@ -45,14 +38,8 @@ def jensen_shannon_divergence(first: np.ndarray, second: np.ndarray) -> float:
     """Jensen-Shannon divergence to base 2; symmetric, 0 for equal, 1 for disjoint.
 
     Lin, "Divergence measures based on the Shannon entropy" (IEEE Trans. Inf. Theory 37, 1991),
-    equation 4.1 with equal weights.
-
-    Args:
-        first: Counts or weights by bin, `[bins]`, not negative.
-        second: The same of the other distribution.
-
-    Returns:
-        The divergence, in [0, 1]; 0 where either holds nothing.
+    equation 4.1 with equal weights. Takes counts or weights `[bins]`; where either has none it
+    is 0.
     """
     p, q = _shares(first), _shares(second)
     if p is None or q is None:
@@ -63,14 +50,10 @@ def jensen_shannon_divergence(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def kolmogorov_smirnov_distance(first: np.ndarray, second: np.ndarray) -> float:
-    """Kolmogorov-Smirnov distance: the greatest difference of the cumulated shares.
+    """Kolmogorov-Smirnov distance: the greatest difference of the cumulated shares, in [0, 1].
 
-    Args:
-        first: Weights by value, `[values]`, values rising, the same for both.
-        second: The same of the other distribution.
-
-    Returns:
-        The distance, in [0, 1]; 0 where either holds nothing.
+    Takes weights by value, `[values]`, the same rising values for both; where either has none it
+    is 0.
     """
     p, q = _shares(first), _shares(second)
     if p is None or q is None:
@@ -122,13 +105,9 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Two distributions over the same bins.
+    """Weights of two distributions over the same bins, float64 `[bins]`.
 
-    Attributes:
-        bins: Name of each bin.
-        before: Weight by bin, float64 `[bins]`.
-        after: The same of the other distribution.
-        ordered: Whether the bins rise, so that shares may be cumulated.
+    Where the bins are `ordered`, they rise, and shares may be cumulated.
     """
 
     bins: tuple[str, ...]
@@ -168,23 +147,16 @@ def overlay(before: Distribution, after: Distribution) -> Overlay:
     Numbers of many values fall into the deciles of the first distribution; anything else is
     compared value by value, the rarer ones together. Nulls, where there are any, come last.
     """
-    laid = _overlay_known(before, after)
-    if not before.nulls and not after.nulls:
-        return laid
-    return Overlay(
-        (*laid.bins, NULL),
-        np.append(laid.before, before.nulls),
-        np.append(laid.after, after.nulls),
-        laid.ordered,
-    )
-
-
-def _overlay_known(before: Distribution, after: Distribution) -> Overlay:
     few = len(before.counts.keys() | after.counts.keys()) <= MAX_CATEGORIES
     is_listed = few and not before.bound and not after.bound
     if is_listed or before.numbers is None or after.numbers is None:
-        return _overlay_values(before, after)
-    return _overlay_numbers(before.numbers, after.numbers)
+        laid = _overlay_values(before, after)
+    else:
+        laid = _overlay_numbers(before.numbers, after.numbers)
+    if not before.nulls and not after.nulls:
+        return laid
+    p, q = np.append(laid.before, before.nulls), np.append(laid.after, after.nulls)
+    return Overlay((*laid.bins, NULL), p, q, laid.ordered)
 
 
 def _overlay_values(before: Distribution, after: Distribution) -> Overlay:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from conf.encoders import IDENTITY
-from conf.manifest import WEIGHTED_MEAN, Manifest, RowCounts
+from conf.manifest import WEIGHTED_MEAN, Manifest
 from conf.schema import FeatureSchema, FeatureSpec, Role
 from conf.splits import EVENT_SPLITS
 
 READ_BY_MODELS: tuple[Role, ...] = ("user", "item", "context")
+DEVIATIONS = 4.0
+"""Standard errors that chance is given: with a few hundred shares a build, none by chance."""
+MOST_CHANGE = 0.1
+"""Change of a share, beyond chance, that is always far."""
+SIZE_FACTOR = 2.0
+"""A vocabulary of half or twice the size is far."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole.
-
-    Attributes:
-        part: How many.
-        whole: Of how many.
-    """
+    """A part of a whole, as counts."""
 
     part: int
     whole: int
@@ -41,76 +42,26 @@ class Share:
         return f"{100 * self.value:.3g}%" if small else f"{self.value:.2%}"
 
 
-DEVIATIONS = 4.0
-"""Standard errors that chance is given: with a few hundred shares a build, none by chance."""
-
-
-@dataclass(frozen=True)
-class ChangeBound:
-    """How much a share may change from one version to the next before it is warned of.
-
-    Attributes:
-        relative: Change allowed, relative to the share or to its complement, the smaller one.
-        least: Change that is always allowed.
-        most: Change that is never allowed.
-    """
-
-    relative: float
-    least: float
-    most: float = 0.1
-
-    def allowed(self, now: Share, before: Share) -> float:
-        """Returns the greatest difference that is not far.
-
-        The bound itself, and beyond it what chance makes of as many rows: `DEVIATIONS` standard
-        errors of the difference of two binomial shares, pooled, with one success and one failure
-        added (Agresti and Caffo, "Simple and effective confidence intervals for proportions",
-        The American Statistician 54, 2000).
-        """
-        smaller = min(before.value, 1 - before.value)
-        bound = min(max(self.relative * smaller, self.least), self.most)
-        rows = now.whole + before.whole
-        pooled = (now.part + before.part + 1) / (rows + 2)
-        error = math.sqrt(pooled * (1 - pooled) * (1 / now.whole + 1 / before.whole))
-        return bound + DEVIATIONS * error
-
-    def is_far(self, now: Share, before: Share) -> bool:
-        """Whether a share is far from the one before; never where either is of nothing."""
-        if not now.whole or not before.whole:
-            return False
-        return abs(now.value - before.value) > self.allowed(now, before)
-
-
-OF_ROWS = ChangeBound(relative=0.5, least=0.01)
-"""Shares matched, null or OOV: half as much again, one point at least."""
-OF_LABELS = ChangeBound(relative=0.25, least=0.0)
-"""Rates of labels are small and steady: a quarter as much again."""
-SIZE_FACTOR = 2.0
-"""A vocabulary of half or twice the size is far."""
-
-
-def is_size_far(now: int, before: int) -> bool:
-    """Whether a vocabulary's size is far from the one before, beyond what chance makes of it."""
-    low, high = sorted((now, before))
-    return high > SIZE_FACTOR * low and high - low > DEVIATIONS * math.sqrt(high + low)
-
-
 FigureKind = Literal["joined", "converted", "label", "weighted_label", "tokens", "null", "oov"]
+Outcomes = Mapping[str, Mapping[str, int]]
+"""How many there are of each outcome, by dictionary (of a join) or label (of conversions)."""
+Figures = Mapping[tuple[FigureKind, str, str | None], Share | int]
+"""Figures of a version by kind, name (dictionary, label, vocabulary or feature) and split."""
+
+_TITLES: Mapping[FigureKind, str] = {
+    "joined": "share of events matched by join",
+    "converted": "share of conversions that make a sample positive, of label",
+    "label": "rate of label",
+    "weighted_label": "rate by weight of label",
+    "tokens": "tokens of vocabulary",
+    "null": "share of nulls of feature",
+    "oov": "share of OOV of feature",
+}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a version.
-
-    Attributes:
-        kind: Share of events that a join matched (`joined`), share of a label's conversions that
-            make a sample positive (`converted`), rate of a label, the same by the rows' weights
-            (`weighted_label`), tokens of a vocabulary, share of nulls or of OOV.
-        name: The dictionary, label, vocabulary or feature.
-        split: The split, or None for what is of all events.
-        now: The share, or the number of tokens.
-        before: The same of the version before; None where that does not tell.
-    """
+    """One figure of a version, beside that of the version before, if that tells."""
 
     kind: FigureKind
     name: str
@@ -125,130 +76,111 @@ class Figure:
         return f"{_TITLES[self.kind]} {self.name}{where}"
 
     @property
-    def is_far(self) -> bool:
-        """Whether it is far from that of the version before."""
-        if isinstance(self.now, Share) and isinstance(self.before, Share):
-            return self.bound.is_far(self.now, self.before)
-        if isinstance(self.now, int) and isinstance(self.before, int):
-            return is_size_far(self.now, self.before)
-        return False
-
-    @property
     def is_telling(self) -> bool:
         """Whether there is anything of it, now or before."""
         values = (self.now, self.before)
         return any((v.part if isinstance(v, Share) else v) for v in values if v is not None)
 
     @property
-    def bound(self) -> ChangeBound:
-        """How much it may change, as a share."""
-        return OF_LABELS if self.kind in ("label", "weighted_label") else OF_ROWS
+    def is_far(self) -> bool:
+        """Whether it is far from that of the version before."""
+        now, before = self.now, self.before
+        if isinstance(now, Share) and isinstance(before, Share):
+            if not now.whole or not before.whole:
+                return False
+            return abs(now.value - before.value) > allowed_change(self.kind, now, before)
+        if isinstance(now, int) and isinstance(before, int):
+            low, high = sorted((now, before))
+            return high > SIZE_FACTOR * low and high - low > DEVIATIONS * math.sqrt(high + low)
+        return False
 
 
-_TITLES: Mapping[FigureKind, str] = {
-    "joined": "share of events matched by join",
-    "converted": "share of conversions that make a sample positive, of label",
-    "label": "rate of label",
-    "weighted_label": "rate by weight of label",
-    "tokens": "tokens of vocabulary",
-    "null": "share of nulls of feature",
-    "oov": "share of OOV of feature",
-}
+def allowed_change(kind: FigureKind, now: Share, before: Share) -> float:
+    """Returns the greatest difference of two shares that is not far.
 
-
-@dataclass(frozen=True)
-class VersionFigures:
-    """What the figures of a version are taken from.
-
-    Attributes:
-        schema: Its features.
-        statistics: Summarised statistics by split and feature.
-        joined: Share of events that each dictionary matched.
-        converted: Share of conversions that make a sample positive, by label.
-        tokens: Tokens by vocabulary.
+    Half of the share or of its complement, the smaller one, and one point at least; of labels,
+    whose rates are small and steady, a quarter. Beyond it what chance makes of as many rows:
+    `DEVIATIONS` standard errors of the difference of two binomial shares, pooled, with one success
+    and one failure added (Agresti and Caffo, "Simple and effective confidence intervals for
+    proportions", The American Statistician 54, 2000).
     """
-
-    schema: FeatureSchema
-    statistics: Mapping[str, Mapping[str, Any]]
-    joined: Mapping[str, Share] = field(default_factory=dict)
-    converted: Mapping[str, Share] = field(default_factory=dict)
-    tokens: Mapping[str, int] = field(default_factory=dict)
-
-    def find(self) -> Iterator[tuple[FigureKind, str, str | None, Share | int]]:
-        """Yields kind, name, split and value of each figure that there is."""
-        for name, share in self.joined.items():
-            yield "joined", name, None, share
-        for name, share in self.converted.items():
-            yield "converted", name, None, share
-        splits = [split for split in EVENT_SPLITS if self.statistics.get(split)]
-        for spec in self.schema.by_role("label"):
-            for split in splits:
-                rate = find_label_rate(self.statistics[split].get(spec.name, {}))
-                if rate is None:
-                    continue
-                yield "label", spec.name, split, rate
-                weighted = self.statistics[split][spec.name].get(WEIGHTED_MEAN)
-                if weighted is not None:
-                    part = round(weighted * rate.whole)
-                    yield "weighted_label", spec.name, split, Share(part, rate.whole)
-        for name, tokens in self.tokens.items():
-            yield "tokens", name, None, tokens
-        for spec in self.schema.by_role(*READ_BY_MODELS):
-            for split in splits:
-                statistics = self.statistics[split].get(spec.name, {})
-                nulls, oov = find_nulls(spec, statistics), find_oov(spec, statistics)
-                if nulls is not None:
-                    yield "null", spec.name, split, nulls
-                if oov is not None:
-                    yield "oov", spec.name, split, oov
+    relative, least = (0.25, 0.0) if kind in ("label", "weighted_label") else (0.5, 0.01)
+    smaller = min(before.value, 1 - before.value)
+    pooled = (now.part + before.part + 1) / (now.whole + before.whole + 2)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / now.whole + 1 / before.whole))
+    return min(max(relative * smaller, least), MOST_CHANGE) + DEVIATIONS * error
 
 
-def read_figures(manifest: Manifest) -> VersionFigures:
-    """Returns what a published version's figures are taken from."""
-    return VersionFigures(
-        manifest.schema,
-        manifest.statistics,
-        _count_joined(manifest.counts),
-        share_kept(manifest.counts.lost_conversions),
-        manifest.vocabularies,
+def find_figures(
+    schema: FeatureSchema,
+    statistics: Mapping[str, Mapping[str, Any]],
+    matches: Outcomes,
+    conversions: Outcomes,
+    tokens: Mapping[str, int],
+) -> Figures:
+    """Finds the figures of a version.
+
+    By its statistics, summarised, what became of joins and conversions, sizes of vocabularies.
+    """
+    found: dict[tuple[FigureKind, str, str | None], Share | int] = {}
+    found |= {("joined", name, None): share for name, share in share_matched(matches).items()}
+    for name, share in share_kept(conversions).items():
+        found["converted", name, None] = share
+    splits = [split for split in EVENT_SPLITS if statistics.get(split)]
+    for spec in schema.by_role("label"):
+        for split in splits:
+            rates = _find_rates(statistics[split].get(spec.name, {}))
+            found |= {(kind, spec.name, split): share for kind, share in rates}
+    found |= {("tokens", name, None): size for name, size in tokens.items()}
+    for spec in schema.by_role(*READ_BY_MODELS):
+        for split in splits:
+            feature = statistics[split].get(spec.name, {})
+            nulls, oov = find_nulls(spec, feature), find_oov(spec, feature)
+            found |= {} if nulls is None else {("null", spec.name, split): nulls}
+            found |= {} if oov is None else {("oov", spec.name, split): oov}
+    return found
+
+
+def _find_rates(label: Mapping[str, Any]) -> Iterator[tuple[FigureKind, Share]]:
+    rate = find_label_rate(label)
+    if rate is not None:
+        yield "label", rate
+        if (weighted := label.get(WEIGHTED_MEAN)) is not None:
+            yield "weighted_label", Share(round(weighted * rate.whole), rate.whole)
+
+
+def read_figures(manifest: Manifest) -> Figures:
+    """Returns the figures of a published version."""
+    counts = manifest.counts
+    matches = {
+        name: {"matched": matched, **counts.unmatched.get(name, {})}
+        for name, matched in counts.matched.items()
+    }
+    sizes = manifest.vocabularies
+    return find_figures(
+        manifest.schema, manifest.statistics, matches, counts.lost_conversions, sizes
     )
 
 
-def _count_joined(counts: RowCounts) -> dict[str, Share]:
-    return {
-        name: Share(matched, matched + sum(counts.unmatched.get(name, {}).values()))
-        for name, matched in counts.matched.items()
-    }
-
-
-def share_matched(matches: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
+def share_matched(matches: Outcomes) -> dict[str, Share]:
     """Returns the share of events that each dictionary matched, by dictionary and outcome."""
     return {
         name: Share(counts["matched"], sum(counts.values())) for name, counts in matches.items()
     }
 
 
-def share_kept(conversions: Mapping[str, Mapping[str, int]]) -> dict[str, Share]:
+def share_kept(conversions: Outcomes) -> dict[str, Share]:
     """Returns the share of conversions that make a sample positive, by label."""
-    lost = {
-        name: sum(n for reason, n in counts.items() if reason != "rows")
-        for name, counts in conversions.items()
-    }
+    lost = {name: sum(counts.values()) - counts["rows"] for name, counts in conversions.items()}
     return {
         name: Share(counts["rows"] - lost[name], counts["rows"])
         for name, counts in conversions.items()
     }
 
 
-def list_figures(now: VersionFigures, before: VersionFigures | None) -> tuple[Figure, ...]:
+def list_figures(now: Figures, before: Figures | None) -> tuple[Figure, ...]:
     """Returns all figures of a version, beside those of the version before."""
-    earlier: dict[tuple[str, str, str | None], Share | int] = {}
-    if before is not None:
-        earlier = {(kind, name, split): value for kind, name, split, value in before.find()}
-    return tuple(
-        Figure(kind, name, split, value, earlier.get((kind, name, split)))
-        for kind, name, split, value in now.find()
-    )
+    return tuple(Figure(*key, value, (before or {}).get(key)) for key, value in now.items())
 
 
 _ID_IS_NULL = ("hash", "bucketize", "date_part", "cross")

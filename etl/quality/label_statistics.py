@@ -34,13 +34,9 @@ Groups = dict[int | float | str | bool | None, tuple[int, float, float]]
 
 @dataclass(frozen=True)
 class LabelFocus:
-    """What is compared with what.
+    """What is compared with what: the label with all features, and its rate by value of slices.
 
-    Attributes:
-        label: The label's feature: numbers, or truth values.
-        slices: Features for whose values the label rate is given.
-        weight: Feature of the rows' weights; None: all rows weigh the same.
-        weighted: Features whose mean by these weights is kept: the labels.
+    Of the `weighted` features, the labels, the mean by the rows' `weight` is kept.
     """
 
     label: str
@@ -53,10 +49,8 @@ class LabelFocus:
 class Comparison:
     """One feature and the label.
 
-    Attributes:
-        is_slice: Whether the label rate is given by value.
-        moments: Of the feature's numbers and the label; None of a feature without numbers.
-        groups: The label by value of the feature; None where there are too many values.
+    `moments` are of the feature's numbers and the label, None of a feature without numbers;
+    `groups` are None where there are too many values.
     """
 
     is_slice: bool
@@ -70,7 +64,7 @@ class Comparison:
         if is_numeric(column.type):
             numbers = to_floats(column)
             both = known & np.isfinite(numbers)
-            moments = Moments.of(np.stack((numbers[both], label[both])), np.ones(both.sum()))
+            moments = Moments.of(np.stack((numbers[both], label[both])))
         return cls(is_slice, moments, _group(column, label, known))
 
     @classmethod
@@ -105,11 +99,9 @@ class Comparison:
         )
 
     def summarize(self) -> dict[str, Any]:
-        """Returns what people read.
+        """Returns what people read: rows compared, correlations (None where unknown), slices.
 
-        Returns:
-            `rows` compared, `correlation` (Pearson), `correlation_ratio`, None where unknown; of
-            a slice also `slices`: (value, rows, mean label), most rows first; None if too many.
+        `slices` are value, rows and mean label, most rows first; None of too many values.
         """
         moments, groups = self.moments, self.groups
         rows = moments.count if moments else 0
@@ -124,14 +116,9 @@ class Comparison:
 
 
 def correlation_ratio(groups: Groups) -> float | None:
-    """Returns how far the group determines the label, in [0, 1].
+    """Returns how far the group determines the label: the root of Kelley's epsilon squared.
 
-    Args:
-        groups: Rows, sum and sum of squares of the label by group.
-
-    Returns:
-        The root of Kelley's epsilon squared; None where the label does not vary, or there are
-        too few rows for that many groups.
+    None where the label does not vary, or there are too few rows for that many groups.
     """
     rows, totals, squares = np.array(list(groups.values()), np.float64).T
     count, spare = rows.sum(), rows.sum() - len(groups)
@@ -146,6 +133,8 @@ def correlation_ratio(groups: Groups) -> float | None:
 
 
 def _group(column: pa.Array, label: np.ndarray, known: np.ndarray) -> Groups | None:
+    if len(column[: 4 * MAX_GROUPS].unique()) > MAX_GROUPS:
+        return None
     encoded = column.dictionary_encode(null_encoding="encode")
     size = len(encoded.dictionary)
     if size > MAX_GROUPS:
@@ -180,7 +169,7 @@ def sum_weighted(column: pa.Array, weights: np.ndarray) -> tuple[float, float]:
     """Sums weights, and weights times values, of rows that have both numbers."""
     values = to_floats(column)
     known = np.isfinite(values) & np.isfinite(weights)
-    return float(weights[known].sum()), float(weights[known] @ values[known])
+    return float(weights.sum(where=known)), float((weights * values).sum(where=known))
 
 
 def is_numeric(data_type: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""Lint of a build: configurations and data that train nothing.
+"""Findings of a build, and its lint: configurations and data that train nothing.
 
 A join or a conversion that matches nothing, a vocabulary without tokens, a feature or a label that
 is the same in every row are refused, unless `contract.allow` names them; what follows from
@@ -7,22 +7,28 @@ something allowed is allowed with it. What is only odd is warned of.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from conf.encoders import IDENTITY
+from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import DatePartConfig, FeatureConfig
 from conf.schema import FeatureSchema
-from conf.splits import TEST
+from conf.splits import EVENT_SPLITS, TEST, TRAIN
 from etl.quality.figures import (
     READ_BY_MODELS,
     Figure,
+    Figures,
+    Outcomes,
     Share,
+    allowed_change,
     count_unknown,
     share_kept,
     share_matched,
 )
-from etl.quality.rules import RuleResult
 
 if TYPE_CHECKING:
     from conf.dates import DateRange
@@ -30,8 +36,83 @@ if TYPE_CHECKING:
     from etl.events.event_counts import EventCounts
     from etl.events.labels import ConversionCounts
 
+logger = logging.getLogger("sluice.contract")
+
+Statistics = Mapping[str, Mapping[str, Any]]
+"""Statistics by split and feature."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: `rule` is its kind and target, as `range ratings.rating`.
+
+    What no rule declares has `allowed_as`: the key of `contract.allow`, and the name there that
+    lets it pass.
+    """
+
+    rule: str
+    severity: str
+    passed: bool
+    received: str
+    allowed: str
+    allowed_as: tuple[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the finding as the manifest holds it."""
+        data = asdict(self)
+        del data["allowed_as"]
+        return data
+
+
+def warning(rule: str, received: str, allowed: str) -> Finding:
+    """Returns a finding that is to be warned of."""
+    return Finding(rule, "warn", False, received, allowed)
+
+
+def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Logs what is to be warned of, and refuses errors."""
+    settled = tuple(findings)
+    violated = [found for found in settled if not found.passed]
+    for found in violated:
+        if found.severity == "warn":
+            logger.warning(
+                "data contract: %s: received %s; allowed %s",
+                found.rule, found.received, found.allowed,
+            )  # fmt: skip
+    errors = [found for found in violated if found.severity == "error"]
+    if errors:
+        raise _refusal(errors)
+    return settled
+
+
+def _refusal(errors: Sequence[Finding]) -> InputDataError:
+    indent, count = "\n            ", len(errors)
+    named = [found.allowed_as for found in errors if found.allowed_as is not None]
+    ways = ["correct the input or the config"]
+    ways += [f"allow it by name: {_show_allowed(named)}"] if named else []
+    if len(named) < count:
+        ways.append("change `contract.rules` (`severity: warn` lets a rule pass)")
+    return InputDataError(
+        f"the data look wrong in {count} way{'s' * (count > 1)}; nothing was published",
+        received=indent.join(f"{found.rule}: {found.received}" for found in errors),
+        allowed=indent.join(f"{found.rule}: {found.allowed}" for found in errors),
+        fix=f"{', or '.join(ways)}; the last version stays current",
+    )
+
+
+def _show_allowed(named: Sequence[tuple[str, str]]) -> str:
+    """The part of a config that allows what was refused."""
+    names: dict[str, dict[str, None]] = {}
+    for key, name in named:
+        names.setdefault(key, {})[name] = None
+    shown = ", ".join(f"{key}: [{', '.join(found)}]" for key, found in names.items())
+    return f"`contract: {{allow: {{{shown}}}}}`"
+
+
 MIN_ROWS = 10
 """In fewer rows than that a value may be the same by chance."""
+UNSCALED = 10
+"""Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
 _MOST_IN_LOG = 0.01
 _WITHIN_A_DAY = ("minute", "hour")
 _HOUR_MS = 3_600_000
@@ -45,44 +126,39 @@ _WANTED = {
 }
 
 
-def _refuse(config: BuildConfig, key: str, rule: str, name: str, received: str) -> RuleResult:
+def _refuse(config: BuildConfig, key: str, rule: str, name: str, received: str) -> Finding:
     is_allowed = name in getattr(config.contract.allow, key)
     received += f"; allowed by contract.allow.{key}" if is_allowed else ""
-    return RuleResult(rule, "error", is_allowed, received, _WANTED[key], (key, name))
-
-
-def _warn(rule: str, received: str, allowed: str) -> RuleResult:
-    return RuleResult(rule, "warn", False, received, allowed)
+    return Finding(rule, "error", is_allowed, received, _WANTED[key], (key, name))
 
 
 def find_unmatched(
     config: BuildConfig,
-    matches: Mapping[str, Mapping[str, int]],
-    conversions: Mapping[str, Mapping[str, int]],
-    before: Mapping[str, Share],
-) -> list[RuleResult]:
+    matches: Outcomes,
+    conversions: Outcomes,
+    before: Figures,
+) -> list[Finding]:
     """Finds joins that matched no event, and labels whose conversions make no sample positive."""
     found = []
     for name, share in share_matched(matches).items():
-        if _is_nothing(share, before.get(name)):
+        if _is_nothing(share, before.get(("joined", name, None))):
             received = f"none of {share.whole:,} events has an entry{_reasons(matches[name])}"
             found.append(_refuse(config, "unmatched", f"join {name}", name, received))
-    sources = {
-        label.name: label.conversion.source for label in config.all_labels if label.conversion
-    }
+    labels = {label.name: label.conversion for label in config.all_labels if label.conversion}
     for name, share in share_kept(conversions).items():
-        if _is_nothing(share, before.get(name)):
+        if _is_nothing(share, before.get(("converted", name, None))):
             reasons = {why: n for why, n in conversions[name].items() if why != "rows"}
             received = f"none of {share.whole:,} makes a sample positive{_reasons(reasons)}"
-            rule = f"conversions of label {name}"
-            found.append(_refuse(config, "unmatched", rule, sources[name], received))
+            rule, source = f"conversions of label {name}", labels[name].source
+            found.append(_refuse(config, "unmatched", rule, source, received))
     return found
 
 
-def _is_nothing(now: Share, before: Share | None) -> bool:
+def _is_nothing(now: Share, before: Share | int | None) -> bool:
     if not now.whole or now.part:
         return False
-    return before is None or not before.part or (1 - before.value) ** now.whole < _CHANCE
+    rate = before.value if isinstance(before, Share) else 0.0
+    return not rate or (1 - rate) ** now.whole < _CHANCE
 
 
 def _reasons(outcomes: Mapping[str, int]) -> str:
@@ -90,51 +166,44 @@ def _reasons(outcomes: Mapping[str, int]) -> str:
     return f" ({', '.join(reasons)})" if reasons else ""
 
 
-def list_nothing_matched(results: Iterable[RuleResult]) -> set[str]:
-    """Returns the sources of `find_unmatched` that were allowed to match nothing."""
-    return {r.allowed_as[1] for r in results if r.allowed_as is not None and r.passed}
-
-
 def find_early_ends(
     config: BuildConfig, conversions: Mapping[str, ConversionCounts]
-) -> list[RuleResult]:
+) -> list[Finding]:
     """Finds labels whose conversions end long before the events, and were not said to."""
-    found = []
-    for label in config.all_labels:
-        if label.conversion is None or label.conversion.until_ts is not None:
-            continue
-        counts = conversions[label.name]
-        if counts.ends_early:
-            received = (
-                f"the last conversion of {label.conversion.source!r} comes "
-                f"{counts.early_ms / _HOUR_MS:.1f} hours before the last event: labels count as "
-                "known up to it alone; declare `until_ts` where conversions are complete later"
-            )
-            rule = f"end of the conversions of label {label.name}"
-            found.append(_warn(rule, received, "a day, or what chance gives"))
-    return found
+    open_ended = {
+        label.name: label.conversion.source
+        for label in config.all_labels
+        if label.conversion is not None and label.conversion.until_ts is None
+    }
+    return [
+        warning(
+            f"end of the conversions of label {name}",
+            f"the last conversion of {source!r} comes "
+            f"{conversions[name].early_ms / _HOUR_MS:.1f} hours before the last event: labels "
+            "count as known up to it alone",
+            "a day, or what chance gives; declare `until_ts` where conversions are complete later",
+        )
+        for name, source in open_ended.items()
+        if conversions[name].ends_early
+    ]
 
 
-def find_unturned_lists(config: BuildConfig) -> list[RuleResult]:
+def find_unturned_lists(config: BuildConfig) -> list[Finding]:
     """Finds lists of the log that may stand beside its history, which is turned round alone."""
     if config.events.history is None or config.events.history_order != "oldest_first":
         return []
-    log = config.sources[config.events.source].column_types
-    read = {column for feature in config.features for column in feature.columns}
-    turned = config.brought_history
-    lists = [name for name, kind in log.items() if kind.startswith("list<") and name in read]
-    left = [name for name in lists if name not in turned]
-    if not left:
-        return []
+    log, turned = config.sources[config.events.source].column_types, config.brought_history
+    read = {column for feature in config.features for column in feature.columns} - {*turned}
+    left = [name for name, kind in log.items() if kind.startswith("list<") and name in read]
     received = (
-        f"{', '.join(left)} as in the log; {', '.join(turned)} turned round, the "
-        "latest first: where they stand beside each other, values would belong to other items"
+        f"{', '.join(left)} as in the log; {', '.join(turned)} turned round, the latest first"
     )
     allowed = "a `pair` of the history, or history_order: latest_first with all lists written so"
-    return [_warn("order of lists beside events.history", received, allowed)]
+    rule = "order of lists beside events.history"
+    return [warning(rule, received, allowed)] if left else []
 
 
-def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[RuleResult]:
+def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Finding]:
     """Finds windows that reach further back than a run of few days reads."""
     source = config.events.source
     days = config.sources[source].days
@@ -147,53 +216,46 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
         for name, window in windows.items()
         if window is None or window > days.lookback_days
     ]
-    if not longer:
-        return []
     received = (
-        f"{', '.join(longer)}; a run reads {days.lookback_days} days before its own "
-        f"(sources.{source}.days.lookback_days): days that are built one by one hold less than a "
-        "range of days"
+        f"{', '.join(longer)}; a run reads {days.lookback_days} days before its own: days that "
+        "are built one by one hold less than a range of days"
     )
-    allowed = "window_days of at most lookback_days"
-    return [_warn("windows of rolling features and histories", received, allowed)]
+    allowed = f"window_days of at most sources.{source}.days.lookback_days"
+    rule = "windows of rolling features and histories"
+    return [warning(rule, received, allowed)] if longer else []
 
 
-def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
+def find_late(config: BuildConfig, counts: EventCounts) -> list[Finding]:
     """Finds that rows come under later days than their own: they are lost, day by day."""
     source = config.events.source
     most = config.sources[source].bad_rows.max_fraction
-    if counts.late <= most * counts.delivered:
-        return []
     received = (
         f"{counts.late:,} of {counts.delivered:,} rows read for the run's days are of earlier "
-        "days: they are no samples, and a run of these days does not read them"
+        "days, and no run reads them"
     )
     allowed = (
         f"at most {most:.2%} (sources.{source}.bad_rows.max_fraction); cut the log by the UTC day "
         "of the event's time, or build ranges of days"
     )
-    return [_warn("late rows of the log", received, allowed)]
+    is_much = counts.late > most * counts.delivered
+    return [warning("late rows of the log", received, allowed)] if is_much else []
 
 
-def find_test_in_log(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
+def find_test_in_log(config: BuildConfig, counts: EventCounts) -> list[Finding]:
     """Finds that the log holds what the given test events without times are to tell."""
     events = counts.splits.get(TEST, 0)
-    if counts.test_in_log <= _MOST_IN_LOG * events:
-        return []
     received = (
         f"{counts.test_in_log:,} of {events:,} events of {config.split.test_source!r} are in "
         f"{config.events.source!r} too: a model may have learned them"
     )
-    allowed = (
-        f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both sources times: "
-        "then what comes at or after a test event is left out"
-    )
-    return [_warn("test events that the log holds", received, allowed)]
+    allowed = f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both sources times"
+    is_much = counts.test_in_log > _MOST_IN_LOG * events
+    return [warning("test events that the log holds", received, allowed)] if is_much else []
 
 
 def find_empty_vocabularies(
     config: BuildConfig, tokens: Mapping[str, int], nothing_matched: Collection[str]
-) -> list[RuleResult]:
+) -> list[Finding]:
     """Finds the vocabularies that hold no token."""
     read: dict[str | None, set[str]] = {}
     for feature in config.features:
@@ -216,7 +278,7 @@ def _columns_of(config: BuildConfig, sources: Collection[str]) -> set[str]:
     }
 
 
-def find_odd_values(odd: Mapping[str, OddTokens]) -> list[RuleResult]:
+def find_odd_values(odd: Mapping[str, OddTokens]) -> list[Finding]:
     """Finds vocabularies with tokens that are likely quotes or a header line of a file."""
     found = []
     for name, tokens in odd.items():
@@ -224,11 +286,11 @@ def find_odd_values(odd: Mapping[str, OddTokens]) -> list[RuleResult]:
         if tokens.quoted:
             received = f"{tokens.quoted:,} in quotes, such as {tokens.example}: they are part of it"
             allowed = "values without quotes; format: csv of the source takes them off"
-            found.append(_warn(rule, received, allowed))
+            found.append(warning(rule, received, allowed))
         if tokens.headers:
             received = f"{', '.join(tokens.headers)}, as its column is named: is it a header line?"
             allowed = "rows alone; header: true of the source leaves the first line out"
-            found.append(_warn(rule, received, allowed))
+            found.append(warning(rule, received, allowed))
     return found
 
 
@@ -237,8 +299,8 @@ def find_constants(
     schema: FeatureSchema,
     statistics: Mapping[str, Any],
     nothing_matched: Collection[str],
-) -> list[RuleResult]:
-    """Finds the features and labels that are the same in every row of the train split."""
+) -> list[Finding]:
+    """Finds the features that are the same in every row of the train split."""
     excused = _columns_of(config, nothing_matched)
     declared = {feature.name: feature for feature in config.features}
     found = []
@@ -250,33 +312,29 @@ def find_constants(
         if what is not None and not _is_excused(config, declared.get(spec.name), excused):
             rule = f"constant feature {spec.name}"
             found.append(_refuse(config, "constant", rule, spec.name, what))
-    for name in _list_labels(config, nothing_matched, "train"):
-        what = describe_constant(_of_labelled(statistics.get(name, {})))
-        if what is not None:
-            found.append(_refuse(config, "one_class", f"label {name} of one class", name, what))
     return found
 
 
 def find_one_class(
     config: BuildConfig,
-    statistics: Mapping[str, Mapping[str, Any]],
+    statistics: Statistics,
     nothing_matched: Collection[str],
-) -> list[RuleResult]:
-    """Finds the labels that are the same in every row of a split that measures."""
+) -> list[Finding]:
+    """Finds the labels that are the same in every row of a split: an error in the train split."""
     found = []
-    for split in ("validation", "test"):
+    for split in EVENT_SPLITS:
         for label in _list_labels(config, nothing_matched, split):
-            labelled = _of_labelled(statistics.get(split, {}).get(label, {}))
-            what = describe_constant(labelled, split)
-            if what is not None and label not in config.contract.allow.one_class:
-                rule = f"label {label} of one class ({split})"
-                found.append(_warn(rule, what, _WANTED["one_class"]))
+            labelled = statistics.get(split, {}).get(label, {})
+            if labelled.get("values"):  # Of several labels a row may lack some.
+                labelled = {**labelled, "rows": labelled["values"], "missing": 0}
+            what, rule = describe_constant(labelled, split), f"label {label} of one class"
+            if what is None:
+                continue
+            if split == TRAIN:
+                found.append(_refuse(config, "one_class", rule, label, what))
+            elif label not in config.contract.allow.one_class:
+                found.append(warning(f"{rule} ({split})", what, _WANTED["one_class"]))
     return found
-
-
-def _of_labelled(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the statistics of a label in the rows that have it, if there are any."""
-    return {**found, "rows": found["values"], "missing": 0} if found.get("values") else found
 
 
 def _list_labels(config: BuildConfig, nothing_matched: Collection[str], split: str) -> list[str]:
@@ -337,33 +395,72 @@ def _name_same(found: Mapping[str, Any]) -> str | None:
 
 
 def find_unknown(
-    config: BuildConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
-) -> list[RuleResult]:
+    config: BuildConfig, schema: FeatureSchema, statistics: Statistics
+) -> list[Finding]:
     """Finds features of which a split knows no value: it measures nothing of them."""
     split = config.split
     # By design: all rows of a key are in one split.
     apart = (split.key or config.events.user) if split.strategy == "hash" else None
     expected = {feature.name for feature in config.features if feature.column == apart}
+    read = [s for s in schema.by_role(*READ_BY_MODELS) if s.vocabulary_size is not None]
     found = []
     for name in ("validation", "test"):
-        for spec in schema.by_role(*READ_BY_MODELS):
-            train, own = (statistics.get(s, {}).get(spec.name) for s in ("train", name))
-            if spec.vocabulary_size is None or spec.name in expected or not (train and own):
+        for spec in read:
+            train, own = (statistics.get(s, {}).get(spec.name) for s in (TRAIN, name))
+            if spec.name in expected or not (train and own):
                 continue
             is_unknown = own["rows"] >= MIN_ROWS and 0 < own["values"] == count_unknown(own)
             if is_unknown and count_unknown(train) != train["values"]:
+                rule = f"unknown feature {spec.name} ({name})"
                 received = f"all {own['values']:,} values are unknown to the train split, or null"
-                found.append(
-                    _warn(f"unknown feature {spec.name} ({name})", received, "a known one")
-                )
+                found.append(warning(rule, received, "a known one"))
     return found
 
 
-def warn_of_figure(figure: Figure) -> RuleResult:
+def warn_of_figure(figure: Figure) -> Finding:
     """Returns what is warned of where a figure is far from that of the version before."""
     if isinstance(figure.now, Share) and isinstance(figure.before, Share):
         received = f"{figure.now} of {figure.now.whole:,}, {figure.before} in the version before"
-        change = 100 * figure.bound.allowed(figure.now, figure.before)
-        return _warn(figure.title, received, f"a change of at most {change:.2f} points")
+        change = 100 * allowed_change(figure.kind, figure.now, figure.before)
+        return warning(figure.title, received, f"a change of at most {change:.2f} points")
     received = f"{figure.now:,}, {figure.before:,} in the version before"
-    return _warn(figure.title, received, "more than half and less than twice as many")
+    return warning(figure.title, received, "more than half and less than twice as many")
+
+
+def refuse_negative_weights(schema: FeatureSchema, statistics: Statistics) -> None:
+    """Refuses weights of samples below 0: a model would learn the opposite of such a row."""
+    for split, by_feature in statistics.items():
+        for spec in schema.by_role("weight"):
+            low = by_feature.get(spec.name, {}).get("min")
+            if low is not None and low < 0:
+                raise InputDataError(
+                    f"weights of samples are below 0: feature {spec.name!r}, split {split}",
+                    received=f"{low:g} at least",
+                    allowed="0 or more: a row of weight 0 is not learned",
+                    fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
+                    "rows, which are counted and left out",
+                )
+
+
+def find_not_finite(statistics: Statistics) -> list[str]:
+    """Finds features with values that are no numbers: a line for each feature of a split."""
+    return [
+        f"feature {name!r}, split {split}: {found['nan']:,} values are NaN and "
+        f"{found['infinite']:,} infinite; training on it ends with exit code 5"
+        for split, by_feature in statistics.items()
+        for name, found in by_feature.items()
+        if found.get("nan") or found.get("infinite")
+    ]
+
+
+def find_unscaled(schema: FeatureSchema, statistics: Statistics) -> dict[str, str]:
+    """Finds numbers far from 1, which models read as they are and learn badly from."""
+    found = {}
+    for spec in schema.by_role(*READ_BY_MODELS):
+        values = statistics["train"].get(spec.name, {})
+        mean, std = values.get("mean"), values.get("std")
+        if spec.vocabulary_size is not None or spec.encoding != IDENTITY or mean is None:
+            continue
+        if max(abs(mean), std) > UNSCALED:
+            found[spec.name] = f"mean {mean:.3g}, deviation {std:.3g}"
+    return found

@@ -20,10 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etl.encoders.hashing import fingerprint_values
+from etl.tfrecord.codec.kernels import inlined, kernel, leading_zeros
+
 ENTRIES = 1 << 12
 """Values that a sketch holds in memory; `JSON_ENTRIES` as text."""
 JSON_ENTRIES = 1 << 8
 TOP_VALUES = 20
+_BLOCK = 1 << 15  # rows whose temporary arrays stay in the cache
 PROBABILITIES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -42,18 +46,29 @@ class Moments:
     scatter: np.ndarray
 
     @classmethod
-    def of(cls, columns: np.ndarray, weights: np.ndarray) -> Moments:
-        """Returns the moments of float64 `[columns, rows]`, each row `weights` times."""
-        count = int(weights.sum())
+    def of(cls, columns: np.ndarray, counts: np.ndarray | None = None) -> Moments:
+        """Returns the moments of float64 `[columns, rows]`, each row so many times."""
+        starts = range(0, max(columns.shape[1], 1), _BLOCK)
+        blocks = [np.s_[start : start + _BLOCK] for start in starts]
+        return cls.merge(
+            [cls._of_block(columns[:, b], None if counts is None else counts[b]) for b in blocks]
+        )
+
+    @classmethod
+    def _of_block(cls, columns: np.ndarray, counts: np.ndarray | None) -> Moments:
+        count = columns.shape[1] if counts is None else int(counts.sum())
         # Not by BLAS, whose threads would fight over the cores with those of other tasks.
-        mean = (columns * weights).sum(axis=1) / max(count, 1)
+        mean = _weigh(columns, counts).sum(axis=1) / max(count, 1)
         distances = columns - mean[:, None]
-        scatter = (distances[:, None] * distances * weights).sum(axis=2)
-        return cls(count, mean, scatter)
+        weighted = _weigh(distances, counts)
+        scatter = [[(a * b).sum() for b in distances] for a in weighted]
+        return cls(count, mean, np.array(scatter))
 
     @classmethod
     def merge(cls, parts: Sequence[Moments]) -> Moments:
         """Returns the moments of all rows: Chan, Golub and LeVeque (1979), equation 2.1."""
+        if len(parts) == 1:
+            return parts[0]
         count = sum(part.count for part in parts)
         mean = sum(part.mean * (part.count / max(count, 1)) for part in parts)
         scatter = sum(
@@ -69,26 +84,68 @@ class Moments:
         return max(-1.0, min(1.0, float(self.scatter[0, 1]) / spread)) if spread else None
 
 
+def _weigh(columns: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
+    return columns if counts is None else columns * counts
+
+
+@kernel
+def _count_runs(ordered, counts):  # type: ignore[no-untyped-def]
+    """Moves the distinct ones of numbers that rise to the front; returns how many there are."""
+    found, start = 0, 0
+    for i in range(1, ordered.size + 1):
+        ordered[found] = ordered[i - 1]
+        counts[found] = i - start
+        if i == ordered.size or ordered[i] != ordered[i - 1]:
+            found += 1
+            start = i
+    return found
+
+
+def count_ordered(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct ones of numbers that rise, in their place, and how often each occurs."""
+    counts = np.empty(len(ordered), np.int64)
+    found = _count_runs(ordered, counts)
+    return ordered[:found], counts[:found]
+
+
 REGISTER_BITS = 10
 REGISTERS = 1 << REGISTER_BITS
 _ALPHA = 0.7213 / (1 + 1.079 / REGISTERS)
 
 
-def hash_numbers(values: np.ndarray) -> np.ndarray:
-    """Hashes 64-bit numbers: the mixing of SplitMix64, uint64 `[values]`."""
-    mixed = values.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+@inlined
+def _add_hash(hashed, registers):  # type: ignore[no-untyped-def]
+    register = hashed >> np.uint64(64 - REGISTER_BITS)
+    # Of the other bits the last one is set: it bounds the rank.
+    rest = (hashed << np.uint64(REGISTER_BITS)) | np.uint64(1 << REGISTER_BITS)
+    rank = np.uint8(leading_zeros(rest) + np.uint64(1))
+    if rank > registers[register]:
+        registers[register] = rank
 
 
-def sketch_distinct(hashes: np.ndarray) -> np.ndarray:
-    """Returns the distinct-count sketch of values by their hashes, uint8 `[REGISTERS]`."""
+@kernel
+def _add_hashes(hashes, registers):  # type: ignore[no-untyped-def]
+    for i in range(hashes.size):
+        _add_hash(hashes[i], registers)
+
+
+@kernel
+def _add_numbers(bits, registers):  # type: ignore[no-untyped-def]
+    """Adds 64-bit numbers by the mixing of SplitMix64."""
+    for i in range(bits.size):
+        mixed = bits[i] + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        _add_hash(mixed ^ (mixed >> np.uint64(31)), registers)
+
+
+def sketch_distinct(values: pa.Array) -> np.ndarray:
+    """Returns the distinct-count sketch of numbers of 64 bits or texts, uint8 `[REGISTERS]`."""
     registers = np.zeros(REGISTERS, np.uint8)
-    # 53 bits, whose number of digits a float64 tells.
-    rest = (hashes << np.uint64(REGISTER_BITS)) >> np.uint64(11)
-    ranks = (54 - np.frexp(rest.astype(np.float64))[1]).astype(np.uint8)
-    np.maximum.at(registers, hashes >> np.uint64(64 - REGISTER_BITS), ranks)
+    if pa.types.is_primitive(values.type):
+        _add_numbers(values.to_numpy().view(np.uint64), registers)
+    else:
+        _add_hashes(fingerprint_values(values), registers)
     return registers
 
 
@@ -106,62 +163,64 @@ class FrequencySketch:
     """Frequencies of values.
 
     Attributes:
-        entries: `value`, `count` and `missed` (occurrences that may not be counted), most
-            frequent first, ties by value; `ENTRIES` at most.
-        bound: The most occurrences that a value outside `entries` may have.
+        values: Distinct values, rising; of one that was loaded, the most frequent first.
+        counts: Occurrences of each, int64 `[values]`.
+        missed: Those that may not be counted, int64 `[values]`.
+        bound: The most occurrences that any other value may have.
         registers: Distinct-count sketch of all values.
     """
 
-    entries: pa.Table
+    values: pa.Array
+    counts: np.ndarray
+    missed: np.ndarray
     bound: int
     registers: np.ndarray
 
     @classmethod
-    def of(cls, values: pa.Array, counts: np.ndarray, hashes: np.ndarray) -> FrequencySketch:
-        """Returns the sketch of distinct values `[values]` that were counted."""
-        chosen, bound = np.arange(len(counts)), 0
-        if len(counts) > ENTRIES:
-            least = np.partition(counts, -ENTRIES)[-ENTRIES]
-            above, ties = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
-            chosen = np.concatenate((above, ties[: ENTRIES - len(above)]))
-            bound = int(np.delete(counts, chosen).max())
-        columns = (values.take(pa.array(chosen)), counts[chosen], np.zeros(len(chosen), np.int64))
-        entries = pa.table(list(map(pa.array, columns)), names=["value", "count", "missed"])
-        return cls(_sort(entries), bound, sketch_distinct(hashes))
+    def of(cls, values: pa.Array, counts: np.ndarray) -> FrequencySketch:
+        """Returns the sketch of distinct values, rising, that were counted."""
+        registers = sketch_distinct(values)
+        missed = np.broadcast_to(np.int64(0), len(counts))
+        return cls(values, counts, missed, 0, registers).cut(ENTRIES)
 
     @classmethod
     def merge(cls, parts: Sequence[FrequencySketch]) -> FrequencySketch:
         """Returns the sketch of all parts' values together."""
         bound = sum(part.bound for part in parts)
-        registers = np.maximum.reduce([part.registers for part in parts])
-        # Where a part does not list a value, it may have had up to that part's bound of it.
-        tables = [
-            part.entries.set_column(2, "missed", pc.subtract(part.entries["missed"], part.bound))
-            for part in parts
-        ]
-        together = pa.concat_tables(tables, promote_options="permissive")
-        summed = together.group_by("value", use_threads=False).aggregate(
-            [("count", "sum"), ("missed", "sum")]
-        )
-        columns = [summed["value"], summed["count_sum"], pc.add(summed["missed_sum"], bound)]
-        entries = _sort(pa.table(columns, names=["value", "count", "missed"]))
-        return cls(entries, bound, registers)._cut(ENTRIES)
+        values, groups = _group_values([part.values for part in parts])
 
-    def _cut(self, size: int) -> FrequencySketch:
-        rest = self.entries[size:]
-        if not len(rest):
+        def add(numbers: list[np.ndarray]) -> np.ndarray:
+            return np.bincount(groups, np.concatenate(numbers), len(values)).astype(np.int64)
+
+        # Where a part does not list a value, it may have had up to that part's bound of it.
+        missed = add([part.missed - part.bound for part in parts]) + bound
+        registers = np.maximum.reduce([part.registers for part in parts])
+        counts = add([part.counts for part in parts])
+        return cls(values, counts, missed, bound, registers).cut(ENTRIES)
+
+    def cut(self, size: int) -> FrequencySketch:
+        """Returns the sketch with so many values at most: the most frequent, ties by value."""
+        if len(self.counts) <= size:
             return self
-        most = pc.max(pc.add(rest["count"], rest["missed"])).as_py()
-        return FrequencySketch(self.entries[:size], max(self.bound, most), self.registers)
+        chosen = _find_most_frequent(self.counts, size)
+        most = self.counts + self.missed
+        most[chosen] = 0
+        bound, values = max(self.bound, int(most.max())), self.values.filter(pa.array(chosen))
+        return FrequencySketch(
+            values, self.counts[chosen], self.missed[chosen], bound, self.registers
+        )
 
     @property
     def listed(self) -> list[tuple[int | float | str, int, int]]:
-        """The entries: value, occurrences, and those perhaps missed."""
-        return list(zip(*(column.to_pylist() for column in self.entries.columns), strict=True))
+        """Value, occurrences, and those perhaps missed: the most frequent first."""
+        order = np.argsort(-self.counts, kind="stable")
+        values = self.values.take(pa.array(order)).to_pylist()
+        counts, missed = self.counts[order].tolist(), self.missed[order].tolist()
+        return list(zip(values, counts, missed, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """Returns `distinct`, `top` and, for merging, the whole as the opaque `sketch`."""
-        cut = self._cut(JSON_ENTRIES)
+        cut = self.cut(JSON_ENTRIES)
         listed, complete = cut.listed, cut.bound == 0
         registers = base64.b64encode(self.registers.tobytes()).decode()
         return {
@@ -191,16 +250,36 @@ class FrequencySketch:
     def loads(cls, text: str) -> FrequencySketch:
         """Builds a sketch from the `sketch` of its JSON form."""
         listed, bound, registers = _unpack(text)
-        columns = list(zip(*listed, strict=True)) or [(), (), ()]
-        arrays = [pa.array(columns[0]), *(pa.array(c, pa.int64()) for c in columns[1:])]
-        entries = pa.table(arrays, names=["value", "count", "missed"])
-        return cls(entries, bound, np.frombuffer(base64.b64decode(registers), np.uint8))
+        values, counts, missed = zip(*listed, strict=True) if listed else ((), (), ())
+        return cls(
+            pa.array(values),
+            np.array(counts, np.int64),
+            np.array(missed, np.int64),
+            bound,
+            np.frombuffer(base64.b64decode(registers), np.uint8),
+        )
 
 
-def _sort(entries: pa.Table) -> pa.Table:
-    if pa.types.is_null(entries["value"].type):
-        return entries
-    return entries.sort_by([("count", "descending"), ("value", "ascending")])
+def _find_most_frequent(counts: np.ndarray, size: int) -> np.ndarray:
+    """Returns which are the greatest counts; of equal ones the first."""
+    repeated = counts[counts > 1]
+    least = np.partition(repeated, -size)[-size] if len(repeated) >= size else 1
+    chosen = counts > least
+    ties = np.flatnonzero(counts == least)
+    chosen[ties[: size - np.count_nonzero(chosen)]] = True
+    return chosen
+
+
+def _group_values(parts: Sequence[pa.Array]) -> tuple[pa.Array, np.ndarray]:
+    """Returns the distinct values of all parts, rising, and which of them each value is."""
+    values = pa.concat_arrays([part for part in parts if len(part)] or parts[:1])
+    if pa.types.is_primitive(values.type):
+        found, groups = np.unique(values.to_numpy(), return_inverse=True)
+        return pa.array(found), groups
+    encoded = values.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary)
+    places = np.argsort(order.to_numpy())
+    return encoded.dictionary.take(order), places[encoded.indices.to_numpy()]
 
 
 @dataclass(frozen=True)
@@ -209,7 +288,7 @@ class QuantileSummary:
 
     Attributes:
         values: Distinct numbers, rising, float64 `[points]`.
-        weights: How many values each stands for, float64 `[points]`.
+        weights: How many values each stands for, float64 or int64 `[points]`.
         exact: Whether these are the values themselves.
     """
 
@@ -229,10 +308,9 @@ class QuantileSummary:
         """Returns the summary by so many points at most, each of the same weight."""
         if len(self.values) <= points:
             return self
-        cumulated = np.cumsum(self.weights)
+        cumulated = np.cumsum(self.weights, dtype=np.float64)
         ranks = (np.arange(points) + 0.5) / points * cumulated[-1]
-        chosen = self.values[np.searchsorted(cumulated, ranks)]
-        values, times = np.unique(chosen, return_counts=True)
+        values, times = count_ordered(self.values[np.searchsorted(cumulated, ranks)])
         return QuantileSummary(values, times * (cumulated[-1] / points), exact=False)
 
     def quantile(self, probability: float) -> float | None:
@@ -250,7 +328,9 @@ class QuantileSummary:
         points = [[p, cut.quantile(p)] for p in PROBABILITIES] if len(cut.values) else []
         return {
             "quantiles": {"values": points, "exact": cut.exact},
-            "summary": _pack([cut.values.tolist(), cut.weights.tolist(), cut.exact]),
+            "summary": _pack(
+                [cut.values.tolist(), cut.weights.astype(np.float64).tolist(), cut.exact]
+            ),
         }
 
     @classmethod

@@ -27,19 +27,15 @@ from etl.tfrecord.table import infer_table_schema, read_table_batches
 from etl.tfrecord.types.features import WireFeature, is_list
 from etl.tfrecord.types.parts import join_steps
 
-_WIRE_TYPES = {"int64": pa.int64(), "float32": pa.float32(), "bytes": pa.binary()}
 _ROW, _ROWS = "__row", "__rows"
 
 
 @dataclass(frozen=True)
 class SkewConfig:
-    """What is compared.
+    """The features that are compared, and the keys that tell which record a row belongs to.
 
-    Attributes:
-        keys: Features that tell which record a logged row belongs to.
-        features: Features that are compared.
-        tolerance: Floats this close are equal, relative to the greater of them and to 1.
-        id_keys: First id of a token, by keys of a vocabulary: those below tell nothing apart.
+    Floats within `tolerance` are equal, relative to the greater of them and to 1. Of keys with a
+    vocabulary `id_keys` has the first id of a token: those below tell nothing apart.
     """
 
     keys: tuple[str, ...]
@@ -48,78 +44,40 @@ class SkewConfig:
     id_keys: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SkewExample:
-    """A row whose values differ: its key, and both values as text."""
-
-    key: tuple[str, ...]
-    logged: str | None
-    recomputed: str | None
-
-
-@dataclass(frozen=True)
-class FeatureSkew:
-    """One feature: compared rows that differ, their share, and one or two of them."""
-
-    name: str
-    mismatched: int
-    rate: float
-    examples: tuple[SkewExample, ...]
-
-
-@dataclass(frozen=True)
-class SkewReport:
-    """The comparison.
-
-    Attributes:
-        logged: Rows that were logged.
-        recomputed: Records of the dataset.
-        compared: Rows with exactly one record of the same key.
-        ambiguous: Keys on both sides that stand in several rows of one; not compared.
-        features: The features, the most skewed first.
-    """
-
-    logged: int
-    recomputed: int
-    compared: int
-    ambiguous: int
-    features: tuple[FeatureSkew, ...]
-
-
 def compare_features(
     logged: pa.Table, recomputed: Iterable[pa.Table], config: SkewConfig
-) -> SkewReport:
-    """Compares rows of the same key: of the log, and of the dataset's shards."""
+) -> dict[str, Any]:
+    """Compares rows of the same key: of the log, and of the dataset's shards.
+
+    Returns:
+        `logged` and `recomputed` rows; rows `compared`, with exactly one record of their key;
+        `ambiguous` keys, which stand on both sides, and in several rows of one; `features`, the
+        most skewed first: name, `mismatched` rows, their `rate`, and one or two `examples` (key,
+        and both values as text).
+    """
     if not config.features or not config.keys:
         raise ConfigError(
             "there is no feature to compare",
             received=f"keys: {', '.join(config.keys) or 'none'}",
             allowed="a log that holds a key, and a feature of the dataset that is no key",
         )
-    names, records, parts, left = [*config.keys, *config.features], 0, [], None
+    keys, left, right, records = list(config.keys), None, [], 0
     for shard in recomputed:
-        own = _keep_known(shard.select(names), config)
-        if left is None:
-            left = _keep_known(_cast(logged, own.schema), config)
+        own = _keep_known(shard.select([*keys, *config.features]), config)
+        left = _keep_known(_cast(logged, own.schema), config) if left is None else left
         records += own.num_rows
-        parts.append(own.filter(_is_among(own, left, config.keys)))
-    assert left is not None  # noqa: S101 (a split has shards)
-    right = pa.concat_tables(parts)
-    keys = list(config.keys)
-    both = _by_key(left, keys).join(
-        _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
-    )
-    once = pc.and_(pc.equal(both[_ROWS], 1), pc.equal(both[f"{_ROWS}_r"], 1))
-    matched = both.filter(once).sort_by([(key, "ascending") for key in keys])
-    first, second = left.take(matched[_ROW]), right.take(matched[f"{_ROW}_r"])
+        for key in keys:  # The rows whose key may be in the log: each part of it is there.
+            own = own.filter(pc.is_in(own[key], left[key].combine_chunks()))
+        right.append(own)
+    first, second, ambiguous = _match(left, pa.concat_tables(right), keys)
     skews = [_compare(name, first, second, config) for name in config.features]
-    return SkewReport(
-        left.num_rows,
-        records,
-        matched.num_rows,
-        both.num_rows - matched.num_rows,
-        tuple(sorted(skews, key=lambda skew: (-skew.rate, skew.name))),
-    )
+    return {
+        "logged": left.num_rows,  # type: ignore[union-attr]
+        "recomputed": records,
+        "compared": first.num_rows,
+        "ambiguous": ambiguous,
+        "features": sorted(skews, key=lambda skew: (-skew["rate"], skew["name"])),
+    }
 
 
 def _cast(logged: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -140,6 +98,17 @@ def _keep_known(rows: pa.Table, config: SkewConfig) -> pa.Table:
     return rows
 
 
+def _match(left: pa.Table, right: pa.Table, keys: list[str]) -> tuple[pa.Table, pa.Table, int]:
+    """Finds the rows of keys that stand once on either side, and how many keys do not."""
+    both = _by_key(left, keys).join(
+        _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
+    )
+    once = pc.and_(pc.equal(both[_ROWS], 1), pc.equal(both[f"{_ROWS}_r"], 1))
+    matched = both.filter(once).sort_by([(key, "ascending") for key in keys])
+    rows = left.take(matched[_ROW]), right.take(matched[f"{_ROW}_r"])
+    return *rows, both.num_rows - matched.num_rows
+
+
 def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
     """One row per key: how many rows it has, and the number of one of them."""
     numbered = rows.select(keys).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
@@ -147,29 +116,23 @@ def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
     return counted.rename_columns([*keys, _ROWS, _ROW])
 
 
-def _is_among(rows: pa.Table, others: pa.Table, keys: Iterable[str]) -> pa.Array:
-    """Whether rows may have their key among others: each part of it is there."""
-    found = pa.array(np.ones(rows.num_rows, bool))
-    for key in keys:
-        found = pc.and_(found, pc.is_in(rows[key], others[key].combine_chunks()))
-    return found
-
-
-def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> FeatureSkew:
-    sides = [_whole(rows[name]) for rows in (left, right)]
+def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> dict[str, Any]:
+    sides = [rows[name].combine_chunks() for rows in (left, right)]
     rows = np.flatnonzero(_differ(sides[0], sides[1], config.tolerance)).tolist()
-    examples = []
-    for row in sorted({*rows[:1], *rows[-1:]}):
-        key = tuple(str(left[name][row].as_py()) for name in config.keys)
-        values = (side[row].as_py() for side in sides)
-        logged, recomputed = (None if value is None else str(value) for value in values)
-        examples.append(SkewExample(key, logged, recomputed))
+    examples = [
+        {
+            "key": [str(left[key][row].as_py()) for key in config.keys],
+            "logged": _show(sides[0][row]),
+            "recomputed": _show(sides[1][row]),
+        }
+        for row in sorted({*rows[:1], *rows[-1:]})
+    ]
     rate = len(rows) / left.num_rows if rows else 0.0
-    return FeatureSkew(name, len(rows), rate, tuple(examples))
+    return {"name": name, "mismatched": len(rows), "rate": rate, "examples": examples}
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
+def _show(value: pa.Scalar) -> str | None:
+    return str(value.as_py()) if value.as_py() is not None else None
 
 
 def _differ(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
@@ -196,30 +159,32 @@ def _equal(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
     return np.where(known[0] & known[1], same, known[0] == known[1])
 
 
-def refuse_skew(report: SkewReport, max_rate: float) -> None:
+def refuse_skew(report: Mapping[str, Any], max_rate: float) -> None:
     """Refuses features of which more than this share of the rows differ."""
-    if not report.compared:
+    if not report["compared"]:
         raise InputDataError(
             "no logged row has exactly one record of the same key: nothing was compared",
-            received=f"{report.logged:,} logged rows, {report.recomputed:,} records, "
-            f"{report.ambiguous:,} keys that stand in several rows",
+            received=f"{report['logged']:,} logged rows, {report['recomputed']:,} records, "
+            f"{report['ambiguous']:,} keys that stand in several rows",
             fix="give other keys (--key) or another split (--split)",
         )
-    skewed = [skew for skew in report.features if skew.rate > max_rate]
+    skewed = [skew for skew in report["features"] if skew["rate"] > max_rate]
     if skewed:
         raise InputDataError(
-            f"{len(skewed)} of {len(report.features)} features are skewed between training and "
+            f"{len(skewed)} of {len(report['features'])} features are skewed between training and "
             "serving",
-            received="\n            ".join(_describe(skew) for skew in skewed),
+            received="\n            ".join(map(_describe, skewed)),
             allowed=f"at most {max_rate:.4%} of the rows of each feature differ",
             fix="compute the feature in serving as the build does; --json shows examples",
         )
 
 
-def _describe(skew: FeatureSkew) -> str:
-    text = f"{skew.name}: {skew.mismatched:,} rows differ ({skew.rate:.4%})"
-    first = skew.examples[0]
-    return f"{text}, as {'/'.join(first.key)}: logged {first.logged}, recomputed {first.recomputed}"
+def _describe(skew: Mapping[str, Any]) -> str:
+    first = skew["examples"][0]
+    return (
+        f"{skew['name']}: {skew['mismatched']:,} rows differ ({skew['rate']:.4%}), as "
+        f"{'/'.join(first['key'])}: logged {first['logged']}, recomputed {first['recomputed']}"
+    )
 
 
 _FORMATS = {
@@ -296,9 +261,10 @@ def _count_milliseconds(rows: pa.Table) -> pa.Table:
 
 def wire_types(manifest: Manifest) -> dict[str, pa.DataType]:
     """Returns the types of the features as the records hold them."""
-    types = {spec.name: _WIRE_TYPES[spec.dtype] for spec in manifest.schema.features}
-    lists = {spec.name for spec in manifest.schema.features if spec.is_list}
-    return {name: pa.list_(kind) if name in lists else kind for name, kind in types.items()}
+    return {
+        spec.name: WireFeature(spec.name, spec.dtype, spec.is_list).arrow_type
+        for spec in manifest.schema.features
+    }
 
 
 def read_split(

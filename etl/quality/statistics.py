@@ -9,8 +9,10 @@ was made of is described beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,6 @@ from conf.manifest import WEIGHTED_MEAN
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema
 from conf.splits import CATALOG, USERS
 from etl.encoders.arrow_columns import RAW_TYPES, build_lists, cast_values, flatten_lists
-from etl.encoders.hashing import fingerprint_values
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.label_statistics import (
     COMPARED_ROWS,
@@ -35,13 +36,7 @@ from etl.quality.label_statistics import (
     sum_weighted,
     to_floats,
 )
-from etl.quality.sketches import (
-    ENTRIES,
-    FrequencySketch,
-    Moments,
-    QuantileSummary,
-    hash_numbers,
-)
+from etl.quality.sketches import ENTRIES, FrequencySketch, Moments, QuantileSummary, count_ordered
 from etl.tfrecord.types.features import is_bytes, is_list, is_text
 
 DENSE_VALUES = 1 << 16
@@ -51,227 +46,36 @@ _PENDING_PARTS = 16
 _COUNTS = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
 _RAW_COUNTS = ("missing", "null_values", "bucketed")
 """Null rows, nulls inside of lists, ids of OOV buckets."""
-_LENGTH_BINS = 33
+
+Feature = dict[str, Any]
+"""Statistics of one feature: its `dtype` (`int64`, `float32` or `bytes`), and what `_MERGES` has.
+
+`counts` are `rows`, `missing` (null), `values` (list elements counted one by one), and by type
+`zeros`, `oov` (ids equal to 1), `nan`, `infinite`. `frequencies`, and of numbers `low`, `high`,
+`moments` and `summary`, are of the finite values; `lengths` of lists, `by_label` the comparison
+with the label, `weighted` the sums of a label's weights and of weight times value, `raw_counts`
+and `raw_values` of the raw column that the feature was made of.
+"""
 
 
-def _given(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if value is not None]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Finite numbers of a feature."""
-
-    moments: Moments
-    low: float | None
-    high: float | None
-    summary: QuantileSummary
-
-    @classmethod
-    def of(cls, values: np.ndarray, counts: np.ndarray) -> Numbers:
-        """Describes distinct numbers, rising, that occur so many times."""
-        low, high = (values[0].item(), values[-1].item()) if len(values) else (None, None)
-        exact, weights = values.astype(np.float64), counts.astype(np.float64)
-        moments = Moments.of(exact[None], counts)
-        return cls(moments, low, high, QuantileSummary(exact, weights).cut(ENTRIES))
-
-    @classmethod
-    def merge(cls, parts: Sequence[Numbers]) -> Numbers:
-        return cls(
-            Moments.merge([part.moments for part in parts]),
-            min(_given(part.low for part in parts), default=None),
-            max(_given(part.high for part in parts), default=None),
-            QuantileSummary.merge([part.summary for part in parts]),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        count, mean, std = self.moments.count, None, None
-        if count:
-            mean = float(self.moments.mean[0])
-            std = math.sqrt(self.moments.scatter[0, 0] / count)
-        extremes = {"min": self.low, "max": self.high}
-        return {**extremes, "mean": mean, "std": std, **self.summary.to_json()}
-
-    @classmethod
-    def from_json(cls, count: int, data: Mapping[str, Any]) -> Numbers:
-        mean, std = np.array([data["mean"] or 0.0]), data["std"] or 0.0
-        moments = Moments(count, mean, np.array([[std * std * count]]))
-        return cls(moments, data["min"], data["max"], QuantileSummary.loads(data["summary"]))
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Lengths of lists; the bins are by their number of binary digits: 0, 1, 2-3, 4-7, ..."""
-
-    low: int | None
-    high: int | None
-    total: int
-    bins: np.ndarray
-
-    @classmethod
-    def of(cls, lengths: np.ndarray) -> Lengths:
-        bins = np.bincount(np.frexp(lengths)[1], minlength=_LENGTH_BINS)
-        low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (None, None)
-        return cls(low, high, int(lengths.sum()), bins)
-
-    @classmethod
-    def merge(cls, parts: Sequence[Lengths]) -> Lengths:
-        return cls(
-            min(_given(part.low for part in parts), default=None),
-            max(_given(part.high for part in parts), default=None),
-            sum(part.total for part in parts),
-            np.sum([part.bins for part in parts], axis=0),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        lists, filled = int(self.bins.sum()), np.flatnonzero(self.bins).tolist()
-        return {
-            "min": self.low,
-            "max": self.high,
-            "mean": self.total / lists if lists else None,
-            "total": self.total,
-            "histogram": [
-                {"low": (1 << k) >> 1, "high": (1 << k) - 1, "count": int(self.bins[k])}
-                for k in filled
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Lengths:
-        bins = np.zeros(_LENGTH_BINS, np.int64)
-        for item in data["histogram"]:
-            bins[item["high"].bit_length()] = item["count"]
-        return cls(data["min"], data["max"], data["total"], bins)
-
-
-@dataclass(frozen=True)
-class RawStatistics:
-    """The raw column of a feature: counts by `_RAW_COUNTS`, and its values where they are kept."""
-
-    counts: Mapping[str, int]
-    values: FeatureStatistics | None
-
-    @classmethod
-    def merge(cls, parts: Sequence[RawStatistics]) -> RawStatistics:
-        values = _merge(FeatureStatistics, [part.values for part in parts])
-        return cls(_add_counts([part.counts for part in parts]), values)
-
-
-@dataclass(frozen=True)
-class FeatureStatistics:
-    """Statistics of one feature.
-
-    Attributes:
-        dtype: `int64`, `float32` or `bytes`.
-        counts: `rows`, `missing` (null), `values` (list elements counted one by one), and by type
-            `zeros`, `oov` (ids equal to 1), `nan`, `infinite`.
-        frequencies: Its values, finite ones alone.
-        numbers: The same as numbers, or None for texts.
-        lengths: Of a list.
-        comparison: With the label.
-        weighted: Of a label: the sum of the rows' weights, and of weight times value.
-        raw: The raw column that it was made of.
-    """
-
-    dtype: str
-    counts: Mapping[str, int]
-    frequencies: FrequencySketch
-    numbers: Numbers | None = None
-    lengths: Lengths | None = None
-    comparison: Comparison | None = None
-    weighted: tuple[float, float] | None = None
-    raw: RawStatistics | None = None
-
-    @classmethod
-    def of(cls, name: str, column: pa.Array) -> FeatureStatistics:
-        """Describes some rows of a feature."""
-        counts, lengths = {"rows": len(column), "missing": column.null_count}, None
-        if is_list(column.type):
-            lengths = Lengths.of(pc.list_value_length(column).drop_null().to_numpy())
-            column = column.flatten()
-        values = column.drop_null()
-        counts["values"] = len(values)
-        dtype = find_dtype(name, column.type)
-        if dtype == "bytes":
-            return cls(dtype, counts, _count_texts(values), lengths=lengths)
-        data_type = pa.int64() if dtype == "int64" else pa.float32()
-        plain = values.cast(data_type, safe=False).to_numpy()
-        if dtype == "float32":
-            counts["nan"] = int(np.isnan(plain).sum())
-            plain, whole = plain[np.isfinite(plain)] + np.float32(0), len(plain)  # -0 becomes 0.
-            counts["infinite"] = whole - len(plain) - counts["nan"]
-        found, times = count_numbers(plain)
-        counts["zeros"] = int(times[found == 0].sum())
-        if dtype == "int64":
-            counts["oov"] = int(times[found == OOV_ID].sum())
-        found = found if dtype == "int64" else found.astype(np.float64)
-        sketch = FrequencySketch.of(pa.array(found), times, hash_numbers(found))
-        return cls(dtype, counts, sketch, Numbers.of(found, times), lengths)
-
-    @classmethod
-    def merge(cls, parts: Sequence[FeatureStatistics]) -> FeatureStatistics:
-        """Merges statistics; counts come out as from one pass over all rows.
-
-        Mean and deviation agree with one pass to rounding. Merge in the order of the shards, and
-        the result is the same in each run.
-        """
-        weighted = _given(part.weighted for part in parts)
-        return cls(
-            parts[0].dtype,
-            _add_counts([part.counts for part in parts]),
-            FrequencySketch.merge([part.frequencies for part in parts]),
-            _merge(Numbers, [part.numbers for part in parts]),
-            _merge(Lengths, [part.lengths for part in parts]),
-            _merge(Comparison, [part.comparison for part in parts]),
-            (sum(w for w, _ in weighted), sum(t for _, t in weighted)) if weighted else None,
-            _merge(RawStatistics, [part.raw for part in parts]),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the statistics as JSON values.
-
-        `dtype` and the counts; `min`, `max`, `mean`, `std` (of the finite values) and `quantiles`
-        of numbers; `distinct` and `top` with whether they are exact; `length` of lists; `raw` of
-        the raw column; `sketch`, `summary`, `by_label` and `weighted`, which only merging reads.
-        """
-        data = {"dtype": self.dtype, **self.counts, **self.frequencies.to_json()}
-        data |= {} if self.numbers is None else self.numbers.to_json()
-        data |= {} if self.lengths is None else {"length": self.lengths.to_json()}
-        data |= {} if self.comparison is None else {"by_label": self.comparison.to_json()}
-        if self.weighted is not None:
-            data["weighted"] = list(self.weighted)
-        if self.raw is not None:
-            values = self.raw.values
-            data["raw"] = dict(self.raw.counts)
-            data["raw"] |= {} if values is None else {"values": values.to_json()}
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FeatureStatistics:
-        """Builds statistics from what `to_json` returned."""
-        finite = data["values"] - data.get("nan", 0) - data.get("infinite", 0)
-        raw = data.get("raw")
-        values = (raw or {}).get("values")
-        counts = {key: raw[key] for key in _RAW_COUNTS} if raw else {}
-        return cls(
-            data["dtype"],
-            {key: data[key] for key in _COUNTS if key in data},
-            FrequencySketch.loads(data["sketch"]),
-            Numbers.from_json(finite, data) if "summary" in data else None,
-            Lengths.from_json(data["length"]) if "length" in data else None,
-            Comparison.from_json(data["by_label"]) if "by_label" in data else None,
-            tuple(data["weighted"]) if "weighted" in data else None,
-            raw and RawStatistics(counts, values and cls.from_json(values)),
-        )
-
-
-def _merge(kind: Any, parts: Sequence[Any]) -> Any:
-    """Merges the parts, where none lacks what is merged."""
-    return None if any(part is None for part in parts) else kind.merge(parts)
-
-
-def _add_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {key: sum(part[key] for part in parts) for key in parts[0]}
+def describe_feature(name: str, column: pa.Array) -> Feature:
+    """Describes some rows of a feature."""
+    counts, feature = {"rows": len(column), "missing": column.null_count}, Feature()
+    if is_list(column.type):
+        feature["lengths"] = _describe_lengths(pc.list_value_length(column).drop_null().to_numpy())
+        column = column.flatten()
+    values = column.drop_null()
+    counts["values"] = len(values)
+    dtype = find_dtype(name, column.type)
+    feature |= {"dtype": dtype, "counts": counts}
+    if dtype == "bytes":
+        return {**feature, "frequencies": _count_texts(values)}
+    data_type = pa.int64() if dtype == "int64" else pa.float32()
+    found, times, unfinite = count_numbers(values.cast(data_type, safe=False).to_numpy())
+    counts |= {**unfinite, "zeros": int(times[found == 0].sum())}
+    if dtype == "int64":
+        counts["oov"] = int(times[found == OOV_ID].sum())
+    return {**feature, **_describe_numbers(found, times)}
 
 
 def find_dtype(name: str, data_type: pa.DataType) -> str:
@@ -289,37 +93,167 @@ def find_dtype(name: str, data_type: pa.DataType) -> str:
     )
 
 
-def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct numbers, rising, and how often each occurs."""
-    is_dense = numbers.dtype == np.int64 and len(numbers) and numbers.min() >= 0
-    if is_dense and numbers.max() < DENSE_VALUES:
+def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Counts int64 or float32 numbers.
+
+    Returns:
+        The distinct finite ones, rising, int64 or float64; how often each occurs; of floats, how
+        many are NaN and how many infinite.
+    """
+    is_float = numbers.dtype == np.float32
+    if not is_float and len(numbers) and numbers.min() >= 0 and numbers.max() < DENSE_VALUES:
         counts = np.bincount(numbers)
         values = np.flatnonzero(counts)
-        return values, counts[values]
-    return np.unique(numbers, return_counts=True)
+        return values, counts[values], {}
+    ordered = np.sort(numbers)
+    if not is_float:
+        return *count_ordered(ordered), {}
+    low = int(np.searchsorted(ordered, np.float32(-np.inf), "right"))
+    high = int(np.searchsorted(ordered, np.float32(np.inf), "left"))
+    nan = len(ordered) - int(np.searchsorted(ordered, np.float32(np.inf), "right"))  # the last
+    values, counts = count_ordered(ordered[low:high])
+    exact = values.astype(np.float64)
+    exact += 0.0  # -0 becomes 0
+    return exact, counts, {"nan": nan, "infinite": len(ordered) - (high - low) - nan}
+
+
+def _describe_numbers(values: np.ndarray, counts: np.ndarray) -> Feature:
+    exact = values.astype(np.float64, copy=False)
+    return {
+        "frequencies": FrequencySketch.of(pa.array(values), counts),
+        "moments": Moments.of(exact[None], counts),
+        "summary": QuantileSummary(exact, counts).cut(ENTRIES),
+        **({"low": values[0].item(), "high": values[-1].item()} if len(values) else {}),
+    }
 
 
 def _count_texts(values: pa.Array) -> FrequencySketch:
     counted = values.cast(pa.large_binary()).value_counts()
-    texts, counts = counted.field("values"), counted.field("counts").to_numpy()
-    sketch = FrequencySketch.of(texts, counts, fingerprint_values(texts))
-    shown = [readable(text) for text in sketch.entries["value"].to_pylist()]
-    entries = sketch.entries.set_column(0, "value", pa.array(shown, pa.string()))
-    return replace(sketch, entries=entries)
+    sketch = FrequencySketch.of(counted.field("values"), counted.field("counts").to_numpy())
+    shown = pa.array([readable(text) for text in sketch.values.to_pylist()], pa.string())
+    order = pc.sort_indices(shown)
+    return replace(sketch, values=shown.take(order), counts=sketch.counts[order.to_numpy()])
+
+
+def _describe_lengths(lengths: np.ndarray) -> dict[str, Any]:
+    bins = np.bincount(np.frexp(lengths)[1])
+    counts = {(1 << k) - 1: int(bins[k]) for k in np.flatnonzero(bins).tolist()}
+    return _show_lengths(lengths.tolist() and [lengths.min(), lengths.max()], counts, lengths.sum())
+
+
+def _show_lengths(ends: Sequence[int], counts: Mapping[int, int], total: int) -> dict[str, Any]:
+    """Lengths of lists, as JSON; `counts` by their number of binary digits: 0, 1, 2-3, 4-7, ..."""
+    lists = sum(counts.values())
+    return {
+        "min": int(min(ends)) if lists else None,
+        "max": int(max(ends)) if lists else None,
+        "mean": int(total) / lists if lists else None,
+        "total": int(total),
+        "histogram": [
+            {"low": (high + 1) >> 1, "high": high, "count": counts[high]} for high in sorted(counts)
+        ],
+    }
+
+
+def _merge_lengths(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    counts = Counter[int]()
+    for part in parts:
+        counts.update({item["high"]: item["count"] for item in part["histogram"]})
+    ends = [part[end] for part in parts for end in ("min", "max") if part[end] is not None]
+    return _show_lengths(ends, counts, sum(part["total"] for part in parts))
+
+
+def _add_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {key: sum(part[key] for part in parts) for key in parts[0]}
+
+
+def merge_features(parts: Sequence[Feature]) -> Feature:
+    """Merges statistics of a feature; counts come out as from one pass over all rows.
+
+    Mean and deviation agree with one pass to rounding. Merge in the order of the shards, and the
+    result is the same in each run.
+    """
+    given = {name: [part[name] for part in parts if name in part] for name in _MERGES}
+    return {name: _MERGES[name](found) for name, found in given.items() if found}
+
+
+_MERGES: Mapping[str, Callable[[list[Any]], Any]] = {
+    "dtype": itemgetter(0),
+    "counts": _add_counts,
+    "frequencies": FrequencySketch.merge,
+    "low": min,
+    "high": max,
+    "moments": Moments.merge,
+    "summary": QuantileSummary.merge,
+    "lengths": _merge_lengths,
+    "by_label": Comparison.merge,
+    "weighted": lambda parts: [sum(column) for column in zip(*parts, strict=True)],
+    "raw_counts": _add_counts,
+    "raw_values": merge_features,
+}
+
+
+def feature_to_json(feature: Feature) -> dict[str, Any]:
+    """Returns the statistics of a feature as JSON values.
+
+    `dtype` and the counts; `min`, `max`, `mean`, `std` (of the finite values) and `quantiles` of
+    numbers; `distinct` and `top` with whether they are exact; `length` of lists; `raw` of the raw
+    column; `sketch`, `summary`, `by_label` and `weighted`, which only merging reads.
+    """
+    data = {"dtype": feature["dtype"], **feature["counts"], **feature["frequencies"].to_json()}
+    if "moments" in feature:
+        data |= {"min": feature.get("low"), "max": feature.get("high")}
+        data |= {**_show_moments(feature["moments"]), **feature["summary"].to_json()}
+    if "lengths" in feature:
+        data["length"] = feature["lengths"]
+    if "by_label" in feature:
+        data["by_label"] = feature["by_label"].to_json()
+    if "weighted" in feature:
+        data["weighted"] = feature["weighted"]
+    if "raw_counts" in feature:
+        data["raw"] = dict(feature["raw_counts"])
+    if "raw_values" in feature:
+        data["raw"]["values"] = feature_to_json(feature["raw_values"])
+    return data
+
+
+def _show_moments(moments: Moments) -> dict[str, float | None]:
+    if not moments.count:
+        return {"mean": None, "std": None}
+    std = math.sqrt(moments.scatter[0, 0] / moments.count)
+    return {"mean": float(moments.mean[0]), "std": std}
+
+
+def feature_from_json(data: Mapping[str, Any]) -> Feature:
+    """Builds statistics from what `feature_to_json` returned."""
+    counts = {key: data[key] for key in _COUNTS if key in data}
+    feature: Feature = {"dtype": data["dtype"], "counts": counts}
+    feature["frequencies"] = FrequencySketch.loads(data["sketch"])
+    if "summary" in data:
+        finite = counts["values"] - counts.get("nan", 0) - counts.get("infinite", 0)
+        mean, std = data["mean"] or 0.0, data["std"] or 0.0
+        feature["moments"] = Moments(finite, np.array([mean]), np.array([[std * std * finite]]))
+        feature["summary"] = QuantileSummary.loads(data["summary"])
+    if data.get("min") is not None:
+        feature |= {"low": data["min"], "high": data["max"]}
+    for name, key in (("lengths", "length"), ("weighted", "weighted")):
+        if key in data:
+            feature[name] = data[key]
+    if "by_label" in data:
+        feature["by_label"] = Comparison.from_json(data["by_label"])
+    if raw := data.get("raw"):
+        feature["raw_counts"] = {key: raw[key] for key in _RAW_COUNTS}
+        if "values" in raw:
+            feature["raw_values"] = feature_from_json(raw["values"])
+    return feature
 
 
 @dataclass(frozen=True)
 class RawFeature:
-    """Where the raw values of a feature stand.
+    """Where the raw values of a feature stand: `column` is its first raw column.
 
-    Attributes:
-        name: The feature.
-        column: Its first raw column.
-        value_type: Type of the column's values.
-        is_list: Whether the column holds lists.
-        max_len: Values of each list that the feature reads; None for all.
-        keeps_values: Whether the values are kept, not only counted where they are missing.
-        first_token_id: First id of a token, where ids before it are buckets of unknown ones.
+    Of its lists the feature reads `max_len` values, None for all. `keeps_values` is False where
+    missing ones are only counted. Ids before `first_token_id` are buckets of unknown tokens.
     """
 
     name: str
@@ -330,12 +264,11 @@ class RawFeature:
     keeps_values: bool
     first_token_id: int | None
 
-    def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> RawStatistics:
+    def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> Feature:
         """Describes the raw column of some rows, and the ids that were made of it."""
         column = source.column(source.schema.get_field_index(self.column))
         if pt.is_null(column.type):
-            kind = pa.list_(self.value_type) if self.is_list else self.value_type
-            column = pa.nulls(len(column), kind)
+            column = column.cast(pa.list_(self.value_type) if self.is_list else self.value_type)
         values, nulls = column, 0
         if self.is_list and (self.keeps_values or column.flatten().null_count):
             items, rows = flatten_lists(column, self.max_len)
@@ -343,13 +276,13 @@ class RawFeature:
             values = build_lists(rows, cast_values(items, self.value_type))
         elif self.keeps_values:
             values = cast_values(column, self.value_type)
-        counts = {
-            "missing": column.null_count,
-            "null_values": nulls,
-            "bucketed": self._count_bucketed(records),
+        bucketed = self._count_bucketed(records)
+        found: Feature = {
+            "raw_counts": dict(zip(_RAW_COUNTS, (column.null_count, nulls, bucketed), strict=True))
         }
-        kept = FeatureStatistics.of(self.name, values) if self.keeps_values else None
-        return RawStatistics(counts, kept)
+        if self.keeps_values:
+            found["raw_values"] = describe_feature(self.name, values)
+        return found
 
     def _count_bucketed(self, records: pa.RecordBatch) -> int:
         if self.first_token_id is None:
@@ -387,14 +320,11 @@ def plan_raw_features(plan: EncoderPlan, names: Collection[str]) -> tuple[RawFea
 class StatisticsAccumulator:
     """Statistics of every feature of one shard.
 
-    Args:
-        schema: Types of the features: integers, booleans, floats, decimals, strings, binaries,
-            and lists of them.
-        focus: The label that features are compared with, or None.
-        raw: Features whose raw columns are described too; then each update brings these.
+    `focus` is the label that features are compared with; `raw` are features whose raw columns are
+    described too: then each update brings these.
 
     Raises:
-        InputDataError: A feature is of another type.
+        InputDataError: A feature is of a type that no record holds.
     """
 
     def __init__(
@@ -408,7 +338,7 @@ class StatisticsAccumulator:
         self._schema, self._raw = schema, {feature.name: feature for feature in raw}
         self._focus = focus if focus is not None and focus.label in schema.names else None
         self._pending: list[tuple[pa.RecordBatch, pa.RecordBatch | None]] = []
-        self._parts: list[dict[str, FeatureStatistics]] = []
+        self._parts: list[dict[str, Feature]] = []
         self._rows = self._pending_bytes = 0
 
     def update(self, batch: pa.RecordBatch, source: pa.RecordBatch | None = None) -> None:
@@ -419,63 +349,65 @@ class StatisticsAccumulator:
             self._flush()
 
     def _flush(self) -> None:
-        batches = [batch for batch, _ in self._pending] or [
-            pa.RecordBatch.from_pylist([], schema=self._schema)
-        ]
+        batches = [batch for batch, _ in self._pending]
         sources = [source for _, source in self._pending if source is not None]
-        source = pa.concat_batches(sources) if sources else None
-        self._parts.append(self._describe(pa.concat_batches(batches), source))
+        batch = pa.concat_batches(batches or [pa.RecordBatch.from_pylist([], self._schema)])
+        self._parts.append(self._describe(batch, pa.concat_batches(sources) if sources else None))
+        self._rows += batch.num_rows
         self._pending, self._pending_bytes = [], 0
         if len(self._parts) >= _PENDING_PARTS:
             self._parts = [_merge_parts(self._parts)]
 
-    def _describe(
-        self, batch: pa.RecordBatch, source: pa.RecordBatch | None
-    ) -> dict[str, FeatureStatistics]:
-        found = {n: FeatureStatistics.of(n, batch.column(n)) for n in batch.schema.names}
+    def _describe(self, batch: pa.RecordBatch, source: pa.RecordBatch | None) -> dict[str, Feature]:
+        found = {name: describe_feature(name, batch.column(name)) for name in batch.schema.names}
         for name, feature in self._raw.items() if source is not None else ():
-            found[name] = replace(found[name], raw=feature.describe(source, batch))
+            found[name] |= feature.describe(source, batch)
         if self._focus is not None:
-            found = self._compare(self._focus, batch, found)
-        self._rows += batch.num_rows
+            self._compare(self._focus, batch, found)
+            self._weigh(self._focus, batch, found)
         return found
 
     def _compare(
-        self, focus: LabelFocus, batch: pa.RecordBatch, found: dict[str, FeatureStatistics]
-    ) -> dict[str, FeatureStatistics]:
-        label, compared = to_floats(batch.column(focus.label)), dict(found)
-        left = max(COMPARED_ROWS - self._rows, 0)
+        self, focus: LabelFocus, batch: pa.RecordBatch, found: Mapping[str, Feature]
+    ) -> None:
+        label, left = to_floats(batch.column(focus.label)), max(COMPARED_ROWS - self._rows, 0)
         for name, feature in found.items():
-            if feature.lengths is None and name != focus.label:
-                rows = None if name in focus.slices else left
-                column, is_slice = batch.column(name)[:rows], name in focus.slices
-                comparison = Comparison.of(column, label[:rows], is_slice)
-                compared[name] = replace(feature, comparison=comparison)
-        if focus.weight in found:
-            weights = to_floats(batch.column(focus.weight))
-            for name in focus.weighted:
-                if name in found and is_numeric(batch.column(name).type):
-                    sums = sum_weighted(batch.column(name), weights)
-                    compared[name] = replace(compared[name], weighted=sums)
-        return compared
+            is_slice = name in focus.slices
+            rows = batch.num_rows if is_slice else left
+            if "lengths" in feature or name == focus.label or (self._parts and not rows):
+                continue
+            column = batch.column(name)[:rows]
+            feature["by_label"] = Comparison.of(column, label[:rows], is_slice)
+
+    def _weigh(
+        self, focus: LabelFocus, batch: pa.RecordBatch, found: Mapping[str, Feature]
+    ) -> None:
+        names = [name for name in focus.weighted if focus.weight in found and name in found]
+        for name in names:
+            column = batch.column(name)
+            if is_numeric(column.type):
+                weights = to_floats(batch.column(focus.weight))
+                found[name]["weighted"] = sum_weighted(column, weights)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the statistics by feature as `FeatureStatistics.to_json` gives them."""
+        """Returns the statistics by feature as `feature_to_json` gives them."""
         if self._pending or not self._parts:
             self._flush()
-        return {name: found.to_json() for name, found in _merge_parts(self._parts).items()}
+        return _parts_to_json(self._parts)
 
 
-def _merge_parts(parts: Sequence[Mapping[str, FeatureStatistics]]) -> dict[str, FeatureStatistics]:
-    return {name: FeatureStatistics.merge([part[name] for part in parts]) for name in parts[0]}
+def _merge_parts(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Feature]:
+    return {name: merge_features([part[name] for part in parts]) for name in parts[0]}
+
+
+def _parts_to_json(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Any]:
+    return {name: feature_to_json(feature) for name, feature in _merge_parts(parts).items()}
 
 
 def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges what `StatisticsAccumulator.to_dict` or this function returned, in the same form."""
-    if not parts:
-        return {}
-    loaded = [{n: FeatureStatistics.from_json(f) for n, f in part.items()} for part in parts]
-    return {name: found.to_json() for name, found in _merge_parts(loaded).items()}
+    loaded = [{n: feature_from_json(found) for n, found in part.items()} for part in parts]
+    return _parts_to_json(loaded) if loaded else {}
 
 
 def count_labelled(
@@ -512,20 +444,3 @@ def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
         nan = raw.get("values", {}).get("nan", 0)
         summary["raw"] = {**{key: raw[key] for key in _RAW_COUNTS}, "nan": nan}
     return summary
-
-
-def refuse_negative_weights(
-    schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Refuses weights of samples below 0: a model would learn the opposite of such a row."""
-    for split, by_feature in statistics.items():
-        for spec in schema.by_role("weight"):
-            low = by_feature.get(spec.name, {}).get("min")
-            if low is not None and low < 0:
-                raise InputDataError(
-                    f"weights of samples are below 0: feature {spec.name!r}, split {split}",
-                    received=f"{low:g} at least",
-                    allowed="0 or more: a row of weight 0 is not learned",
-                    fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
-                    "rows, which are counted and left out",
-                )

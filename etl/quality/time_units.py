@@ -1,4 +1,4 @@
-"""Units of time columns held against the values: dates in another unit, times that do not meet.
+"""Units of time columns held against the values, in the pass that counts the sources.
 
 A date between 1980 and 2100 is a number of another magnitude in each unit: its seconds since 1970
 are 3.2e8 to 4.1e9, its milliseconds 3.2e11 to 4.1e12, and so on. The ranges do not overlap, so a
@@ -8,7 +8,7 @@ no dates, and is taken as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.sources import EPOCH_UNITS
 from conf.etl.time_columns import SPLIT_BOUNDS, TimeColumn, find_time_columns
-from etl.quality.rules import RuleResult
+from etl.quality.lint import Finding, warning
 from etl.sources.bad_rows import SourceCounts, count_rows
 from etl.sources.source import REASON_COLUMN, Source
 
@@ -50,7 +50,10 @@ _PAST_USES = ("event", "conversion")
 _SCANS = 4
 """Sources that are scanned at a time."""
 
-Values = Mapping[TimeColumn, "TimeValues"]
+Values = Mapping[TimeColumn, Mapping[str, Any]]
+"""What `_measure` counted of the values of each column: dates by unit, and the others by what they
+are; from 2 on `low` and `high`, and their number `told`."""
+Counts = Mapping[str, SourceCounts]
 
 
 @dataclass(frozen=True)
@@ -58,51 +61,8 @@ class CountedSources:
     """The sources with their rows counted, and what their times are to be warned of."""
 
     sources: Mapping[str, Source]
-    counts: Mapping[str, SourceCounts]
-    warnings: tuple[RuleResult, ...]
-
-
-@dataclass(frozen=True)
-class TimeValues:
-    """The values of a time column, by magnitude.
-
-    Attributes:
-        unit: Unit of the column.
-        dates: Values that are dates between 1980 and 2100, by the unit in which they are.
-        small: Values from 2 on that are dates in no unit, as they are below the dates in seconds.
-        too_large: Values whose milliseconds no int64 holds, were they seconds.
-        told: Values from 2 on; what is below may mean "always".
-        low: The least of these.
-        high: The greatest of these.
-        future: Values more than a day after the present.
-    """
-
-    unit: str
-    dates: Mapping[str, int]
-    small: int
-    too_large: int
-    told: int
-    low: float
-    high: float
-    future: int
-
-    @property
-    def has_dates(self) -> bool:
-        """Whether most values are dates in the column's unit."""
-        return self.dates[self.unit] * 2 > self.told
-
-    @property
-    def strays(self) -> int:
-        """Values that `_is_stray` tells from the others."""
-        others = _other_units(self.unit, are_dates=self.dates[self.unit] > 0)
-        if self.unit != "s":
-            return sum(self.dates[other] for other in others)
-        # Dates in nanoseconds are among what is too large.
-        return self.too_large + sum(self.dates[other] for other in others if other != "ns")
-
-    def show(self, unit: str | None = None) -> str:
-        """Returns the range as dates in a unit."""
-        return show_span(self.low, self.high, unit or self.unit)
+    counts: Counts
+    warnings: tuple[Finding, ...]
 
 
 def count_sources(
@@ -113,50 +73,46 @@ def count_sources(
     Rows whose time is of another unit than the others become bad rows, where the policy for bad
     rows allows that many; their source is then counted once more.
     """
-    now_ms = round(datetime.now(UTC).timestamp() * 1000) if now_ms is None else now_ms
+    now_s = (datetime.now(UTC).timestamp() * 1000 if now_ms is None else now_ms) // 1000
     columns = [time for time in find_time_columns(config) if time.source in sources]
     sources = dict(sources)
     for time in columns:
         source = sources[time.source]
-        asked = {**source.asked, _name(time): _measure(time, source, now_ms)}
+        asked = {**source.asked, _name(time): _measure(time, source, int(now_s) + _DAY_S)}
         sources[time.source] = replace(source, asked=asked)
     counts = _count_all(sources)
-    check_units(config, _read_all(columns, counts))
-    for name, strays in find_strays(config, _read_all(columns, counts), counts).items():
+    check_units(config, _read(columns, counts))
+    for name, strays in _find_strays(config, _read(columns, counts), counts).items():
         sources[name] = _mark_strays(sources[name], strays)
         counts[name] = count_rows(sources[name])
-    warnings = judge_times(config, _read_all(columns, counts), counts)
+    warnings = judge_times(config, _read(columns, counts), counts)
     return CountedSources(sources, counts, tuple(warnings))
 
 
 def _count_all(sources: Mapping[str, Source]) -> dict[str, SourceCounts]:
     """Counts all sources at once: the scan of a small one leaves cores idle."""
-
-    def count(name: str) -> SourceCounts:
-        return count_rows(sources[name])
-
     session = next(iter(sources.values())).rows.sparkSession
-    count_as_stage = inheritable_thread_target(session)(count)  # Its jobs bear the stage's name.
+    count = inheritable_thread_target(session)(count_rows)  # Its jobs bear the stage's name.
     with ThreadPoolExecutor(min(len(sources), _SCANS)) as pool:
-        return dict(zip(sources, pool.map(count_as_stage, sources), strict=True))
+        return dict(zip(sources, pool.map(count, sources.values()), strict=True))
 
 
 def _name(time: TimeColumn) -> str:
     return f"__{time.column}_{time.unit}"
 
 
-def _measure(time: TimeColumn, source: Source, now_ms: int) -> Column:
+def _measure(time: TimeColumn, source: Source, tomorrow_s: int) -> Column:
     """What is asked of a column's values; of a list its greatest one counts."""
     is_list = source.rows.schema[time.column].dataType.typeName() == "array"
     value = F.array_max(time.column) if is_list else F.col(time.column)
     told = value >= F.lit(_LEAST)
-    tomorrow = (now_ms // 1000 + _DAY_S) * PER_SECOND[time.unit]  # in whatever zone it was written
     counted = {
         **{unit: _is_date(value, unit) for unit in PER_SECOND},
         "small": told & (value < F.lit(FIRST_DATE_S)),
         "too_large": value >= F.lit(_TOO_LARGE_S),
         "told": told,
-        "future": value >= F.lit(tomorrow),
+        # In whatever zone it was written.
+        "future": value >= F.lit(tomorrow_s * PER_SECOND[time.unit]),
     }
     found = {name: F.count_if(condition) for name, condition in counted.items()}
     found["low"], found["high"] = F.min(F.when(told, value)), F.max(F.when(told, value))
@@ -168,15 +124,14 @@ def _is_date(value: Column, unit: str) -> Column:
     return (value >= F.lit(first)) & (value < F.lit(end))
 
 
-def _read_all(columns: Iterable[TimeColumn], counts: Mapping[str, SourceCounts]) -> Values:
+def _read(columns: list[TimeColumn], counts: Counts) -> Values:
     found = {time: counts[time.source].asked.get(_name(time)) for time in columns}
-    return {time: _read(time, row.asDict() if row else {}) for time, row in found.items()}
+    return {time: row.asDict() for time, row in found.items() if row is not None and row.told}
 
 
-def _read(time: TimeColumn, found: Mapping[str, Any]) -> TimeValues:
-    names = ("small", "too_large", "told", "low", "high", "future")
-    dates = {unit: found.get(unit, 0) for unit in PER_SECOND}
-    return TimeValues(time.unit, dates, **{name: found.get(name) or 0 for name in names})
+def _has_dates(time: TimeColumn, values: Mapping[str, Any]) -> bool:
+    """Whether most values are dates in the column's unit."""
+    return bool(values[time.unit] * 2 > values["told"])
 
 
 def check_units(config: BuildConfig, columns: Values) -> None:
@@ -186,16 +141,18 @@ def check_units(config: BuildConfig, columns: Values) -> None:
         if not is_certain:
             _check_written(time, values)
         other = _find_unit(values)
-        is_finer = other is not None and PER_SECOND[other] > PER_SECOND[time.unit]
-        if other is None or other == time.unit or (is_certain and not is_finer):
+        if other is None or other == time.unit:
             continue
-        words = UNIT_WORDS[time.unit], UNIT_WORDS[other]
+        if is_certain and PER_SECOND[other] < PER_SECOND[time.unit]:
+            continue
+        words, low, high = UNIT_WORDS[time.unit], values["low"], values["high"]
         raise InputDataError(
-            f"the times of {time.name} are no dates in {words[0]}, but in {words[1]}",
-            received=f"{values.low:,.0f} to {values.high:,.0f}: in {words[0]} {values.show()}, in "
-            f"{words[1]} {values.show(other)}",
+            f"the times of {time.name} are no dates in {words}, but in {UNIT_WORDS[other]}",
+            received=f"{low:,.0f} to {high:,.0f}: in {words} {show_span(low, high, time.unit)}, in "
+            f"{UNIT_WORDS[other]} {show_span(low, high, other)}",
             allowed="dates between 1980 and 2100, or numbers that count from 0",
-            fix=_advise(config, time, other),
+            fix=f"say in which unit they are ({time.key}): `unit: s` or `unit: ms` of numbers, "
+            "`timestamp_format: epoch_s`, `epoch_ms` or `epoch_us` of timestamps",
         )
 
 
@@ -206,27 +163,23 @@ def _is_certain(config: BuildConfig, time: TimeColumn) -> bool:
     return column is not None and is_timestamp and column.timestamp_format not in EPOCH_UNITS
 
 
-def _find_unit(values: TimeValues) -> str | None:
+def _find_unit(values: Mapping[str, Any]) -> str | None:
     """The unit in which nearly all values are dates, or None."""
-    unit = max(values.dates, key=lambda unit: values.dates[unit])
-    dates, all_told = values.dates[unit], sum(values.dates.values()) + values.small
-    return unit if dates and dates >= _MOST * all_told else None
+    dates = {unit: values[unit] for unit in PER_SECOND}
+    unit = max(dates, key=lambda unit: dates[unit])
+    least = _MOST * (sum(dates.values()) + values["small"])
+    return unit if dates[unit] and dates[unit] >= least else None
 
 
-_WRITTEN = {"yyyyMMdd": "%Y%m%d", "yyyyMMddHHmmss": "%Y%m%d%H%M%S"}
-"""Java's patterns of dates that are written without marks, and Python's."""
-
-
-def _check_written(time: TimeColumn, values: TimeValues) -> None:
+def _check_written(time: TimeColumn, values: Mapping[str, Any]) -> None:
     """Refuses numbers such as 20260131: dates as people write them, which count nothing."""
-    ends = [f"{end:.0f}" for end in (values.low, values.high)]
-    for digits, pattern in _WRITTEN.items():
+    ends = [f"{values[end]:.0f}" for end in ("low", "high")]
+    # Java's patterns of dates that are written without marks, and Python's.
+    for digits, pattern in (("yyyyMMdd", "%Y%m%d"), ("yyyyMMddHHmmss", "%Y%m%d%H%M%S")):
         if all(_is_written(end, pattern) for end in ends):
             raise InputDataError(
-                f"the times of {time.name} are written as dates, and read as "
-                f"{UNIT_WORDS[time.unit]}",
-                received=f"{' to '.join(ends)}: in {UNIT_WORDS[time.unit]} {values.show()}",
-                allowed="seconds or milliseconds since a moment, or a timestamp column",
+                f"the times of {time.name} are written as dates, not as {UNIT_WORDS[time.unit]}",
+                received=" to ".join(ends),
                 fix=f"declare `type: timestamp, timestamp_format: {digits}` (sources.{time.source}."
                 f"columns, {time.column}); where the input is no text, write it as timestamps",
             )
@@ -240,57 +193,50 @@ def _is_written(text: str, pattern: str) -> bool:
     return date.year >= 1980 and date.strftime(pattern) == text
 
 
-def _advise(config: BuildConfig, time: TimeColumn, unit: str) -> str:
-    column = config.sources[time.source].column(time.column)
-    place = f"sources.{time.source}.columns, {time.column}"
-    if column is not None and column.element_type == "timestamp":
-        return f"set `timestamp_format` to epoch_s, epoch_ms or epoch_us, as they are ({place})"
-    if unit in ("s", "ms") or (unit == "us" and time.use == "feature"):
-        return f"set `unit: {unit}` ({time.key})"
-    if unit == "us":
-        return f"declare `type: timestamp, timestamp_format: epoch_us` ({place})"
-    return "write the times in microseconds or longer units; nanoseconds are not read"
-
-
-def find_strays(
-    config: BuildConfig, columns: Values, counts: Mapping[str, SourceCounts]
-) -> dict[str, dict[str, Column]]:
-    """Finds the columns with some times of another unit than the others."""
-    found: dict[str, dict[str, Column]] = {}
-    for time, values in columns.items():
-        if time.use not in _ROW_USES or not values.strays or _is_certain(config, time):
-            continue
-        policy, rows = config.sources[time.source].bad_rows, counts[time.source].read
-        budget, dates = 0.0 if policy.policy == "fail" else policy.max_fraction, values.dates
-        if values.strays > budget * rows:
-            raise InputDataError(
-                f"the times of {time.name} are of several units",
-                received=f"{dates[time.unit]:,} are dates in {UNIT_WORDS[time.unit]}; "
-                f"{values.strays:,} are not; {values.low:,.0f} to {values.high:,.0f}",
-                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.bad_rows)",
-                fix="write all of the column in one unit; rows within the budget are bad rows",
-            )
-        is_stray = _is_stray(F.col(time.column), time.unit, are_dates=dates[time.unit] > 0)
-        found.setdefault(time.source, {}).setdefault(time.column, is_stray)
-    return found
-
-
-def _is_stray(value: Column, unit: str, *, are_dates: bool) -> Column:
-    """Whether a time is a date in another unit, or larger than milliseconds can be."""
-    stray = value >= F.lit(_TOO_LARGE_S) if unit == "s" else F.lit(False)
-    for other in _other_units(unit, are_dates=are_dates):
-        stray = stray | _is_date(value, other)
-    return stray
-
-
-def _other_units(unit: str, *, are_dates: bool) -> list[str]:
+def _other_units(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
     """The units in which a date is a stray value.
 
     Without dates in a column's own unit one in a coarser unit may as well be a number that counts
-    from 0.
+    from 0. Of seconds, dates in nanoseconds are among what is too large.
     """
-    own = PER_SECOND[unit]
-    return [u for u, n in PER_SECOND.items() if n > own or (are_dates and n < own)]
+    own, are_dates = PER_SECOND[time.unit], values[time.unit] > 0
+    others = [u for u, n in PER_SECOND.items() if n > own or (are_dates and n < own)]
+    return [unit for unit in others if (time.unit, unit) != ("s", "ns")]
+
+
+def _count_strays(time: TimeColumn, values: Mapping[str, Any]) -> int:
+    too_large = values["too_large"] if time.unit == "s" else 0
+    return int(too_large + sum(values[unit] for unit in _other_units(time, values)))
+
+
+def _find_strays(
+    config: BuildConfig, columns: Values, counts: Counts
+) -> dict[str, dict[str, Column]]:
+    """Finds the columns with some times of another unit than the others, and which times these are.
+
+    A stray time is a date in another unit, or larger than milliseconds can be.
+    """
+    found: dict[str, dict[str, Column]] = {}
+    for time, values in columns.items():
+        strays = _count_strays(time, values)
+        if time.use not in _ROW_USES or not strays or _is_certain(config, time):
+            continue
+        policy, rows = config.sources[time.source].bad_rows, counts[time.source].read
+        budget = 0.0 if policy.policy == "fail" else policy.max_fraction
+        if strays > budget * rows:
+            raise InputDataError(
+                f"the times of {time.name} are of several units",
+                received=f"{values[time.unit]:,} are dates in {UNIT_WORDS[time.unit]}; "
+                f"{strays:,} are not; {values['low']:,.0f} to {values['high']:,.0f}",
+                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.bad_rows)",
+                fix="write all of the column in one unit; rows within the budget are bad rows",
+            )
+        value = F.col(time.column)
+        is_stray = value >= F.lit(_TOO_LARGE_S) if time.unit == "s" else F.lit(False)
+        for other in _other_units(time, values):
+            is_stray = is_stray | _is_date(value, other)
+        found.setdefault(time.source, {}).setdefault(time.column, is_stray)
+    return found
 
 
 def _mark_strays(source: Source, strays: Mapping[str, Column]) -> Source:
@@ -302,34 +248,32 @@ def _mark_strays(source: Source, strays: Mapping[str, Column]) -> Source:
     return replace(source, rows=source.rows.withColumn(REASON_COLUMN, reason))
 
 
-def judge_times(
-    config: BuildConfig, columns: Values, counts: Mapping[str, SourceCounts]
-) -> Iterator[RuleResult]:
+def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterator[Finding]:
     """Compares times with the present, and with those that the config gives."""
     for time, values in columns.items():
-        if time.use in _PAST_USES and values.future and values.has_dates:
-            yield _judge_future(config, time, values, counts[time.source])
-        if time.use == "feature" and values.strays:
-            received = f"{values.strays:,} values are dates in another unit"
-            yield RuleResult(f"unit {time.name}", "warn", False, received, f"dates in {time.unit}")
+        if time.use in _PAST_USES and values["future"] and _has_dates(time, values):
+            yield _judge_future(config, time, values, counts[time.source].read)
+        if time.use == "feature" and (strays := _count_strays(time, values)):
+            received = f"{strays:,} values are dates in another unit"
+            yield warning(f"unit {time.name}", received, f"dates in {time.unit}")
     _check_bounds(config, columns)
 
 
 def _judge_future(
-    config: BuildConfig, time: TimeColumn, values: TimeValues, counts: SourceCounts
-) -> RuleResult:
-    budget, rows = config.sources[time.source].bad_rows.max_fraction, counts.read
-    received = f"{values.future:,} of {rows:,} times, up to {show_time(values.high, time.unit)}"
+    config: BuildConfig, time: TimeColumn, values: Mapping[str, Any], rows: int
+) -> Finding:
+    budget, future = config.sources[time.source].bad_rows.max_fraction, values["future"]
+    received = f"{future:,} of {rows:,} times, up to {show_time(values['high'], time.unit)}"
     allowed = f"at most {budget:.2%} (sources.{time.source}.bad_rows.max_fraction)"
-    if values.future > budget * rows:
+    if future > budget * rows:
         raise InputDataError(
             f"the times of {time.name} lie in the future",
             received=received,
             allowed=allowed,
-            fix="correct the times, or bound them (`not_after` of a timestamp column makes later "
-            "ones bad rows); for a simulated log raise the bound",
+            fix="correct the times, or bound them by `not_after` of a timestamp column; for a "
+            "simulated log raise the share of bad rows",
         )
-    return RuleResult(f"future {time.name}", "warn", False, received, allowed)
+    return warning(f"future {time.name}", received, allowed)
 
 
 def _check_bounds(config: BuildConfig, columns: Values) -> None:
@@ -348,10 +292,10 @@ def _check_bounds(config: BuildConfig, columns: Values) -> None:
     for key, bound, place in given:
         time = named.get(place)
         unit = None if bound is None else find_date_unit(bound)
-        if time is not None and unit not in (None, time.unit) and columns[time].has_dates:
-            right = bound * PER_SECOND[time.unit] // PER_SECOND[str(unit)]
-            raise ConfigError(
-                f"{key} is of another unit than {time.name}",
-                received=f"{bound}; the times are in {UNIT_WORDS[time.unit]}",
-                fix=f"set it to {right}",
-            )
+        if time is None or unit in (None, time.unit) or not _has_dates(time, columns[time]):
+            continue
+        raise ConfigError(
+            f"{key} is of another unit than {time.name}",
+            received=f"{bound}; the times are in {UNIT_WORDS[time.unit]}",
+            fix=f"set it to {bound * PER_SECOND[time.unit] // PER_SECOND[str(unit)]}",
+        )

@@ -21,7 +21,7 @@ from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import first_token_id, load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
-from etl.quality.figures import VersionFigures, read_figures
+from etl.quality.figures import Figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 
 STATISTICS_FILE = "statistics.json"
@@ -50,19 +50,14 @@ def read_statistics(version: Path) -> dict[str, dict[str, Any]]:
 class VersionView:
     """A dataset version as the checks see it, published or about to be.
 
-    Attributes:
-        directory: Where its files lie.
-        schema: Its features.
-        source_rows: Rows that parsed, by source.
-        split_rows: Records by split.
-        figures: What its figures are taken from, or None where that is not known.
+    `source_rows` are those that parsed; `figures` are None where they are not known.
     """
 
     directory: Path
     schema: FeatureSchema
     source_rows: Mapping[str, int]
     split_rows: Mapping[str, int]
-    figures: VersionFigures | None = None
+    figures: Figures | None = None
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
@@ -180,10 +175,8 @@ def compare_feature(
     gap = None
     if first and second:
         gap = f"it is encoded in another way than in version {before.directory.name}"
-        if RAW_VALUES in second and RAW_VALUES not in first:
-            gap += ", which keeps no raw values of it"
-        elif RAW_VALUES in first and RAW_VALUES not in second:
-            gap += ", and there are no raw values of it any more"
+        if (RAW_VALUES in first) != (RAW_VALUES in second):
+            gap += ", and one of both keeps no raw values of it"
     return ComparedFeature(next(iter(first.values()), None), next(iter(second.values()), None), gap)
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from conf.artefacts.dataset import read_manifest, resolve_version
 from conf.errors import ConfigError
 from conf.local_paths import local_path
-
-if TYPE_CHECKING:
-    from etl.quality.skew import SkewReport
 
 app = typer.Typer(add_completion=False)
 FORMATS = ("parquet", "json", "tfrecord")
@@ -65,12 +63,12 @@ def main(
         raise ConfigError("no such format", received=log_format, allowed=", ".join(FORMATS))
     source = Logged(logged, log_format, encoded, tuple(key or ()))
     report = compare(resolve_version(local_path(dataset)), split, source, tolerance)
-    print(json.dumps(asdict(report), indent=1)) if as_json else print_report(report)
+    print(json.dumps(report, indent=1)) if as_json else print_report(report)
     refuse_skew(report, max_mismatch)
     return 0
 
 
-def compare(version: Path, split: str, logged: Logged, tolerance: float = 1e-6) -> SkewReport:
+def compare(version: Path, split: str, logged: Logged, tolerance: float = 1e-6) -> dict[str, Any]:
     """Compares a serving log with a split of a dataset version."""
     import pyarrow as pa
 
@@ -102,25 +100,23 @@ def compare(version: Path, split: str, logged: Logged, tolerance: float = 1e-6) 
     return compare_features(rows, records, config)
 
 
-def print_report(report: SkewReport) -> None:
+def print_report(report: Mapping[str, Any]) -> None:
     """Prints how many rows differ by feature, with an example."""
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{report.compared:,} of {report.logged:,} logged rows compared"
-    if report.ambiguous:
-        title += f"; {report.ambiguous:,} keys stand in several rows"
+    title = f"{report['compared']:,} of {report['logged']:,} logged rows compared"
+    if report["ambiguous"]:
+        title += f"; {report['ambiguous']:,} keys stand in several rows"
     table = Table(title=title, title_justify="left")
     for name in ("feature", "differ", "share", "key", "logged", "recomputed"):
         table.add_column(name, justify="right" if name in ("differ", "share") else "left")
-    for skew in report.features:
-        example = skew.examples[0] if skew.examples else None
-        shown = (
-            ["", "", ""]
-            if example is None
-            else ["/".join(map(str, example.key)), str(example.logged), str(example.recomputed)]
-        )
-        table.add_row(skew.name, f"{skew.mismatched:,}", f"{skew.rate:.4%}", *shown)
+    for skew in report["features"]:
+        shown = ["", "", ""]
+        for example in skew["examples"][:1]:
+            values = str(example["logged"]), str(example["recomputed"])
+            shown = ["/".join(example["key"]), *values]
+        table.add_row(skew["name"], f"{skew['mismatched']:,}", f"{skew['rate']:.4%}", *shown)
     Console().print(table)
 
 

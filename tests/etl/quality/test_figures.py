@@ -10,11 +10,9 @@ import pytest
 
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.quality.figures import (
-    OF_LABELS,
-    OF_ROWS,
     Figure,
     Share,
-    VersionFigures,
+    find_figures,
     find_label_rate,
     find_nulls,
     find_oov,
@@ -24,6 +22,11 @@ from etl.quality.lint import warn_of_figure
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summarize_statistics
 
 MANY = 1_000_000
+
+
+def is_far_from(kind, now, before, rows):
+    shares = (Share(round(share * rows), rows) for share in (now, before))
+    return Figure(kind, "x", None, *shares).is_far
 
 
 @pytest.mark.parametrize(
@@ -47,8 +50,7 @@ MANY = 1_000_000
     ],
 )
 def test_a_share_is_far_beyond_its_bound_and_chance(before, now, rows, is_far):
-    first, second = (Share(round(share * rows), rows) for share in (before, now))
-    assert OF_ROWS.is_far(second, first) is is_far
+    assert is_far_from("oov", now, before, rows) is is_far
 
 
 @pytest.mark.parametrize(
@@ -63,17 +65,17 @@ def test_a_share_is_far_beyond_its_bound_and_chance(before, now, rows, is_far):
     ],
 )
 def test_rates_of_labels_are_held_closer(before, now, rows, is_far):
-    first, second = (Share(round(share * rows), rows) for share in (before, now))
-    assert OF_LABELS.is_far(second, first) is is_far
+    assert is_far_from("label", now, before, rows) is is_far
 
 
-@pytest.mark.parametrize("bound", [OF_ROWS, OF_LABELS])
-def test_chance_alone_is_never_far(bound):
+@pytest.mark.parametrize("kind", ["null", "label"])
+def test_chance_alone_is_never_far(kind):
     rng = np.random.default_rng(3)
     for share in (0.0, 0.001, 0.02, 0.3, 0.5, 0.97, 1.0):
         for rows in (5, 40, 3_000, MANY):
             draws = rng.binomial(rows, share, (500, 2)).tolist()
-            assert not any(bound.is_far(Share(a, rows), Share(b, rows)) for a, b in draws)
+            shares = [(Share(a, rows), Share(b, rows)) for a, b in draws]
+            assert not any(Figure(kind, "x", None, *pair).is_far for pair in shares)
 
 
 SCHEMA = FeatureSchema(
@@ -149,16 +151,15 @@ def test_only_labels_of_zeros_and_ones_have_a_rate():
 
 
 def test_figures_stand_beside_those_before_and_the_far_ones_are_warned_of():
-    now = VersionFigures(
+    now = find_figures(
         SCHEMA,
         {"train": summarize_statistics(statistics()), "catalog": {}},
-        joined={"users": Share(900, 1_000)},
-        converted={"label": Share(5, 1_000)},
+        matches={"users": {"matched": 900, "unknown_key": 100}},
+        conversions={"label": {"rows": 1_000, "no_event": 995}},
         tokens={"word": 3, "new": 10},
     )
-    before = VersionFigures(
-        SCHEMA, {}, joined={"users": Share(9_990, 10_000)}, tokens={"word": 800}
-    )
+    matches = {"users": {"matched": 9_990, "unknown_key": 10}}
+    before = find_figures(SCHEMA, {}, matches, {}, {"word": 800})
     figures = {figure.title: figure for figure in list_figures(now, before)}
     joined = figures["share of events matched by join users"]
     assert joined.is_far

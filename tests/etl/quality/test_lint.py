@@ -25,14 +25,15 @@ from etl.quality.lint import (
     find_empty_vocabularies,
     find_late,
     find_odd_values,
+    find_one_class,
     find_short_lookback,
     find_test_in_log,
     find_unknown,
     find_unmatched,
-    list_nothing_matched,
+    refuse_negative_weights,
+    settle,
 )
-from etl.quality.rules import settle_results
-from etl.quality.statistics import StatisticsAccumulator, refuse_negative_weights
+from etl.quality.statistics import StatisticsAccumulator
 from tests.etl.logs import build_config
 
 USERS = {"matched": 0, "unknown_key": 40, "null_key": 2}
@@ -57,7 +58,7 @@ def test_a_join_without_a_match_is_refused_by_name(tmp_path):
     (found,) = find_unmatched(allowed, matches, {}, {})
     assert found.passed
     assert found.received.endswith("; allowed by contract.allow.unmatched")
-    assert list_nothing_matched([found]) == {"users"}
+    assert found.allowed_as == ("unmatched", "users")
     # A day without events has nothing to match.
     assert find_unmatched(make_config(tmp_path), {"users": {"matched": 0}}, {}, {}) == []
 
@@ -121,7 +122,7 @@ def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):
      (500, Share(1, 100), 0), (900, Share(1, 100), 1)],
 )  # fmt: skip
 def test_of_few_events_none_may_match_by_chance(tmp_path, events, before, count):
-    known = {} if before is None else {"users": before}
+    known = {} if before is None else {("joined", "users", None): before}
     matches = {"users": {"matched": 0, "unknown_key": events}}
     assert len(find_unmatched(make_config(tmp_path), matches, {}, known)) == count
 
@@ -223,7 +224,8 @@ SAME = gather(
 
 
 def find(config, nothing_matched=()):
-    return find_constants(config, SCHEMA, SAME, nothing_matched)
+    constants = find_constants(config, SCHEMA, SAME, nothing_matched)
+    return [*constants, *find_one_class(config, {"train": SAME}, nothing_matched)]
 
 
 def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path):
@@ -232,7 +234,7 @@ def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path
     assert [result.rule for result in found] == rules
     assert not any(result.passed for result in found)
     with pytest.raises(InputDataError) as error:
-        settle_results(found)
+        settle(found)
     assert error.value.exit_code == ExitCode.INPUT_REFUSED
     assert error.value.what == "the data look wrong in 3 ways; nothing was published"
     shown = "`contract: {allow: {constant: [gender, tags], one_class: [label]}}`"
@@ -253,7 +255,7 @@ def test_what_is_named_passes_and_so_does_what_follows_from_it(tmp_path):
     allow = {"constant": ["gender", "tags"], "one_class": ["label"]}
     found = find(make_config(tmp_path, allow))
     assert all(result.passed for result in found)
-    assert settle_results(found) == tuple(found)
+    assert settle(found) == tuple(found)
     # Nobody matched a user: their columns are null, and have no vocabulary.
     left = {result.rule for result in find(make_config(tmp_path), {"users"})}
     assert left == {"constant feature tags", "label label of one class"}

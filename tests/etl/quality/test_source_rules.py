@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import ConfigError
 from conf.etl.contract import ContractConfig
-from etl.quality.rules import SourcesAsRead, ask_rules, check_source_rules
+from etl.quality.contract import ask_rules, check_source_rules
 from etl.sources.bad_rows import count_rows
 from etl.sources.read import read_source
 from tests.etl.logs import build_config
@@ -69,7 +69,7 @@ def check(read, *rules, run_date=date(1970, 1, 1)):
     config = config.model_copy(update={"contract": contract})
     sources = ask_rules(config, sources)
     counts = {name: count_rows(source) for name, source in sources.items()}
-    return check_source_rules(config, SourcesAsRead(sources, counts, {"log": 8}, run_date))
+    return check_source_rules(config, sources, counts, {"log": 8}, run_date)
 
 
 LOG_RULES = [

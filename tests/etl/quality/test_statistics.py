@@ -15,8 +15,10 @@ from conf.errors import InputDataError
 from etl.quality.label_statistics import COMPARED_ROWS, MAX_GROUPS, LabelFocus
 from etl.quality.statistics import (
     DENSE_VALUES,
-    FeatureStatistics,
     StatisticsAccumulator,
+    describe_feature,
+    feature_to_json,
+    merge_features,
     merge_statistics,
     summarize_statistics,
 )
@@ -233,8 +235,7 @@ INTEGERS = st.lists(
 
 
 def describe(*arrays: pa.Array) -> dict:
-    parts = [FeatureStatistics.of("x", array) for array in arrays]
-    return FeatureStatistics.merge(parts).to_json()
+    return feature_to_json(merge_features([describe_feature("x", array) for array in arrays]))
 
 
 def check_frequencies(result: dict, values: list) -> None:

@@ -15,7 +15,7 @@ from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.time_columns import TimeColumn, find_time_columns
 from etl.events.event_log import prepare_events
-from etl.quality.time_units import TimeValues, check_units, count_sources, judge_times
+from etl.quality.time_units import check_units, count_sources, judge_times
 from etl.sources.bad_rows import SourceCounts
 from etl.sources.read import read_source
 from tests.etl.logs import columns
@@ -88,17 +88,21 @@ def make(**changes: Any) -> BuildConfig:
     return BuildConfig.model_validate({**data, **changes})
 
 
-def measure(time: TimeColumn, values: Sequence[float]) -> TimeValues:
-    told, per_second = [v for v in values if v >= 2], PER_SECOND[time.unit]
+def measure(time: TimeColumn, values: Sequence[float]) -> dict[str, float]:
+    told, tomorrow = [v for v in values if v >= 2], (NOW_S + DAY_S) * PER_SECOND[time.unit]
     dates = {
         unit: sum(FIRST_DATE_S * n <= v < LAST_DATE_S * n for v in values)
         for unit, n in PER_SECOND.items()
     }
-    return TimeValues(
-        time.unit, dates, sum(v < FIRST_DATE_S for v in told),
-        sum(v >= 2**63 // 1000 for v in values), len(told), min(told, default=0),
-        max(told, default=0), sum(v >= (NOW_S + DAY_S) * per_second for v in values),
-    )  # fmt: skip
+    return {
+        **dates,
+        "small": sum(v < FIRST_DATE_S for v in told),
+        "too_large": sum(v >= 2**63 // 1000 for v in values),
+        "told": len(told),
+        "low": min(told, default=0),
+        "high": max(told, default=0),
+        "future": sum(v >= tomorrow for v in values),
+    }
 
 
 def judge(config: BuildConfig, **times: Sequence[float]) -> list[str]:
@@ -166,7 +170,7 @@ def test_dates_in_another_unit_are_refused_with_both_readings(column, unit):
     with pytest.raises(InputDataError, match=f"{column} are no dates in") as refused:
         judge(make(unit=unit), **{column: times})
     text = refused.value.render()
-    assert f"set `unit: {'ms' if unit == 's' else 's'}` (sources." in text
+    assert "say in which unit they are (sources." in text
     assert "2020-01-01 to 2020-04-09" in text
     assert ("the year 51,97" if unit == "s" else "1970-01-19") in text
     assert refused.value.exit_code == 3
@@ -178,7 +182,7 @@ def test_dates_of_features_and_rules_are_checked_too():
          "max_age_hours": 9, "clock": "wall"}]}, features=features({"unit": "us"}))  # fmt: skip
     with pytest.raises(InputDataError, match=r"log\.ts are no dates in microseconds") as refused:
         judge(alone)
-    assert "set `unit: s` (features.hour.encoding)" in refused.value.render()
+    assert "say in which unit they are (features.hour.encoding)" in refused.value.render()
     alone = make(contract={"rules": [*alone.contract.model_dump()["rules"]]}, label=None)
     with pytest.raises(InputDataError, match=r"orders\.at are no dates"):
         judge(alone, at=in_ms(DATES_S))
@@ -187,7 +191,7 @@ def test_dates_of_features_and_rules_are_checked_too():
 @pytest.mark.parametrize(("written", "factor"), [("epoch_s", 1_000), ("epoch_ms", 1_000)])
 def test_times_written_in_another_unit_than_their_format_says(written, factor):
     """What is read of a format is in milliseconds of the unit that the format names."""
-    with pytest.raises(InputDataError, match="set `timestamp_format` to"):
+    with pytest.raises(InputDataError, match="`timestamp_format: epoch_s`"):
         judge(
             make(type="timestamp", timestamp_format=written),
             ts=[factor * value for value in in_ms(DATES_S)],
