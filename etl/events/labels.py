@@ -106,30 +106,20 @@ def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
 def _count(
     events: DataFrame, conversion: ConversionConfig, conversions: DataFrame, ms: int
 ) -> ConversionCounts:
-    keys = [*conversion.keys]
-    timed = events.select(*keys, EVENT_TS_COLUMN, is_sample().alias(_IS_SAMPLE))
+    timed = events.select(*conversion.keys, EVENT_TS_COLUMN, is_sample().alias(_IS_SAMPLE))
     both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
-    same, order = _in_time(conversion)
+    order = _in_time(conversion)
+    until, whole = (
+        order.rowsBetween(Window.unboundedPreceding, end)
+        for end in (Window.currentRow, Window.unboundedFollowing)
+    )
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
-    until = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     dated = both.withColumns({
-        "__first_ms": F.min(event_ms).over(same),
+        "__first_ms": F.min(event_ms).over(whole),
         "__last_ms": F.max(event_ms).over(until),
         "__last_sample_ms": F.max(F.when(F.col(_IS_SAMPLE), event_ms)).over(until),
     })  # fmt: skip
-
-    def is_late(last_ms: str) -> Column:
-        age = F.col(_CONVERTED) - F.col(last_ms)
-        return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
-
-    is_lost = (
-        _lacks_key(keys),
-        F.col("__first_ms").isNull(),
-        is_late("__last_ms"),
-        is_late("__last_sample_ms"),
-    )
-    reason = F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
-    is_conversion = F.col(_CONVERTED).isNotNull()
+    is_conversion, reason = F.col(_CONVERTED).isNotNull(), _name_loss(conversion)
     row = dated.agg(
         F.count_if(is_conversion).alias("rows"),
         F.min(_CONVERTED).alias("first"),
@@ -139,10 +129,24 @@ def _count(
     ).collect()[0]
     lost = {name: row[name] for name in LOST if row[name]}
     span = None if row["last"] is None else (row["first"], row["last"])
-    until_ms = row["last"]
-    if conversion.until_ts is not None:
-        until_ms = conversion.until_ts * ms
+    until_ms = row["last"] if conversion.until_ts is None else conversion.until_ts * ms
     return ConversionCounts(row["rows"], lost, span, row["last_event"], until_ms)
+
+
+def _name_loss(conversion: ConversionConfig) -> Column:
+    """Why a conversion makes no sample positive; null where it makes one."""
+
+    def is_late(last_ms: str) -> Column:
+        age = F.col(_CONVERTED) - F.col(last_ms)
+        return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
+
+    is_lost = (
+        _lacks_key(conversion.keys),
+        F.col("__first_ms").isNull(),
+        is_late("__last_ms"),
+        is_late("__last_sample_ms"),
+    )
+    return F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
 
 
 def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCounts) -> None:
@@ -170,10 +174,10 @@ def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
     )
 
 
-def _in_time(conversion: ConversionConfig) -> tuple[WindowSpec, WindowSpec]:
-    """Rows of the same keys; and these in order: at one moment the event precedes a conversion."""
+def _in_time(conversion: ConversionConfig) -> WindowSpec:
+    """Rows of the same keys in order: at one moment the event precedes a conversion."""
     same = Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
-    return same, same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
+    return same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
 
 
 def _window_ms(conversion: ConversionConfig) -> int:
@@ -190,8 +194,7 @@ def _add_conversion_label(
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
     # A null is no key: conversions that lack one are no event's.
     conversions = conversions.where(~_lacks_key(conversion.keys))
-    _, order = _in_time(conversion)
-    following = order.rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    following = _in_time(conversion).rowsBetween(Window.currentRow, Window.unboundedFollowing)
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()

@@ -37,8 +37,8 @@ from etl.events.columns import (
     kept,
     leave_out_samples,
 )
+from etl.events.counted_features import count_again
 from etl.events.joins import join_one, plan_joins
-from etl.events.windowed_features import count_again
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
@@ -78,17 +78,15 @@ def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
 def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
     """Keeps each user's last train sample and, if asked for, every n-th event before it."""
     is_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(DROP_COLUMN).isNull()
-    sampled = is_train & is_sample()
-    whole = Window.partitionBy(config.events.user or "")
-    last = F.max(F.when(sampled, F.col(POSITION_COLUMN))).over(whole)
+    sampled, user = is_train & is_sample(), config.events.user or ""
+    last = F.max(F.when(sampled, F.col(POSITION_COLUMN))).over(Window.partitionBy(user))
     later, every = last - F.col(POSITION_COLUMN), config.train_samples
-    if isinstance(every, str):
-        is_end = later == 0
-    else:
+    is_end = later == 0
+    if not isinstance(every, str):
         # The last sample of each piece: the event at its very end may be none, without a label.
-        piece = Window.partitionBy(config.events.user or "", F.floor(later / every))
+        piece = Window.partitionBy(user, F.floor(later / every))
         is_end = later == F.min(F.when(sampled, later)).over(piece)
-    reason = F.when(is_train & ~F.coalesce(is_end, F.lit(False)), F.lit(INSIDE_SEQUENCE))
+    reason = F.when(is_train & ~F.coalesce(is_end, F.lit(False)), INSIDE_SEQUENCE)
     return leave_out_samples(events, reason)
 
 
@@ -107,27 +105,27 @@ def _sample_exposures(
 ) -> DataFrame:
     """Keeps, of each group's rows with label 0, those of the smallest hashes."""
     alive = is_sample() & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
-    whole = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
+    exposed = F.coalesce(alive & (F.col(label) == 0), F.lit(False))
     # Rows of the same content have the same hash and are the same record: any order will do.
-    ranked = whole.orderBy(F.col("__draw_fraction"), *event_columns(config)).rowsBetween(
-        Window.unboundedPreceding, Window.currentRow
+    by_draw = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
+    by_draw = by_draw.orderBy(draw_fraction(config, "exposure"), *event_columns(config))
+    ranked, whole = (
+        by_draw.rowsBetween(Window.unboundedPreceding, end)
+        for end in (Window.currentRow, Window.unboundedFollowing)
     )
-    exposed, quota = F.col("__exposed"), F.lit(negatives.per_positive) * F.col("__positives")
-    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
+    quota = F.lit(negatives.per_positive) * F.col("__positives")
     counted = events.withColumns({
-        "__exposed": (alive & (F.col(label) == 0)).cast("long"),
-        "__draw_fraction": draw_fraction(config, "exposure"),
-    }).withColumns({
-        "__rank": F.sum("__exposed").over(ranked),
-        "__positives": F.sum((alive & (F.col(label) > 0)).cast("long")).over(whole),
-        "__exposures": F.sum("__exposed").over(whole),
+        "__rank": F.count_if(exposed).over(ranked),
+        "__positives": F.count_if(alive & (F.col(label) > 0)).over(whole),
+        "__exposures": F.count_if(exposed).over(whole),
     })  # fmt: skip
-    lost = (exposed == 1) & (F.col("__rank") > quota)
-    rated = F.when(exposed == 1, probability).otherwise(F.lit(1.0)).cast("float")
+    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
+    rated = F.when(exposed, probability).otherwise(F.lit(1.0)).cast("float")
+    lost = exposed & (F.col("__rank") > quota)
     marked = leave_out_samples(
         counted.withColumn(negatives.probability, rated), F.when(lost, EXPOSURE_NOT_SAMPLED)
     )
-    return marked.drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
+    return marked.drop("__rank", "__positives", "__exposures")
 
 
 @dataclass(frozen=True)

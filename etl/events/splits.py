@@ -64,11 +64,7 @@ def name_outside(dates: DateRange) -> Column:
 
 
 def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
-    """Refuses days where nothing of a build depends on them: each day's version would be the same.
-
-    Raises:
-        ConfigError: A day is given, and neither events, inputs, bounds nor rules have days.
-    """
+    """Refuses days where nothing depends on them: each day's version would be the same."""
     sources = config.used_sources.values()
     if dates is None or config.events.time or any(source.days is not None for source in sources):
         return
@@ -78,8 +74,7 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
     raise ConfigError(
         "a day was given, but nothing of this build depends on days",
         received=f"--date {dates.first}",
-        allowed="a day where events have a time, or an input is cut by day",
-        fix="leave --date out, or declare `events.time`, `sources.<name>.days` or {date} in a path",
+        fix="leave --date out, or declare `events.time` or `sources.<name>.days`",
     )
 
 
@@ -148,36 +143,30 @@ def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
     """Refuses a run that would leave a split empty whatever the log holds.
 
     A run that replaces days of a dataset need not have each split.
-
-    Raises:
-        ConfigError: A split ends before it begins or lies outside the run's days, or a window has
-            more splits than the run has days.
     """
     days = None if config.output.partition_overwrite == "dynamic" else dates
     spans = plan_spans(config, dates)
-    run = days.span_ms if days else (None, None)
-    empty = [name for name, span in spans.items() if not _overlap(span, run)]
+    empty = [name for name, span in spans.items() if not _overlap(span, days)]
     received = [f"{name} {' to '.join(b or '…' for b in show_span(spans[name]))}" for name in spans]
     if config.split.strategy == "sliding" and days and not empty:
         parts = list(_plan_window(config.split))  # Each has whole days, wherever the log starts.
         empty = parts[len(days.days()) :]
         received = [f"a window of {', '.join(parts)}, each of a day or more"]
     if empty:
+        received += [f"the run is of {days.first} to {days.last}"] if days else []
         raise ConfigError(
             f"the {' and the '.join(empty)} split would be empty",
-            received="; ".join(received)
-            + (f"; the run is of {days.first} to {days.last}" if days else ""),
-            allowed="a time for each split" + (" in the run's days" if days else ""),
+            received="; ".join(received),
             fix="move the bounds of `split`, hold out less, such as `test: 3 hours`, or build more "
             "days by --date and --date-to",
         )
 
 
-def _overlap(one: Span, other: Span) -> bool:
-    """Whether two spans share a moment."""
-    first = max((bound for bound in (one[0], other[0]) if bound is not None), default=-(2**63))
-    end = min((bound for bound in (one[1], other[1]) if bound is not None), default=2**63)
-    return first < end
+def _overlap(span: Span, days: DateRange | None) -> bool:
+    """Whether a span has a moment of the days."""
+    first, end = days.span_ms if days else (-(2**63), 2**63)
+    low, high = span
+    return max(first, first if low is None else low) < min(end, end if high is None else high)
 
 
 def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, int]]:
@@ -185,24 +174,24 @@ def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, 
     start = first_ms // _DAY_MS
     if split.start_date is not None:
         start = (split.start_date - datetime.date(1970, 1, 1)).days
-    test_days = split.test_days or 0
-    start += split.window * (split.step_days or test_days)
-    parts = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: test_days}
+    start += split.window * _step_days(split)
     spans = {}
-    for name, days in parts.items():
+    days_of = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: split.test_days}
+    for name, days in days_of.items():
         if days:
             spans[name] = (start * _DAY_MS, (start + days) * _DAY_MS)
             start += days
     return spans
 
 
+def _step_days(split: SplitConfig) -> int:
+    return split.step_days or split.test_days or 0
+
+
 def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
     """Adds `__split` by a sliding window and leaves out the events around it; else changes nothing.
 
     None of those reaches a sample: it is built as if on the window's last day.
-
-    Raises:
-        InputDataError: The log ends before the window's test days begin.
     """
     if split.strategy != "sliding":
         return events
@@ -218,14 +207,12 @@ def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
 
 
 def _refuse_window(split: SplitConfig, test_ms: int, last_ms: int) -> InputDataError:
-    step_ms = (split.step_days or split.test_days or 0) * _DAY_MS
-    last_window = (last_ms - test_ms) // step_ms + split.window
+    last_window = (last_ms - test_ms) // (_step_days(split) * _DAY_MS) + split.window
     test, last = show_span((test_ms, last_ms))
     return InputDataError(
         f"window {split.window} of the backtest begins to test after the log has ended",
         received=f"test from {test}, log until {last}",
         allowed="shorter train_days" if last_window < 0 else f"split.window 0 to {last_window}",
-        fix="choose an earlier window, or declare fewer days",
     )
 
 
@@ -265,20 +252,17 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     """
     split, (position, total) = config.split, _sample_columns(config)
     remaining, enough = F.col(total) - F.col(position), F.col(total) >= LEAST_EVENTS
+    is_last = enough & (remaining == 0)
     if split.strategy == "given":
-        is_test = F.col(GIVEN_TEST_COLUMN)
+        is_last = F.col(GIVEN_TEST_COLUMN)
         remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
-    else:
-        is_test = enough & (remaining == 0)
-    validation = F.lit(False)
+    chosen = F.when(is_last, TEST)
     if split.validation:
-        validation = enough & (remaining == 1) & ~is_test
+        validation = enough & (remaining == 1)
         if split.validation_users is not None:
-            chosen = _choose_users(events, user, config)
-            events = events.join(F.broadcast(chosen), user, "left")
-            validation = validation & F.col("__validation_user").isNotNull()
-    chosen_split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
-    events = events.withColumn(SPLIT_COLUMN, chosen_split).drop("__validation_user")
+            validation = validation & _is_chosen(events, user, config)
+        chosen = chosen.when(validation, VALIDATION)
+    events = events.withColumn(SPLIT_COLUMN, chosen.otherwise(TRAIN))
     if split.strategy == "given":
         return events
     return events.withColumn(SHORT_USER_COLUMN, ~enough & (remaining == 0))
@@ -291,15 +275,20 @@ def _sample_columns(config: BuildConfig) -> tuple[str, str]:
     return SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN
 
 
-def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFrame:
-    """The users with the smallest hashes: the same ones however the data is partitioned."""
-    total, seed = _sample_columns(config)[1], config.output.seed
-    users = events.where(F.col(total) >= LEAST_EVENTS).select(user).distinct()
-    return (
-        users.orderBy(F.xxhash64(F.lit(seed), F.col(user)), F.col(user))
-        .limit(config.split.validation_users or 0)
-        .withColumn("__validation_user", F.lit(True))
-    )
+def _is_chosen(events: DataFrame, user: str, config: BuildConfig) -> Column:
+    """Whether a user has one of the smallest hashes, however the data is partitioned.
+
+    The greatest of these is looked for once: every later pass compares with it, and joins nothing.
+    """
+    position, total = _sample_columns(config)
+    is_last = is_sample() & (F.col(position) == F.col(total)) & (F.col(total) >= LEAST_EVENTS)
+    hashed = F.xxhash64(F.lit(config.output.seed), F.col(user))
+    users = events.where(is_last).select(hashed.alias("hash"), F.col(user).alias("user"))
+    smallest = users.orderBy("hash", "user").limit(config.split.validation_users or 0)
+    last = smallest.agg(F.max(F.struct("hash", "user"))).collect()[0][0]
+    if last is None:
+        return F.lit(False)
+    return (hashed < last["hash"]) | ((hashed == last["hash"]) & (F.col(user) <= last["user"]))
 
 
 def _given(config: BuildConfig) -> Column:
@@ -339,20 +328,16 @@ def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -
 def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> SplitBounds:
     """Finds bounds that go by the times of the samples, in a run with days by those inside."""
     split, time, ms = config.split, config.events.time or "", config.event_ms
-    samples = events.where(is_sample())
-    if dates is not None:
-        samples = samples.where(is_inside(dates))
+    samples = events.where(is_sample() if dates is None else is_sample() & is_inside(dates))
     late = 1 - split.test_fraction
     # Exact percentiles: the approximate ones depend on how the data is partitioned.
-    test, validation, newest = samples.agg(
-        F.percentile(time, F.lit(late)),
-        F.percentile(time, F.lit(late - split.validation_fraction)),
-        F.max(EVENT_TS_COLUMN),
-    ).collect()[0]
+    shares = F.array(F.lit(late), F.lit(late - split.validation_fraction))
+    found, newest = samples.agg(F.percentile(time, shares), F.max(EVENT_TS_COLUMN)).collect()[0]
     if newest is None:  # No sample: the counts say so.
         return SplitBounds(None, None)
     end = dates.span_ms[1] if dates else end_of_log(split, newest)
-    return find_bounds(config, end, SplitBounds(int(validation) * ms, int(test) * ms))
+    test, validation = (int(bound) * ms for bound in found)
+    return find_bounds(config, end, SplitBounds(validation, test))
 
 
 def check_built_by_day(config: BuildConfig) -> None:

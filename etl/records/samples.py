@@ -26,9 +26,9 @@ from etl.events.columns import (
     kept,
 )
 from etl.events.conditions import find_position, find_where_columns
+from etl.events.counted_features import add_latest_windowed_features, windowed_feature_names
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.joins import plan_joins, select_latest
-from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
 from etl.features.plan import (
     EVENT_NUMBER,
     SEEN,
