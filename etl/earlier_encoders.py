@@ -17,8 +17,8 @@ from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import TargetConfig
 from conf.manifest import Manifest
+from etl.encoders.feature_plan import FeaturePlan
 from etl.encoders.fit import EarlierEncoders, plan_inputs
-from etl.features.plan import FeaturePlan
 from etl.versions.run_fingerprint import Parent
 
 logger = logging.getLogger("sluice.encoders")

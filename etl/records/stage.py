@@ -16,8 +16,8 @@ from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.splits import CATALOG, TRAIN, USERS
+from etl.encoders.feature_plan import FeaturePlan
 from etl.events.counted_features import add_most_frequent
-from etl.features.plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
 from etl.records.fitted_encoders import FittedEncoders

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest
-from etl.features.plan import FeaturePlan
+from etl.encoders.feature_plan import FeaturePlan
 from etl.quality.contract import BuildChecks
 from etl.versions.run_fingerprint import RunRequest
 

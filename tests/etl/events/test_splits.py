@@ -15,6 +15,7 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
+from etl.encoders.feature_plan import plan_features
 from etl.events.columns import kept
 from etl.events.counted_features import add_most_frequent, fit_most_frequent
 from etl.events.event_counts import EventCounts, check_counts, count_events
@@ -22,7 +23,6 @@ from etl.events.event_log import prepare_events
 from etl.events.labels import add_weights
 from etl.events.sampling import mark_not_sampled
 from etl.events.splits import add_split, check_dates, split_by_window
-from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
 from etl.stages.run_stages import check_config
