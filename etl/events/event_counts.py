@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +106,8 @@ def count_events(
         matches={name: count_outcomes(name, rows) for name in _list_dictionaries(config)},
         seen=None if config.seen_where is None else _total("seen", good),
         maturity={
-            name: _describe_end(found)
-            | ({"unknown_as_0": _total(key, inside)} if key in counted else {})
+            name: _describe_end(found) | _count_unknown(name, counted, inside)
             for name, found in conversions.items()
-            for key in (_UNKNOWN + name,)
         },
         lost_conversions={
             name: {"rows": found.rows, **found.lost} for name, found in conversions.items()
@@ -199,6 +197,11 @@ def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
         .agg(F.count_if(is_test).alias("test"), F.count_if(~is_test).alias("log"))
     )
     return pairs.where("log > 0").agg(F.sum("test")).collect()[0][0] or 0
+
+
+def _count_unknown(label: str, counted: Collection[str], groups: Iterable[Group]) -> dict[str, int]:
+    key = _UNKNOWN + label
+    return {"unknown_as_0": _total(key, groups)} if key in counted else {}
 
 
 def _describe_end(counts: ConversionCounts) -> dict[str, int]:

@@ -17,18 +17,16 @@ from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
-    GIVEN_TOTAL_COLUMN,
     GIVEN_VALIDATION_COLUMN,
     MOMENT_COLUMN,
     POSITION_COLUMN,
-    SAMPLE_POSITION_COLUMN,
-    SAMPLE_TOTAL_COLUMN,
+    SAMPLES_COLUMN,
+    SAMPLES_LEFT_COLUMN,
     TIE_COLUMN,
     TOTAL_COLUMN,
     add_row_identity,
     drop_events,
     is_sample,
-    may_leave_out_samples,
 )
 from etl.events.conditions import (
     condition_columns,
@@ -95,8 +93,7 @@ def prepare_events(
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN, *unread)
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
     frame = mark_not_sampled(add_split(positioned, config, dates), config)
-    frame = frame.drop(GIVEN_TOTAL_COLUMN, SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN)
-    return PreparedEvents(frame, positioned, conversions)
+    return PreparedEvents(frame.drop(SAMPLES_COLUMN, SAMPLES_LEFT_COLUMN), positioned, conversions)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
@@ -175,18 +172,14 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     in_order = Window.partitionBy(user).orderBy(*order)
     running = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     whole = in_order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    is_kept, counted = F.col(DROP_COLUMN).isNull(), F.count_if(is_sample())
+    is_kept, own = F.col(DROP_COLUMN).isNull(), is_sample() & ~F.col(GIVEN_TEST_COLUMN)
     # Made together: Spark goes through the rows once for all windows of one projection.
     windows = {
         POSITION_COLUMN: F.count_if(is_kept).over(running),
         TOTAL_COLUMN: F.count_if(is_kept).over(whole),
+        SAMPLES_COLUMN: F.count_if(is_sample()).over(whole),
+        SAMPLES_LEFT_COLUMN: F.count_if(own).over(whole) - F.count_if(own).over(running),
     }
-    if config.split.test_source:
-        given = F.count_if(is_sample() & F.col(GIVEN_TEST_COLUMN))
-        windows[GIVEN_TOTAL_COLUMN] = given.over(whole)
-    if may_leave_out_samples(config):
-        windows[SAMPLE_POSITION_COLUMN] = counted.over(running)
-        windows[SAMPLE_TOTAL_COLUMN] = counted.over(whole)
     if time is not None:
         previous = F.last(F.when(is_kept, F.struct(time)), ignorenulls=True)
         before = in_order.rowsBetween(Window.unboundedPreceding, -1)

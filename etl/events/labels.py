@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_, or_
+from operator import and_, mul, or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -53,9 +53,8 @@ class ConversionCounts:
             over yet is one.
         span_ms: Times of the first and the last conversion; None: there is none.
         last_event_ms: Time of the last event; None: there is none.
-        until_ms: Up to when labels can be known; None: none can. What was not declared is the time
-            of the last conversion: of what happened after it, a feed that is late says nothing,
-            whereas a sparse one only lets a few more events wait.
+        until_ms: Up to when labels can be known, by default the time of the last conversion: of
+            what happened after it a feed that is late says nothing; None: none can.
     """
 
     rows: int
@@ -89,14 +88,21 @@ def count_conversions(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> dict[str, ConversionCounts]:
     """Counts the conversions of each label that has some; events may be left out, or no samples."""
-    counts = {}
+    found = {}
     for label in config.all_labels:
-        if label.conversion is not None:
-            rows = _read_conversions(label.conversion, config, sources)
-            ms = _ms_per_unit(label.conversion, config)
-            counts[label.name] = _count(events, label.conversion, rows, ms)
-            _report_lost(label.name, label.conversion, counts[label.name])
-    return counts
+        if (rule := label.conversion) is not None:
+            rows = _read_conversions(rule, config, sources)
+            counts = _count(events, rule, rows, _ms_per_unit(rule, config))
+            found[label.name] = counts
+            if counts.lost:
+                logger.warning("label %r: %s", label.name, _describe_lost(rule, counts))
+    return found
+
+
+def _describe_lost(rule: ConversionConfig, counts: ConversionCounts) -> str:
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
+    share = f"{sum(counts.lost.values()):,} of {counts.rows:,} conversions"
+    return f"{share} of {rule.source!r}: {reasons} make no sample positive"
 
 
 def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
@@ -147,14 +153,6 @@ def _name_loss(conversion: ConversionConfig) -> Column:
         is_late("__last_sample_ms"),
     )
     return F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
-
-
-def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCounts) -> None:
-    lost = sum(counts.lost.values())
-    if lost:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
-        received = f"{lost:,} of {counts.rows:,} conversions of {conversion.source!r}: {reasons}"
-        logger.warning("label %r: %s make no sample positive", name, received)
 
 
 def _read_conversions(
@@ -286,29 +284,25 @@ def add_weights(samples: DataFrame, config: BuildConfig, newest_ts_ms: int | Non
     Down-sampling by a rate r adds 1/r, so that weighted sums have the expectation of the whole.
     `newest_ts_ms` is the time of the latest event, whose decay is 1; None without times.
     """
-    name = config.weight_name
-    if name is None:
+    if config.weight_name is None:
         return samples
-    weight = F.lit(1.0)
-    for factor in _factors(config, newest_ts_ms):
-        weight = weight * F.coalesce(factor.cast("double"), F.lit(1.0))
-    return samples.withColumn(name, weight.cast("float"))
+    factors = [F.coalesce(f.cast("double"), F.lit(1.0)) for f in _factors(config, newest_ts_ms)]
+    weight = reduce(mul, factors, F.lit(1.0))
+    return samples.withColumn(config.weight_name, weight.cast("float"))
 
 
-def _factors(config: BuildConfig, newest_ts_ms: int | None) -> list[Column]:
-    factors: list[Column] = []
+def _factors(config: BuildConfig, newest_ts_ms: int | None) -> Iterator[Column]:
     weights, label = config.weights, F.col(config.label_name or "")
     if config.down_sampling is not None:
-        factors.append(F.lit(1.0) / F.col(config.down_sampling.name))
+        yield F.lit(1.0) / F.col(config.down_sampling.name)
     if weights is None:
-        return factors
+        return
     if weights.column is not None:
-        factors.append(F.col(weights.column))
+        yield F.col(weights.column)
     if weights.positive is not None:
-        factors.append(F.when(label > 0, F.lit(weights.positive)))
+        yield F.when(label > 0, F.lit(weights.positive))
     if weights.negative is not None:
-        factors.append(F.when(label == 0, F.lit(weights.negative)))
+        yield F.when(label == 0, F.lit(weights.negative))
     if weights.half_life_days is not None and newest_ts_ms is not None:
         age_days = (F.lit(newest_ts_ms) - F.col(EVENT_TS_COLUMN)) / _DAY_MS
-        factors.append(F.pow(F.lit(0.5), age_days / weights.half_life_days))
-    return factors
+        yield F.pow(F.lit(0.5), age_days / weights.half_life_days)

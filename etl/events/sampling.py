@@ -233,18 +233,22 @@ def _fit_candidates(
     of_token = F.min(_group_of(config)).alias(GROUP_COLUMN)
     grouped = events.where(in_train).groupBy(F.col(item).alias(_TOKEN))
     counted = grouped.agg(F.count_if(popular).alias(_COUNT), of_token)
-    counted = counted.where(F.col(GROUP_COLUMN).isNotNull())
-    items = counted.toArrow().sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")])
-    items = items.combine_chunks()
-    # Sorted groups, numbered from 0.
-    numbered = pc.dictionary_encode(items[GROUP_COLUMN]).combine_chunks()
-    groups = np.asarray(numbered.indices).astype(np.int64)
-    weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** config.exponent
+    items = counted.where(F.col(GROUP_COLUMN).isNotNull()).toArrow()
+    items = items.sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")]).combine_chunks()
+    table, sizes = _tabulate(items, config.exponent)
+    spark = events.sparkSession
+    return NegativeCandidates(spark.createDataFrame(table), spark.createDataFrame(sizes))
+
+
+def _tabulate(items: pa.Table, exponent: float) -> tuple[pa.Table, pa.Table]:
+    """The alias table of sorted items by group and index, and the size of each group."""
+    names, token = items[GROUP_COLUMN].combine_chunks(), items[_TOKEN].combine_chunks()
+    groups = np.asarray(pc.dictionary_encode(names).indices).astype(np.int64)  # from 0, sorted
+    weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** exponent
     alias = build_alias_table(weights, groups)
-    token = items[_TOKEN].combine_chunks()
     table = pa.table(
         {
-            GROUP_COLUMN: items[GROUP_COLUMN],
+            GROUP_COLUMN: names,
             _INDEX: np.arange(len(groups), dtype=np.int64) - np.searchsorted(groups, groups),
             _TOKEN: token,
             _OWN: alias.probabilities,
@@ -253,10 +257,8 @@ def _fit_candidates(
             _ALIAS_PROBABILITY: alias.probabilities[alias.aliases],
         }
     )
-    spark = events.sparkSession
-    sizes = table.group_by(GROUP_COLUMN).aggregate([(_TOKEN, "count")])
-    sizes = sizes.select([GROUP_COLUMN, f"{_TOKEN}_count"]).rename_columns([GROUP_COLUMN, _SIZE])
-    return NegativeCandidates(spark.createDataFrame(table), spark.createDataFrame(sizes))
+    sizes = pa.table({GROUP_COLUMN: names.unique(), _SIZE: np.bincount(groups)})
+    return table, sizes
 
 
 _ROUNDS = (2, 14, 112)
@@ -264,6 +266,11 @@ _ROUNDS = (2, 14, 112)
 met 90 % of the probability keeps one slot in 700,000 open."""
 _TRY, _FOUND = "__try", "__found"
 _UNIT = 2.0**52
+
+
+def _number(rows: DataFrame, name: str, first: int, count: int) -> DataFrame:
+    """Repeats each row `count` times, with a number from `first`."""
+    return rows.withColumn(name, F.explode(F.sequence(F.lit(first), F.lit(first + count - 1))))
 
 
 @dataclass(frozen=True)
@@ -275,8 +282,7 @@ class _Draw:
     per_positive: int
 
     def open_slots(self, positives: DataFrame) -> DataFrame:
-        numbers = F.sequence(F.lit(1), F.lit(self.per_positive))
-        return positives.withColumn(DRAW_COLUMN, F.explode(numbers))
+        return _number(positives, DRAW_COLUMN, 1, self.per_positive)
 
 
 def _fill_unseen(
@@ -292,9 +298,7 @@ def _fill_unseen(
     names, candidates = slots.columns, draw.candidates
     opened, filled, first = slots, [], 0
     for tries in _ROUNDS:
-        numbers = F.sequence(F.lit(first), F.lit(first + tries - 1))
-        tried = opened.withColumn(_TRY, F.explode(numbers))
-        drawn = candidates.draw(tried, *draw.key, F.col(_TRY))
+        drawn = candidates.draw(_number(opened, _TRY, first, tries), *draw.key, F.col(_TRY))
         seen = drawn.join(met.withColumn("__met", F.lit(True)), [user, CANDIDATE_COLUMN], "left")
         taken = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
         unmet = F.min(F.when(F.col("__met").isNull(), taken))

@@ -20,19 +20,15 @@ from conf.splits import TEST, TRAIN, VALIDATION
 from etl.events.columns import (
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
-    GIVEN_TOTAL_COLUMN,
     GIVEN_VALIDATION_COLUMN,
-    POSITION_COLUMN,
     ROW_COLUMNS,
-    SAMPLE_POSITION_COLUMN,
-    SAMPLE_TOTAL_COLUMN,
+    SAMPLES_COLUMN,
+    SAMPLES_LEFT_COLUMN,
     SHORT_USER_COLUMN,
     SPLIT_COLUMN,
-    TOTAL_COLUMN,
     drop_events,
     hash_fraction,
     is_sample,
-    may_leave_out_samples,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +92,7 @@ def find_bounds(
     `by_fractions` are those where the config states neither a time nor a duration.
     """
     split, ms = config.split, config.event_ms
-    test, validation = by_fractions.test, None
+    test, validation = by_fractions.test, by_fractions.validation
     if split.test_from_ts is not None:
         test = cast(int, split.test_from_ts) * ms
     elif split.test is not None and end_ms is not None:
@@ -105,8 +101,8 @@ def find_bounds(
         validation = None if test is None else test - _read_ms(split.validation)
     elif split.validation_from_ts is not None:
         validation = cast(int, split.validation_from_ts) * ms
-    elif by_fractions.validation is not None and test is not None:
-        validation = min(by_fractions.validation, test)
+    elif validation is not None:
+        validation = None if test is None else min(validation, test)
     return SplitBounds(validation if split.validation else None, test)
 
 
@@ -126,17 +122,21 @@ Span = tuple[int | None, int | None]
 
 def plan_spans(config: BuildConfig, dates: DateRange | None) -> Mapping[str, Span]:
     """Returns the times of each split that the config and the run's days fix, by split."""
-    if config.split.start_date is not None:
-        return _plan_window(config.split)
-    if config.split.strategy != "temporal" or config.events.time is None:
+    split = config.split
+    if split.start_date is not None:
+        return _plan_window(split)
+    if split.strategy != "temporal" or config.events.time is None:
         return {}
     bounds = find_bounds(config, dates.span_ms[1] if dates else None)
     spans: dict[str, Span] = {}
+    train_end = bounds.validation if split.validation else bounds.test
+    if train_end is not None:
+        spans[TRAIN] = (None, train_end)
     if bounds.validation is not None:
-        spans = {TRAIN: (None, bounds.validation), VALIDATION: (bounds.validation, bounds.test)}
-    elif not config.split.validation and bounds.test is not None:
-        spans = {TRAIN: (None, bounds.test)}
-    return spans if bounds.test is None else {**spans, TEST: (bounds.test, None)}
+        spans[VALIDATION] = (bounds.validation, bounds.test)
+    if bounds.test is not None:
+        spans[TEST] = (bounds.test, None)
+    return spans
 
 
 def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
@@ -200,20 +200,17 @@ def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
     spans = _plan_window(split, low or 0)
     (first, train_end), (test, end) = spans[TRAIN], spans[TEST]
     if high is not None and test > high:
-        raise _refuse_window(split, test, high)
+        last_window = (high - test) // (_step_days(split) * _DAY_MS) + split.window
+        raise InputDataError(
+            f"window {split.window} of the backtest begins to test after the log has ended",
+            received="test from {}, log until {}".format(*show_span((test, high))),
+            fix="declare fewer days"
+            if last_window < 0
+            else f"choose split.window 0 to {last_window}, or declare fewer days",
+        )
     chosen = F.when(time < train_end, TRAIN).when(time < test, VALIDATION).otherwise(TEST)
     outside = F.when((time < first) | (time >= end), OUTSIDE_WINDOW)
     return drop_events(events.withColumn(SPLIT_COLUMN, chosen), outside)
-
-
-def _refuse_window(split: SplitConfig, test_ms: int, last_ms: int) -> InputDataError:
-    last_window = (last_ms - test_ms) // (_step_days(split) * _DAY_MS) + split.window
-    test, last = show_span((test_ms, last_ms))
-    return InputDataError(
-        f"window {split.window} of the backtest begins to test after the log has ended",
-        received=f"test from {test}, log until {last}",
-        allowed="shorter train_days" if last_window < 0 else f"split.window 0 to {last_window}",
-    )
 
 
 def show_span(span: Span) -> list[str | None]:
@@ -250,29 +247,16 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     An event that is no sample goes with the sample before it: what a sample of the train split
     has not seen yet, encoders are not fitted on.
     """
-    split, (position, total) = config.split, _sample_columns(config)
-    remaining, enough = F.col(total) - F.col(position), F.col(total) >= LEAST_EVENTS
-    is_last = enough & (remaining == 0)
-    if split.strategy == "given":
-        is_last = F.col(GIVEN_TEST_COLUMN)
-        remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
-    chosen = F.when(is_last, TEST)
+    split, is_given = config.split, config.split.strategy == "given"
+    left, enough = F.col(SAMPLES_LEFT_COLUMN), F.col(SAMPLES_COLUMN) >= LEAST_EVENTS
+    chosen = F.when(F.col(GIVEN_TEST_COLUMN) if is_given else enough & (left == 0), TEST)
     if split.validation:
-        validation = enough & (remaining == 1)
+        validation = enough & (left == (0 if is_given else 1))
         if split.validation_users is not None:
             validation = validation & _is_chosen(events, user, config)
         chosen = chosen.when(validation, VALIDATION)
     events = events.withColumn(SPLIT_COLUMN, chosen.otherwise(TRAIN))
-    if split.strategy == "given":
-        return events
-    return events.withColumn(SHORT_USER_COLUMN, ~enough & (remaining == 0))
-
-
-def _sample_columns(config: BuildConfig) -> tuple[str, str]:
-    """Columns of the rank of an event among its user's samples, and of their number."""
-    if not may_leave_out_samples(config):
-        return POSITION_COLUMN, TOTAL_COLUMN
-    return SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN
+    return events if is_given else events.withColumn(SHORT_USER_COLUMN, ~enough & (left == 0))
 
 
 def _is_chosen(events: DataFrame, user: str, config: BuildConfig) -> Column:
@@ -280,12 +264,12 @@ def _is_chosen(events: DataFrame, user: str, config: BuildConfig) -> Column:
 
     The greatest of these is looked for once: every later pass compares with it, and joins nothing.
     """
-    position, total = _sample_columns(config)
-    is_last = is_sample() & (F.col(position) == F.col(total)) & (F.col(total) >= LEAST_EVENTS)
+    has_enough = (F.col(SAMPLES_LEFT_COLUMN) == 0) & (F.col(SAMPLES_COLUMN) >= LEAST_EVENTS)
     hashed = F.xxhash64(F.lit(config.output.seed), F.col(user))
-    users = events.where(is_last).select(hashed.alias("hash"), F.col(user).alias("user"))
-    smallest = users.orderBy("hash", "user").limit(config.split.validation_users or 0)
-    last = smallest.agg(F.max(F.struct("hash", "user"))).collect()[0][0]
+    keys = F.struct(hashed.alias("hash"), F.col(user).alias("user")).alias("key")
+    users = events.where(has_enough).select(user).distinct().select(keys)
+    smallest = users.orderBy("key").limit(config.split.validation_users or 0)
+    last = smallest.agg(F.max("key")).collect()[0][0]
     if last is None:
         return F.lit(False)
     return (hashed < last["hash"]) | ((hashed == last["hash"]) & (F.col(user) <= last["user"]))
@@ -346,47 +330,40 @@ def check_built_by_day(config: BuildConfig) -> None:
     Days that are built one by one would not fit each other: an event is the last one of its user,
     or the newest of the log, only until the next day is there.
     """
-    for received, allowed in _list_moving(config):
+    for received in _list_moving(config):
         raise ConfigError(
             "output.partition_overwrite: dynamic keeps records of other days, and this makes "
             "other ones of an event with each day that follows it",
             received=received,
-            allowed=allowed,
             fix="change it, or build all days in each run: --set output.partition_overwrite=static",
         )
 
 
-def _list_moving(config: BuildConfig) -> Iterator[tuple[str, str]]:
-    """Yields what of a config moves with the days that are read, and what would not."""
-    yield from _list_moving_splits(config.split)
-    for source in (config.split.test_source, config.split.validation_source):
+def _list_moving(config: BuildConfig) -> Iterator[str]:
+    """What of a config moves with the days that are read."""
+    split = config.split
+    yield from _list_moving_splits(split)
+    for source in (split.test_source, split.validation_source):
         # Events without times come after whatever log is read.
         if source is not None and config.sources[source].column(config.events.time or "") is None:
-            received = f"split.strategy: given, with events of {source!r} that have no time"
-            yield received, f"given events with the log's column {config.events.time!r}"
+            yield f"split.strategy: given, with events of {source!r} that have no time"
     if config.train_samples != "all":
-        received = f"train_samples: {config.train_samples}, counted from each user's last event"
-        yield received, "train_samples: all"
+        yield f"train_samples: {config.train_samples}, counted from each user's last event"
     if config.weights is not None and config.weights.half_life_days is not None:
-        received = f"weights.half_life_days: {config.weights.half_life_days:g}"
-        yield received, "weights without half_life_days: it counts from the newest event"
+        age = config.weights.half_life_days
+        yield f"weights.half_life_days: {age:g}, counted from the newest event"
     if DATE_PARTITION in config.output.partition_by and DATE_PARTITION in config.event_column_types:
-        yield (
-            f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads",
-            f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time",
-        )
+        yield f"a column {DATE_PARTITION!r} of the log: without it that is the event's UTC day"
 
 
-def _list_moving_splits(split: SplitConfig) -> Iterator[tuple[str, str]]:
-    fixed = "temporal with fixed test_from_ts and validation_from_ts"
-    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
+def _list_moving_splits(split: SplitConfig) -> Iterator[str]:
     keeps_validation = split.validation is not True or split.validation_from_ts is not None
     if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
         how = "by fractions" if split.test is None else f"test: {split.test}"
-        yield f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
+        yield f"split.strategy: temporal, {how}, not by test_from_ts and validation_from_ts"
     if split.strategy == "leave_one_out":
-        yield "split.strategy: leave_one_out, the last events of each user", others
+        yield "split.strategy: leave_one_out, the last events of each user"
     if split.strategy == "sliding" and split.start_date is None:
-        yield "split.strategy: sliding without start_date, from the log's first day", others
+        yield "split.strategy: sliding without start_date, from the log's first day"
     if split.strategy == "given" and split.validation is True and split.validation_source is None:
-        yield "split.strategy: given, with validation from the end of the log", others
+        yield "split.strategy: given, with validation from the end of the log"
