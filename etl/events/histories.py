@@ -16,12 +16,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import GapsConfig, SessionsConfig, UserHistoryConfig
-from etl.events.columns import (
-    DROP_COLUMN,
-    EVENT_TS_COLUMN,
-    POSITION_COLUMN,
-    TOTAL_COLUMN,
-)
+from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN, TOTAL_COLUMN
 from etl.events.conditions import find_position, matches
 
 if TYPE_CHECKING:
@@ -84,6 +79,7 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
 def _collect_latest(events: DataFrame, config: BuildConfig) -> DataFrame:
     """One row per user: the latest behaviours of each history, oldest first."""
     user, histories = config.events.user or "", config.all_histories
+    events = events.where(reduce(or_, [_is_met(events, config, one) for one in histories]))
     for history in histories:
         events = _mark(events, config, history)
         found = F.struct(POSITION_COLUMN, _element(config, history).alias("element"))
@@ -113,10 +109,7 @@ def _count_later(config: BuildConfig, history: UserHistoryConfig) -> Column:
 
 def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
     """Adds whether an event is one of the behaviours, and from which position it is repeated."""
-    met = matches(events, history.where)
-    if _leaves_out_no_items(config, history):
-        met = met & F.col(config.events.item or "").isNotNull()
-    events = events.withColumn(_MATCH, met)
+    events = events.withColumn(_MATCH, _is_met(events, config, history))
     if history.distinct is None:
         return events
     item, alike = config.events.item or "", [config.events.user or "", _MATCH]
@@ -130,6 +123,13 @@ def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) ->
         same = F.lead(item).over(in_order) == F.col(item)
         repeated = F.when(same, F.lead(POSITION_COLUMN).over(in_order))
     return events.withColumn(_SUPERSEDED, repeated)
+
+
+def _is_met(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> Column:
+    met = matches(events, history.where)
+    if _leaves_out_no_items(config, history):
+        met = met & F.col(config.events.item or "").isNotNull()
+    return met
 
 
 def _is_selective(config: BuildConfig, history: UserHistoryConfig) -> bool:
