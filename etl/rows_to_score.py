@@ -36,7 +36,7 @@ from conf.etl.split import SplitConfig
 from conf.schema import fingerprint
 from conf.storage.atomic_output import PRIVATE, staged_directory
 from conf.storage.table_files import open_parquet
-from etl.encoders.feature_plan import made_sample_columns, plan_features
+from etl.encoders.feature_plan import plan_features, sampling_columns
 from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, NOT_SAMPLED_COLUMN, kept
 from etl.events.conditions import check_where
 from etl.events.counted_features import add_most_frequent
@@ -181,7 +181,7 @@ def _feature_columns(config: BuildConfig) -> set[str]:
 
 
 def _served_features(config: BuildConfig) -> list[FeatureConfig]:
-    made = set(made_sample_columns(config))
+    made = set(sampling_columns(config))
     return [
         feature
         for feature in config.features

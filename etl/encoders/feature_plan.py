@@ -50,11 +50,6 @@ def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     return {name: role for name, role in roles.items() if name is not None}
 
 
-def made_sample_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns the type of each column that is made of samples, for features to read."""
-    return dict.fromkeys(sampling_columns(config), "float32")
-
-
 def history_names(config: BuildConfig) -> tuple[str, ...]:
     """Returns the columns of all histories: lists that are known for a user without an event."""
     return tuple(name for history in config.all_histories for name in history.made)
@@ -289,7 +284,7 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         types[EVENT_NUMBER] = "int64"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
-    types |= made_sample_columns(config)
+    types |= dict.fromkeys(sampling_columns(config), "float32")
     raw = raw_value_columns(config).items()
     return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
 

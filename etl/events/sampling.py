@@ -7,7 +7,7 @@ exactly. What a sampling leaves out stays in histories, but has no record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -196,14 +196,19 @@ _ALIAS, _ALIAS_PROBABILITY = "__alias", "__alias_probability"
 
 @dataclass(frozen=True)
 class NegativeCandidates:
-    """An alias table as frames, joined to draws by group and index; and the size of each group."""
+    """An alias table as frames, joined to draws by group and index; and the size of each group.
+
+    A draw depends on the columns of `key` alone.
+    """
 
     table: DataFrame
     sizes: DataFrame
+    key: Sequence[Column]
 
-    def draw(self, slots: DataFrame, *key: Column) -> DataFrame:
-        """Draws one item for each slot whose `__group` has items, by a hash of its key alone."""
-        hashed = slots.join(self.sizes, GROUP_COLUMN).withColumn(_HASH, F.xxhash64(*key))
+    def draw(self, slots: DataFrame, *more: str) -> DataFrame:
+        """Draws an item for each slot whose `__group` has some; slots differ by key and `more`."""
+        hashed = slots.join(self.sizes, GROUP_COLUMN)
+        hashed = hashed.withColumn(_HASH, F.xxhash64(*self.key, DRAW_COLUMN, *more))
         hashed = hashed.withColumn(_INDEX, F.pmod(F.col(_HASH), F.col(_SIZE)))
         drawn = hashed.join(self.table, [GROUP_COLUMN, _INDEX])
         own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col(_THRESHOLD)
@@ -221,23 +226,24 @@ def _group_of(config: NegativesConfig) -> Column:
 
 
 def _fit_candidates(
-    events: DataFrame, item: str, config: NegativesConfig, popular: Column
+    events: DataFrame, config: BuildConfig, negatives: NegativesConfig, popular: Column
 ) -> NegativeCandidates:
     """Counts the items of the train split where `popular` holds, and builds their alias table.
 
     Every item of the split's events can be drawn. One that no such event has counts as one. Only
     one row per item comes to the driver, as Arrow, like a vocabulary.
     """
-    in_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(item).isNotNull()
+    item, spark = F.col(config.events.item or ""), events.sparkSession
+    in_train = (F.col(SPLIT_COLUMN) == TRAIN) & item.isNotNull()
     # An item's category is its dictionary's; the least, should an item ever have two.
-    of_token = F.min(_group_of(config)).alias(GROUP_COLUMN)
-    grouped = events.where(in_train).groupBy(F.col(item).alias(_TOKEN))
+    of_token = F.min(_group_of(negatives)).alias(GROUP_COLUMN)
+    grouped = events.where(in_train).groupBy(item.alias(_TOKEN))
     counted = grouped.agg(F.count_if(popular).alias(_COUNT), of_token)
     items = counted.where(F.col(GROUP_COLUMN).isNotNull()).toArrow()
     items = items.sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")]).combine_chunks()
-    table, sizes = _tabulate(items, config.exponent)
-    spark = events.sparkSession
-    return NegativeCandidates(spark.createDataFrame(table), spark.createDataFrame(sizes))
+    key = [F.lit(config.output.seed), F.lit("negative"), *map(F.col, event_columns(config))]
+    table, sizes = map(spark.createDataFrame, _tabulate(items, negatives.exponent))
+    return NegativeCandidates(table, sizes, key)
 
 
 def _tabulate(items: pa.Table, exponent: float) -> tuple[pa.Table, pa.Table]:
@@ -273,20 +279,8 @@ def _number(rows: DataFrame, name: str, first: int, count: int) -> DataFrame:
     return rows.withColumn(name, F.explode(F.sequence(F.lit(first), F.lit(first + count - 1))))
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """What negatives are drawn from, what a draw depends on, and how many each positive gets."""
-
-    candidates: NegativeCandidates
-    key: list[Column]
-    per_positive: int
-
-    def open_slots(self, positives: DataFrame) -> DataFrame:
-        return _number(positives, DRAW_COLUMN, 1, self.per_positive)
-
-
 def _fill_unseen(
-    slots: DataFrame, met: DataFrame, draw: _Draw, user: str, stack: ExitStack
+    slots: DataFrame, met: DataFrame, candidates: NegativeCandidates, stack: ExitStack
 ) -> DataFrame:
     """Fills each slot with the first of its tries that the user has not met.
 
@@ -295,10 +289,9 @@ def _fill_unseen(
     met nearly everything. Slots are narrow rows with `__group`, no two alike; `met` are distinct
     pairs of user and `__candidate`.
     """
-    names, candidates = slots.columns, draw.candidates
-    opened, filled, first = slots, [], 0
+    user, names, opened, filled, first = met.columns[0], slots.columns, slots, [], 0
     for tries in _ROUNDS:
-        drawn = candidates.draw(_number(opened, _TRY, first, tries), *draw.key, F.col(_TRY))
+        drawn = candidates.draw(_number(opened, _TRY, first, tries), _TRY)
         seen = drawn.join(met.withColumn("__met", F.lit(True)), [user, CANDIDATE_COLUMN], "left")
         taken = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
         unmet = F.min(F.when(F.col("__met").isNull(), taken))
@@ -359,17 +352,22 @@ def add_negatives(
     # An event inside a sequence trains too: the row that ends the sequence holds it.
     skipped = F.coalesce(F.col(NOT_SAMPLED_COLUMN), F.lit(INSIDE_SEQUENCE))
     popular = is_positive & (skipped == INSIDE_SEQUENCE)
-    candidates = _fit_candidates(events, config.events.item or "", negatives, popular)
-    key = [F.lit(config.output.seed), F.lit("negative"), *map(F.col, event_columns(config))]
-    draw = _Draw(candidates, [*key, F.col(DRAW_COLUMN)], negatives.per_positive)
+    candidates = _fit_candidates(events, config, negatives, popular)
     chosen = is_positive & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
     positives = samples.where(chosen).withColumn(GROUP_COLUMN, _group_of(negatives))
     if negatives.not_seen is None:
-        drawn = candidates.draw(draw.open_slots(positives), *draw.key)
+        drawn = candidates.draw(_number(positives, DRAW_COLUMN, 1, negatives.per_positive))
         counted = positives.join(candidates.sizes, GROUP_COLUMN, "left_semi")
         counts = _count(counted, F.lit(negatives.per_positive))
     else:
-        drawn, counts = _draw_unseen(positives, events, config, draw, stack)
+        met = events if negatives.not_seen == "all" else events.where(F.col(SPLIT_COLUMN) == TRAIN)
+        columns = event_columns(config)
+        # Narrow rows go through the draws; the samples are joined to what comes out of them.
+        slots = positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN)
+        slots = _number(slots, DRAW_COLUMN, 1, negatives.per_positive)
+        rows = _fill_unseen(slots, _pair(met, config), candidates, stack)
+        drawn = positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns)
+        counts = _count(rows, F.lit(1))
     replaced = _replace_items(drawn, log, config, sources)
     probability = negatives.probability
     replaced = replaced.withColumn(probability, F.col(PROBABILITY_COLUMN).cast("float"))
@@ -377,19 +375,10 @@ def add_negatives(
     return Negatives(given.unionByName(replaced.select(*given.columns)), counts, stack.close)
 
 
-def _draw_unseen(
-    positives: DataFrame, events: DataFrame, config: BuildConfig, draw: _Draw, stack: ExitStack
-) -> tuple[DataFrame, dict[str, int]]:
+def _pair(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Distinct pairs of a user, and an item that the user has met."""
     user, item = config.events.user or "", config.events.item or ""
-    in_all = config.negatives is not None and config.negatives.not_seen == "all"
-    met = events if in_all else events.where(F.col(SPLIT_COLUMN) == TRAIN)
-    met = met.select(user, F.col(item).alias(CANDIDATE_COLUMN)).distinct()
-    columns = event_columns(config)
-    # Narrow rows go through the draws; the samples are joined to what comes out of them.
-    slots = draw.open_slots(positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN))
-    rows = _fill_unseen(slots, met, draw, user, stack)
-    drawn = positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns)
-    return drawn, _count(rows, F.lit(1))
+    return events.select(user, F.col(item).alias(CANDIDATE_COLUMN)).distinct()
 
 
 def _count(rows: DataFrame, each: Column) -> dict[str, int]:
