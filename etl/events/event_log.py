@@ -36,7 +36,7 @@ from etl.events.conditions import (
 )
 from etl.events.counted_features import add_windowed_features
 from etl.events.histories import add_sessions
-from etl.events.joins import join_dictionaries
+from etl.events.joins import join_dictionaries, refuse_unmatched
 from etl.events.labels import ConversionCounts, add_labels, count_conversions
 from etl.events.sampling import mark_not_sampled
 from etl.events.splits import add_split, split_by_window
@@ -84,14 +84,14 @@ def prepare_events(
     events = split_by_window(_mark_after_given(events, config), config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
-    conversions: Mapping[str, ConversionCounts] = {}
     if is_labelled:
-        conversions = count_conversions(events, config, sources)
-        events = add_labels(events, config, sources, conversions)
-    # Persisted before the split, whose choice of users would else run all of this once more.
+        events = add_labels(events, config, sources)
     unread = [] if config.split.strategy == "given" else _GIVEN_COLUMNS
     positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN, *unread)
+    # Persisted before what looks at the data, which would else run all of this once more.
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
+    refuse_unmatched(positioned, config)
+    conversions = count_conversions(positioned, config, sources) if is_labelled else {}
     frame = mark_not_sampled(add_split(positioned, config, dates), config)
     return PreparedEvents(frame.drop(SAMPLES_COLUMN, SAMPLES_LEFT_COLUMN), positioned, conversions)
 

@@ -79,8 +79,6 @@ def join_dictionaries(
         dictionary = sources[join.name].good
         check_unique_key(join.name, dictionary, join.unique_columns)
         events = join_one(events, dictionary, join)
-        if join.config.unmatched == "fail":
-            refuse_unmatched(events, join)
     return events
 
 
@@ -97,17 +95,20 @@ def check_unique_key(name: str, dictionary: DataFrame, columns: Sequence[str]) -
         )
 
 
-def refuse_unmatched(events: DataFrame, join: DictionaryJoin) -> None:
-    """Refuses events without an entry in a dictionary that must know them all."""
-    on, noted = join.config.column, outcome_column(join.name)
-    missing = events.where(F.col(noted) != MATCHED).select(on, noted).distinct()
-    rows = missing.orderBy(on, noted).limit(5).collect()
-    if rows:
-        raise InputDataError(
-            f"events have no entry in dictionary {join.name!r}",
-            received=", ".join(f"{on} = {row[on]} ({row[noted]})" for row in rows) + ", …",
-            fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
-        )
+def refuse_unmatched(events: DataFrame, config: BuildConfig) -> None:
+    """Refuses joined events without an entry in a dictionary that must know them all."""
+    for join in config.joins:
+        if join.unmatched != "fail":
+            continue
+        on, noted = join.column, outcome_column(join.source)
+        missing = events.where(F.col(noted) != MATCHED).select(on, noted).distinct()
+        rows = missing.orderBy(on, noted).limit(5).collect()
+        if rows:
+            raise InputDataError(
+                f"events have no entry in dictionary {join.source!r}",
+                received=", ".join(f"{on} = {row[on]} ({row[noted]})" for row in rows) + ", …",
+                fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
+            )
 
 
 def join_one(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:

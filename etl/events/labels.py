@@ -16,10 +16,11 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from etl.events.columns import (
+    DROP_COLUMN,
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
     GIVEN_VALIDATION_COLUMN,
-    is_sample,
+    NOT_SAMPLED_COLUMN,
     leave_out_samples,
     spread_lone,
 )
@@ -34,6 +35,7 @@ logger = logging.getLogger("sluice.labels")
 
 IMMATURE = "immature"
 UNLABELLED = "unlabelled"
+_UNKNOWN = (IMMATURE, UNLABELLED)
 LOST = ("null_key", "no_event", "outside_time", "no_sample")
 """Why a conversion makes no sample positive: a null among its keys, no event of these keys, none
 in the attribution window before, or there only events that are no samples."""
@@ -87,7 +89,7 @@ class ConversionCounts:
 def count_conversions(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> dict[str, ConversionCounts]:
-    """Counts the conversions of each label that has some; events may be left out, or no samples."""
+    """Counts the conversions of each label that has some, and says which no event led to."""
     found = {}
     for label in config.all_labels:
         if (rule := label.conversion) is not None:
@@ -112,7 +114,10 @@ def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
 def _count(
     events: DataFrame, conversion: ConversionConfig, conversions: DataFrame, ms: int
 ) -> ConversionCounts:
-    timed = events.select(*conversion.keys, EVENT_TS_COLUMN, is_sample().alias(_IS_SAMPLE))
+    # As it was before the label.
+    skipped = F.col(NOT_SAMPLED_COLUMN)
+    may_be = F.col(DROP_COLUMN).isNull() & F.coalesce(skipped.isin(*_UNKNOWN), F.lit(True))
+    timed = events.select(*conversion.keys, EVENT_TS_COLUMN, may_be.alias(_IS_SAMPLE))
     both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
     order = _in_time(conversion)
     until, whole = (
@@ -211,12 +216,7 @@ def is_immature(conversion: ConversionConfig, until_ms: int | None) -> Column:
     return end_ms.isNotNull() if until_ms is None else end_ms > F.lit(until_ms)
 
 
-def add_labels(
-    events: DataFrame,
-    config: BuildConfig,
-    sources: Mapping[str, Source],
-    conversions: Mapping[str, ConversionCounts],
-) -> DataFrame:
+def add_labels(events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     """Adds the labels, float32. A given event may lack all; another without any is no sample.
 
     Of several labels one that is not known yet is null: positives too, as leaving out only the
@@ -231,7 +231,8 @@ def add_labels(
             continue
         rows = _read_conversions(label.conversion, config, sources)
         events = _add_conversion_label(events, label.name, label.conversion, rows)
-    return _leave_out_unlabelled(events, config.all_labels, conversions)
+    late = {label.name: _is_late(label, config, sources) for label in config.all_labels}
+    return _leave_out_unlabelled(events, config.all_labels, late) if late else events
 
 
 def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
@@ -241,16 +242,12 @@ def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
 
 
 def _leave_out_unlabelled(
-    events: DataFrame,
-    labels: Sequence[LabelConfig],
-    conversions: Mapping[str, ConversionCounts],
+    events: DataFrame, labels: Sequence[LabelConfig], is_late: Mapping[str, Column]
 ) -> DataFrame:
-    if not labels:
-        return events
     given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
     lacking, reasons, known = [], [], {}
     for label in labels:
-        late, value = _is_late(label, conversions), F.col(label.name)
+        late, value = is_late[label.name], F.col(label.name)
         lacking.append(value.isNull() | late)
         reasons.append(F.when(late, IMMATURE).when(value.isNull() & ~given, UNLABELLED))
         known[label.name] = F.when(~late, value)
@@ -259,12 +256,16 @@ def _leave_out_unlabelled(
     return events.withColumns(known) if len(labels) > 1 else events
 
 
-def _is_late(label: LabelConfig, conversions: Mapping[str, ConversionCounts]) -> Column:
-    conversion = label.conversion
-    if conversion is None or conversion.immature == "keep":
+def _is_late(label: LabelConfig, config: BuildConfig, sources: Mapping[str, Source]) -> Column:
+    rule = label.conversion
+    if rule is None or rule.immature == "keep":
         return F.lit(False)
-    late = is_immature(conversion, conversions[label.name].until_ms)
-    return F.coalesce(late, F.lit(False))
+    if rule.until_ts is not None:
+        until_ms = rule.until_ts * _ms_per_unit(rule, config)
+    else:
+        rows = _read_conversions(rule, config, sources)
+        until_ms = rows.agg(F.max(_CONVERTED)).collect()[0][0]
+    return F.coalesce(is_immature(rule, until_ms), F.lit(False))
 
 
 def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:

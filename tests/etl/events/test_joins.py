@@ -24,7 +24,7 @@ from etl.events.joins import (
     refuse_unmatched,
     select_latest,
 )
-from tests.etl.logs import behaviour_config, columns, memory_source, rows_frame
+from tests.etl.logs import behaviour_config, columns, log_config, memory_source, rows_frame
 from tests.machine import IS_EXHAUSTIVE
 
 
@@ -90,7 +90,10 @@ def test_kept_events_are_noted_and_refused_where_all_must_match(spark):
     joined = join_dictionary(events, dictionary, build_join(unmatched="keep"))
     assert [row["__drop"] for row in joined.collect()] == [None] * 3
     with pytest.raises(InputDataError, match="no entry in dictionary 'items'") as refused:
-        refuse_unmatched(joined, build_join(unmatched="fail"))
+        refuse_unmatched(
+            joined,
+            log_config(joins=[{"source": "items", "column": "item", "unmatched": "fail"}]),
+        )
     assert "item = 2 (unknown_key)" in str(refused.value)
     assert "item = None (null_key)" in str(refused.value)
 
