@@ -23,6 +23,7 @@ from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
 from etl.build_manifest import BuiltVersion, describe_version, join_spans
 from etl.earlier_encoders import find_earlier_encoders
+from etl.encoders.feature_plan import FeaturePlan, plan_features
 from etl.encoders.fit import EarlierEncoders
 from etl.events.columns import kept
 from etl.events.conditions import check_where
@@ -31,7 +32,6 @@ from etl.events.event_log import PreparedEvents, prepare_events
 from etl.events.labels import add_weights
 from etl.events.sampling import Negatives, add_negatives
 from etl.events.splits import check_built_by_day, check_dates, check_spans, is_inside
-from etl.features.plan import FeaturePlan, plan_features
 from etl.quality.contract import BuildChecks, ask_rules, check_wall_clock
 from etl.quality.figures import Figure, find_figures
 from etl.quality.lint import (

@@ -12,9 +12,9 @@ from conf.errors import InternalError, read_code_version
 from conf.etl.build import BuildConfig
 from conf.manifest import Manifest, RowCounts
 from conf.splits import EVENT_SPLITS
+from etl.encoders.feature_plan import FeaturePlan
 from etl.events.event_counts import EventCounts
 from etl.events.joins import MATCHED
-from etl.features.plan import FeaturePlan
 from etl.quality.statistics import count_labelled
 from etl.records.fitted_encoders import FittedEncoders
 from etl.records.version_records import WrittenRecords

@@ -15,14 +15,15 @@ from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import ENCODERS_DIR, EncoderPlan
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.encodings import TargetConfig
+from conf.etl.encodings import FeatureConfig, TargetConfig
 from conf.manifest import Manifest
+from etl.encoders.feature_plan import FeaturePlan
 from etl.encoders.fit import EarlierEncoders, plan_inputs
-from etl.features.plan import FeaturePlan
 from etl.versions.run_fingerprint import Parent
 
 logger = logging.getLogger("sluice.encoders")
 
+_OF_FEATURE = ("column", "encoding", "max_len", "length")
 _OF_COLUMN = ("type", "field", "separator", "timestamp_format", "pair")
 _OF_SOURCE = ("format", "separator", "quote", "escape", "null_values", "pattern", "encoding")
 _OF_JOIN = ("source", "column", "as_of")
@@ -39,11 +40,8 @@ def find_earlier_encoders(
 ) -> EarlierEncoders | None:
     """Returns the encoders of the current version, where a build continues them.
 
-    Fitted numbers are kept where `keeps_numbers` says so, vocabularies that grow always.
-
-    Raises:
-        InputDataError: The version is damaged, or a file of its encoders is gone: its tokens would
-            get other ids, and its features other numbers.
+    Fitted numbers are kept where `keeps_numbers` says so, vocabularies that grow always. Of a
+    damaged version tokens would get other ids, and features other numbers.
     """
     keeps_numbers = keeps_numbers and features.fits_numbers
     if parent is None or not (features.has_incremental_vocabulary or keeps_numbers):
@@ -73,19 +71,13 @@ def _find_kept(
     config: BuildConfig, features: FeaturePlan, parent: Manifest, plan: EncoderPlan
 ) -> frozenset[str]:
     """The features whose numbers were fitted from columns and settings that have not changed."""
-    before = {feature["name"]: feature for feature in parent.source.config.get("features", ())}
-    resolved = config.resolved()
-    now = {feature["name"]: feature for feature in resolved["features"]}
-    labels = [(one.get("label"), one.get("labels")) for one in (resolved, parent.source.config)]
+    now, before = config.resolved(), parent.source.config
     fitted = [feature for feature in features.features if feature.encoding.fits_numbers]
     kept = frozenset(
         feature.name
         for feature in fitted
-        if _settings(now[feature.name]) == _settings(before.get(feature.name, {}))
+        if _settings(now, feature) == _settings(before, feature)
         and plan.column(feature.name).inputs == plan_inputs(features, feature)
-        and describe_meaning(resolved, feature.columns)
-        == describe_meaning(parent.source.config, feature.columns)
-        and (labels[0] == labels[1] or not isinstance(feature.encoding, TargetConfig))
     )
     changed = [feature.name for feature in fitted if feature.name not in kept]
     if kept:
@@ -98,15 +90,17 @@ def _find_kept(
     return kept
 
 
-def _settings(feature: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: feature.get(key) for key in ("column", "encoding", "max_len", "length")}
+def _settings(config: Mapping[str, Any], feature: FeatureConfig) -> list[Any]:
+    """All of a resolved config that the numbers of a feature follow from."""
+    declared = {one["name"]: one for one in config.get("features", ())}.get(feature.name, {})
+    settings: list[Any] = [declared.get(key) for key in _OF_FEATURE]
+    if isinstance(feature.encoding, TargetConfig):
+        settings += [config.get("label"), config.get("labels")]
+    return [*settings, describe_meaning(config, feature.columns)]
 
 
 def describe_meaning(config: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Returns all of a resolved config that says what some columns hold.
-
-    It is equal where they mean the same.
-    """
+    """Returns all of a resolved config that says what some columns hold."""
     meaning: dict[str, Any] = {}
     known = {
         declared.get("name")

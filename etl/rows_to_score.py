@@ -35,13 +35,13 @@ from conf.etl.split import SplitConfig
 from conf.schema import fingerprint
 from conf.storage.atomic_output import PRIVATE, staged_directory
 from conf.storage.table_files import open_parquet
+from etl.encoders.feature_plan import plan_features, sampling_columns
 from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, NOT_SAMPLED_COLUMN, kept
 from etl.events.conditions import check_where
+from etl.events.counted_features import add_most_frequent
 from etl.events.event_log import prepare_events
 from etl.events.histories import add_histories
-from etl.events.most_frequent import add_most_frequent
 from etl.events.splits import check_dates, is_inside, name_outside
-from etl.features.plan import made_sample_columns, plan_features
 from etl.quality.time_units import count_sources
 from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
@@ -174,7 +174,7 @@ def label_columns(config: BuildConfig) -> frozenset[str]:
 
 
 def _served_features(config: BuildConfig) -> list[FeatureConfig]:
-    made = set(made_sample_columns(config))
+    made = set(sampling_columns(config))
     return [
         feature
         for feature in config.features

@@ -42,6 +42,7 @@ from conf.etl.encodings import (
 )
 from conf.local_paths import local_path
 from conf.schema import OOV_ID, DType, FeatureSchema, FeatureSpec
+from etl.encoders.feature_plan import FeaturePlan
 from etl.encoders.number_fit import (
     FittedNumbers,
     NumberRequest,
@@ -60,7 +61,6 @@ from etl.encoders.vocabulary import (
 )
 from etl.events.sampling import before_sampling
 from etl.events.splits import is_inside
-from etl.features.plan import FeaturePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,6 +25,7 @@ from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import TokenDType, VocabularySpec
 from conf.schema import FIRST_TOKEN_ID
 from conf.storage.atomic_output import write_text_atomic
+from etl.encoders.feature_plan import VocabularyPlan
 from etl.encoders.vocabulary import (
     LAST_SEEN_COLUMN,
     Growth,
@@ -37,12 +38,11 @@ from etl.encoders.vocabulary import (
     read_token_file,
     write_vocabulary,
 )
-from etl.features.plan import VocabularyPlan
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
+    from etl.encoders.feature_plan import FeaturePlan
     from etl.encoders.fit import TrainSplit
-    from etl.features.plan import FeaturePlan
 
 logger = logging.getLogger("sluice.encoders")
 

@@ -28,17 +28,19 @@ POSITION_COLUMN = "__position"
 """Rank of an event among its user's kept events, from 1."""
 TOTAL_COLUMN = "__total"
 """Kept events of the user."""
+TIE_COLUMN = "__tie"
+"""Whether a kept event has the time of its user's kept event before it; none without a time."""
 MOMENT_COLUMN = "__moment"
-"""Position of the first event of the same user and time; there is none without a time column."""
-SAMPLE_POSITION_COLUMN = "__sample_position"
-"""Samples of the user up to the event, itself included."""
-SAMPLE_TOTAL_COLUMN = "__sample_total"
+"""Position of the first event of the same user and time, where something reads it."""
+SAMPLES_COLUMN = "__samples"
+"""Samples of the user, given ones included."""
+SAMPLES_LEFT_COLUMN = "__samples_left"
+"""Samples of the user after the event; those of a given test source do not count."""
 SPLIT_COLUMN = "__split"
 SHORT_USER_COLUMN = "__short_user"
 """Whether it is the last sample of a user with too few of them to hold one out."""
 GIVEN_TEST_COLUMN = "__given_test"
 GIVEN_VALIDATION_COLUMN = "__given_validation"
-GIVEN_TOTAL_COLUMN = "__given_total"
 ROW_COLUMNS = ("__row_low", "__row_high")
 DRAW_COLUMN = "__draw"
 CANDIDATES = "candidates"
@@ -64,11 +66,6 @@ def drop_events(events: DataFrame, reason: Column) -> DataFrame:
 def leave_out_samples(events: DataFrame, reason: Column) -> DataFrame:
     """Marks events as no samples where `reason` is not null; the first reason stays."""
     return events.withColumn(NOT_SAMPLED_COLUMN, F.coalesce(F.col(NOT_SAMPLED_COLUMN), reason))
-
-
-def may_leave_out_samples(config: BuildConfig) -> bool:
-    """Whether some kept events may be no samples: by a condition, or without a label."""
-    return config.events.where is not None or bool(config.all_labels)
 
 
 def spread_lone(is_lone: Column, time: str = EVENT_TS_COLUMN) -> Column:

@@ -30,12 +30,9 @@ WITHOUT_ITEM = "without_item"
 
 
 def _refuse(key: str, text: str, fix: str) -> ConfigError:
-    return ConfigError(
-        f"{key} is no condition on an event",
-        received=text,
-        allowed="a condition in Spark's SQL on the columns of one event",
-        fix=fix,
-    )
+    allowed = "a condition in Spark's SQL on the columns of one event"
+    what = f"{key} is no condition on an event"
+    return ConfigError(what, received=text, allowed=allowed, fix=fix)
 
 
 def _list_conditions(config: BuildConfig) -> Iterator[tuple[str, str]]:
@@ -45,40 +42,43 @@ def _list_conditions(config: BuildConfig) -> Iterator[tuple[str, str]]:
 
 
 def check_where(config: BuildConfig) -> None:
-    """Refuses what is no condition on one event, and what would fail at the values of some.
-
-    Spark would take a window or a random number: other rows, or another draw, would decide.
-
-    Raises:
-        ConfigError: One is no condition, names an unknown column, or holds such a part.
-    """
-    from sqlglot import exp
-
+    """Refuses what is no condition on one event, and what would fail at the values of some."""
     for key, text in _list_conditions(config):
         condition = _parse(key, text)
-        beyond = next(condition.find_all(exp.AggFunc, exp.Window, exp.Query, exp.Rand), None)
-        if beyond is not None:
-            raise _refuse(key, text, f"take {beyond.sql('spark')} out")
-        for column in condition.find_all(exp.Column):
-            _check_column(key, column, config.event_column_types)
-        _add_types(condition, config.event_column_types)
-        if condition.type and not condition.is_type("boolean", "unknown"):
-            raise _refuse(key, text, f"its type is {condition.type}; compare it with something")
+        _add_types(key, condition, config.event_column_types)
         for fault in chain(
-            _find_divisions(condition), _find_mixed(condition), _find_patterns(condition)
-        ):
+            _find_parts_beyond(condition), _find_divisions(condition),
+            _find_mixed(condition), _find_patterns(condition),
+        ):  # fmt: skip
             raise _refuse(key, text, fault)
 
 
-def _add_types(condition: exp.Expr, types: Mapping[str, str]) -> None:
+def _add_types(key: str, condition: exp.Expr, types: Mapping[str, str]) -> None:
     """Gives each part its type, but for those that only Spark can tell."""
     from sqlglot import exp
     from sqlglot.optimizer.annotate_types import annotate_types
 
+    # Spark compares names without their case.
     by_name = {name.lower(): SPARK_TYPES[kind] for name, kind in types.items()}
     for column in condition.find_all(exp.Column):
+        if column.table or column.name.lower() not in by_name:
+            raise ConfigError(
+                f"{key} names a column that the events do not have",
+                received=column.sql("spark"),
+                fix=did_you_mean(column.name, types),
+            )
         column.type = exp.DataType.build(by_name[column.name.lower()], dialect="spark")
     annotate_types(condition, dialect="spark", overwrite_types=False)
+
+
+def _find_parts_beyond(condition: exp.Expr) -> Iterator[str]:
+    """What Spark would take, so that other rows or another draw would decide; or no truth value."""
+    from sqlglot import exp
+
+    for part in condition.find_all(exp.AggFunc, exp.Window, exp.Query, exp.Rand):
+        yield f"take {part.sql('spark')} out"
+    if condition.type and not condition.is_type("boolean", "unknown"):
+        yield f"its type is {condition.type}; compare it with something"
 
 
 def _find_divisions(condition: exp.Expr) -> Iterator[str]:
@@ -122,17 +122,6 @@ def _find_patterns(condition: exp.Expr) -> Iterator[str]:
                 yield str(error)
 
 
-def _check_column(key: str, column: exp.Column, types: Mapping[str, str]) -> None:
-    # Spark compares names without their case.
-    if column.table or column.name.lower() not in {name.lower() for name in types}:
-        raise ConfigError(
-            f"{key} names a column that the events do not have",
-            received=column.sql("spark"),
-            allowed=", ".join(types),
-            fix=did_you_mean(column.name, types),
-        )
-
-
 def _parse(key: str, text: str) -> exp.Expr:
     import sqlglot
     from sqlglot import exp
@@ -159,11 +148,7 @@ def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
 
 
 def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds `__skip`: null, or why a kept event is no sample; and `__seen` with `seen.where`.
-
-    Raises:
-        ConfigError: Spark does not take a condition for one.
-    """
+    """Adds `__skip`: null, or why a kept event is no sample; and `__seen` with `seen.where`."""
     if config.seen_where is not None:
         events = _add_met(events, "seen.where", config.seen_where, SEEN_COLUMN)
     where = config.events.where

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange, show_span
@@ -17,15 +17,14 @@ from conf.splits import EVENT_SPLITS, TEST, VALIDATION
 from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
-    MOMENT_COLUMN,
     NOT_SAMPLED_COLUMN,
-    POSITION_COLUMN,
     SEEN_COLUMN,
     SHORT_USER_COLUMN,
     SPLIT_COLUMN,
+    TIE_COLUMN,
     is_sample,
 )
-from etl.events.joins import MATCHED, count_matches, read_matches
+from etl.events.joins import MATCHED, OUTCOMES, outcome_column
 from etl.events.labels import ConversionCounts, is_immature
 from etl.events.splits import AFTER_DATES, OUTSIDE_DATES, name_outside
 from etl.sources.read import read_source
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 logger = logging.getLogger("sluice.build")
-_REASON, _OUTSIDE, _UNKNOWN = "__reason", "__outside", "unknown_"
+_OUTSIDE, _UNKNOWN = "__outside", "unknown_"
 
 
 @dataclass(frozen=True)
@@ -91,41 +90,24 @@ def count_events(
     """Counts samples of the run's days per split, all others per reason, and what joins matched."""
     conversions = conversions or {}
     counted = _conditions(config, conversions)
-    dictionaries = [join.source for join in config.joins]
-    outside = F.lit(None).cast("string") if dates is None else name_outside(dates)
-    marked = events.withColumns(
-        {_REASON: F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN), _OUTSIDE: outside}
-    )
-    rows = (
-        marked.groupBy(DROP_COLUMN, _REASON, _OUTSIDE, SPLIT_COLUMN)
-        .agg(
-            F.count("*").alias("n"),
-            F.min(EVENT_TS_COLUMN).alias("low"),
-            F.max(EVENT_TS_COLUMN).alias("high"),
-            *[F.count_if(met).alias(name) for name, met in counted.items()],
-            *count_matches(dictionaries),
-        )
-        .collect()
-    )
+    rows = _count_groups(events, config, counted, dates)
     good = [row for row in rows if row[DROP_COLUMN] is None]
-    samples = [row for row in good if row[_REASON] is None]
+    samples = [row for row in good if row[NOT_SAMPLED_COLUMN] is None]
     inside = [row for row in samples if row[_OUTSIDE] is None]
-    dropped = _sum_by(_REASON, rows) | _sum_by(_OUTSIDE, samples)
+    reasons = [_sum_by(DROP_COLUMN, rows), _sum_by(NOT_SAMPLED_COLUMN, good)]
+    dropped = sum([*reasons, _sum_by(_OUTSIDE, samples)], Counter())
     splits = _sum_by(SPLIT_COLUMN, inside)
-    lows = [row["low"] for row in good if row["low"] is not None]
-    highs = [row["high"] for row in good if row["high"] is not None]
+    times = [row[bound] for row in good for bound in ("low", "high") if row[bound] is not None]
     return EventCounts(
         joined=_total("n", good),
         splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
         dropped=dict(sorted(dropped.items())),
-        event_ts_ms_range=(min(lows), max(highs)) if lows else None,
-        matches=read_matches(dictionaries, [row.asDict() for row in rows]),
+        event_ts_ms_range=(min(times), max(times)) if times else None,
+        matches={name: count_outcomes(name, rows) for name in _list_dictionaries(config)},
         seen=None if config.seen_where is None else _total("seen", good),
         maturity={
-            name: _describe_end(found)
-            | ({"unknown_as_0": _total(key, inside)} if key in counted else {})
+            name: _describe_end(found) | _count_unknown(name, counted, inside)
             for name, found in conversions.items()
-            for key in (_UNKNOWN + name,)
         },
         lost_conversions={
             name: {"rows": found.rows, **found.lost} for name, found in conversions.items()
@@ -134,6 +116,39 @@ def count_events(
         test_in_log=_count_test_in_log(events, config),
         ties=_total("ties", good),
     )
+
+
+Group = Mapping[str, Any]
+
+
+def _count_groups(
+    events: DataFrame,
+    config: BuildConfig,
+    counted: Mapping[str, Column],
+    dates: DateRange | None,
+) -> list[Group]:
+    """Counts the events that share their reasons, their split, and the outcomes of their joins."""
+    outside = F.lit(None).cast("string") if dates is None else name_outside(dates)
+    outcomes = map(outcome_column, _list_dictionaries(config))
+    groups = events.withColumn(_OUTSIDE, outside).groupBy(
+        DROP_COLUMN, NOT_SAMPLED_COLUMN, _OUTSIDE, SPLIT_COLUMN, *outcomes
+    )
+    time = F.col(EVENT_TS_COLUMN)
+    bounds = [F.min(time).alias("low"), F.max(time).alias("high")]
+    numbers = [F.count_if(met).alias(name) for name, met in counted.items()]
+    return [
+        row.asDict() for row in groups.agg(F.count("*").alias("n"), *bounds, *numbers).collect()
+    ]
+
+
+def _list_dictionaries(config: BuildConfig) -> list[str]:
+    return [join.source for join in config.joins]
+
+
+def count_outcomes(name: str, groups: Iterable[Group]) -> dict[str, int]:
+    """Counts the outcomes of a dictionary's join: `matched`, and the reasons that occur."""
+    found = _sum_by(outcome_column(name), groups)
+    return {why: found[why] for why in OUTCOMES if found[why] or why == MATCHED}
 
 
 def _conditions(
@@ -146,7 +161,7 @@ def _conditions(
     if config.split.strategy == "leave_one_out":
         found["short_users"] = F.col(SHORT_USER_COLUMN)
     if config.events.user is not None and config.events.time is not None:
-        found["ties"] = F.col(MOMENT_COLUMN) < F.col(POSITION_COLUMN)
+        found["ties"] = F.col(TIE_COLUMN)
     for label in config.all_labels:
         rule = label.conversion
         if rule is not None and rule.immature == "keep" and label.name in conversions:
@@ -156,16 +171,16 @@ def _conditions(
     return found
 
 
-def _sum_by(column: str, rows: Iterable[Row]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for row in rows:
-        if row[column] is not None:
-            sums[row[column]] = sums.get(row[column], 0) + row["n"]
+def _sum_by(column: str, groups: Iterable[Group]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for group in groups:
+        if group[column] is not None:
+            sums[group[column]] += group["n"]
     return sums
 
 
-def _total(name: str, rows: Iterable[Row]) -> int:
-    return sum(row[name] for row in rows if name in row)
+def _total(name: str, groups: Iterable[Group]) -> int:
+    return sum(group.get(name, 0) for group in groups)
 
 
 def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
@@ -182,6 +197,11 @@ def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
         .agg(F.count_if(is_test).alias("test"), F.count_if(~is_test).alias("log"))
     )
     return pairs.where("log > 0").agg(F.sum("test")).collect()[0][0] or 0
+
+
+def _count_unknown(label: str, counted: Collection[str], groups: Iterable[Group]) -> dict[str, int]:
+    key = _UNKNOWN + label
+    return {"unknown_as_0": _total(key, groups)} if key in counted else {}
 
 
 def _describe_end(counts: ConversionCounts) -> dict[str, int]:
@@ -223,9 +243,6 @@ def check_counts(
     """Refuses a build that lacks the samples of a split, or in which no user would meet an item.
 
     A run that replaces days of a dataset needs a sample, but not of each split.
-
-    Raises:
-        InputDataError: A split is empty, or no event meets `seen.where`.
     """
     required = [s for s in EVENT_SPLITS if s != VALIDATION or config.split.has_validation]
     empty = [split for split in required if split not in counts.splits]
@@ -239,7 +256,6 @@ def check_counts(
         raise InputDataError(
             "no event meets seen.where, so no user would have met any item",
             received=config.seen_where,
-            allowed="a condition that some event meets",
             fix="compare its columns with values that the log holds",
         )
     if counts.dropped.get(AFTER_DATES) and not replaces_days and dates is not None:
@@ -254,21 +270,21 @@ def check_counts(
 def _refuse_empty(
     empty: list[str], counts: EventCounts, config: BuildConfig, dates: DateRange | None
 ) -> InputDataError:
-    samples = ", ".join(f"{split} {n:,}" for split, n in counts.splits.items())
-    dropped = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
-    received = [f"samples: {samples or 'none'}", f"dropped: {dropped or 'none'}"]
+    samples, dropped = (
+        ", ".join(f"{name} {n:,}" for name, n in found.items()) or "none"
+        for found in (counts.splits, counts.dropped)
+    )
+    received = [f"samples: {samples}", f"dropped: {dropped}"]
     if counts.event_ts_ms_range is not None:
-        scale = config.event_ms
-        numbers = " to ".join(str(time // scale) for time in counts.event_ts_ms_range)
+        numbers = " to ".join(str(time // config.event_ms) for time in counts.event_ts_ms_range)
         received.append(f"events {show_span(*counts.event_ts_ms_range, 'ms')} ({numbers})")
+    what = f"the {' and the '.join(empty)} split would be empty"
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
-    told = {
-        "received": "; ".join(received),
-        "allowed": "at least one record in each split",
-        "fix": "look at what was dropped: keys of joins, columns of labels, days; else choose "
+        what = what if counts.splits else "no sample lies in the run's days"
+    return InputDataError(
+        what,
+        received="; ".join(received),
+        fix="look at what was dropped: keys of joins, columns of labels, days; else choose "
         "another `split`, move its bounds, or build more days",
-    }
-    if dates is not None and not counts.splits:
-        return InputDataError("no sample lies in the run's days", **told)
-    return InputDataError(f"the {' and the '.join(empty)} split would be empty", **told)
+    )

@@ -17,31 +17,35 @@ from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
-    GIVEN_TOTAL_COLUMN,
     GIVEN_VALIDATION_COLUMN,
     MOMENT_COLUMN,
     POSITION_COLUMN,
-    SAMPLE_POSITION_COLUMN,
-    SAMPLE_TOTAL_COLUMN,
+    SAMPLES_COLUMN,
+    SAMPLES_LEFT_COLUMN,
+    TIE_COLUMN,
     TOTAL_COLUMN,
     add_row_identity,
     drop_events,
     is_sample,
-    may_leave_out_samples,
 )
-from etl.events.conditions import condition_columns, mark_filtered
+from etl.events.conditions import (
+    condition_columns,
+    find_position,
+    find_where_columns,
+    mark_filtered,
+)
+from etl.events.counted_features import add_windowed_features
 from etl.events.histories import add_sessions
-from etl.events.joins import join_dictionaries
+from etl.events.joins import join_dictionaries, refuse_unmatched
 from etl.events.labels import ConversionCounts, add_labels, count_conversions
 from etl.events.sampling import mark_not_sampled
 from etl.events.splits import add_split, split_by_window
-from etl.events.windowed_features import add_windowed_features
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_IS_KEPT, _IS_SAMPLE = "__is_kept", "__is_sample"
+_GIVEN_COLUMNS = (GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN)
 DUPLICATE = "duplicate"
 AFTER_TEST = "after_test"
 AFTER_VALIDATION = "after_validation"
@@ -80,24 +84,22 @@ def prepare_events(
     events = split_by_window(_mark_after_given(events, config), config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
-    conversions: Mapping[str, ConversionCounts] = {}
     if is_labelled:
-        conversions = count_conversions(events, config, sources)
-        events = add_labels(events, config, sources, conversions)
-    # Persisted before the split, whose choice of users would else run all of this once more.
-    positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
+        events = add_labels(events, config, sources)
+    unread = [] if config.split.strategy == "given" else _GIVEN_COLUMNS
+    positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN, *unread)
+    # Persisted before what looks at the data, which would else run all of this once more.
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
+    refuse_unmatched(positioned, config)
+    conversions = count_conversions(positioned, config, sources) if is_labelled else {}
     frame = mark_not_sampled(add_split(positioned, config, dates), config)
-    frame = frame.drop(GIVEN_TOTAL_COLUMN, SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN)
-    return PreparedEvents(frame, positioned, conversions)
+    return PreparedEvents(frame.drop(SAMPLES_COLUMN, SAMPLES_LEFT_COLUMN), positioned, conversions)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
-    log = _union_given(config, sources)
-    time = config.events.time
-    scale = config.event_ms
-    ts = F.col(time) * F.lit(scale) if time else F.lit(None).cast("bigint")
-    log = log.withColumn(EVENT_TS_COLUMN, ts).withColumn(DROP_COLUMN, F.lit(None).cast("string"))
+    log, time = _union_given(config, sources), config.events.time
+    ts = F.col(time) * F.lit(config.event_ms) if time else F.lit(None).cast("bigint")
+    log = log.withColumns({EVENT_TS_COLUMN: ts, DROP_COLUMN: F.lit(None).cast("string")})
     if config.events.history_order == "oldest_first":
         log = log.withColumns({name: F.reverse(name) for name in config.brought_history})
     if config.events.user is None:
@@ -106,23 +108,21 @@ def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     return log.repartition(F.col(config.events.user))
 
 
+def _given_sources(config: BuildConfig) -> dict[str, str]:
+    """The source of given events by the column that marks them; they come last, test at the end."""
+    sources = (config.split.test_source, config.split.validation_source)
+    given = zip(_GIVEN_COLUMNS, sources, strict=True)
+    return {column: source for column, source in given if source is not None}
+
+
 def _union_given(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
-    """The log and the given test and validation events, each marked as what it is."""
-    split = config.split
-
-    def mark(name: str, test: bool, validation: bool) -> DataFrame:
-        marked = sources[name].good.withColumn(GIVEN_TEST_COLUMN, F.lit(test))
-        return marked.withColumn(GIVEN_VALIDATION_COLUMN, F.lit(validation))
-
-    log = mark(config.events.source, False, False)
-    if split.validation_source:
-        validation = mark(split.validation_source, False, True)
-        log = log.unionByName(validation, allowMissingColumns=True)
-    if split.test_source:
-        test = mark(split.test_source, True, False)
-        if split.candidates:
-            test = test.withColumnRenamed(split.candidates, CANDIDATES)
-        log = log.unionByName(test, allowMissingColumns=True)
+    unmarked = dict.fromkeys(_GIVEN_COLUMNS, F.lit(False))
+    log = sources[config.events.source].good.withColumns(unmarked)
+    for column, source in _given_sources(config).items():
+        given = sources[source].good.withColumns(unmarked | {column: F.lit(True)})
+        if config.split.candidates and column == GIVEN_TEST_COLUMN:
+            given = given.withColumnRenamed(config.split.candidates, CANDIDATES)
+        log = log.unionByName(given, allowMissingColumns=True)
     return log
 
 
@@ -133,14 +133,9 @@ def _mark_duplicates(events: DataFrame, config: BuildConfig) -> DataFrame:
     item = _key_in_log(config, item)
     # A click and a purchase in one second are two events. In order of time first: the sort by
     # position that follows then finds its rows in order but for those of one moment.
-    same = [user, *_given_columns(config), time, item, *condition_columns(config)]
+    same = [user, *_given_sources(config), time, item, *condition_columns(config)]
     rank = F.row_number().over(Window.partitionBy(*same).orderBy(ORDER_COLUMN))
-    repeated = (F.col("__rank") > 1) & F.col(item).isNotNull()
-    return (
-        events.withColumn("__rank", rank)
-        .withColumn(DROP_COLUMN, F.when(repeated, F.lit(DUPLICATE)))
-        .drop("__rank")
-    )
+    return drop_events(events, F.when((rank > 1) & F.col(item).isNotNull(), DUPLICATE))
 
 
 def _key_in_log(config: BuildConfig, item: str) -> str:
@@ -151,68 +146,53 @@ def _key_in_log(config: BuildConfig, item: str) -> str:
     return _key_in_log(config, next(given_by).column)
 
 
-def _given_columns(config: BuildConfig) -> list[str]:
-    """What tells given events from those of the log, where there are any: they come last."""
-    given = {
-        GIVEN_TEST_COLUMN: config.split.test_source,
-        GIVEN_VALIDATION_COLUMN: config.split.validation_source,
-    }
-    return [column for column, source in given.items() if source]
-
-
 def _mark_after_given(events: DataFrame, config: BuildConfig) -> DataFrame:
     """Leaves out what comes at or after a given event of the same user: it is the future.
 
     A given source without times comes after the whole log, by declaration.
     """
     time, user = config.events.time, config.events.user
-    given = {
-        AFTER_TEST: (config.split.test_source, F.col(GIVEN_TEST_COLUMN)),
-        AFTER_VALIDATION: (config.split.validation_source, F.col(GIVEN_VALIDATION_COLUMN)),
-    }
-    earlier = ~F.col(GIVEN_TEST_COLUMN)
-    for reason, (source, is_given) in given.items():
-        if time is None or user is None or source is None:
-            continue
+    if time is None or user is None:
+        return events
+    for column, source in _given_sources(config).items():
         if config.sources[source].column(time) is not None:
-            first = F.min(F.when(is_given, F.col(time))).over(Window.partitionBy(user))
-            late = earlier & ~is_given & (F.col(time) >= F.col("__first_given"))
-            marked = drop_events(events.withColumn("__first_given", first), F.when(late, reason))
-            events = marked.drop("__first_given")
+            first = F.min(F.when(F.col(column), F.col(time))).over(Window.partitionBy(user))
+            earlier = ~F.col(GIVEN_TEST_COLUMN) & ~F.col(column)
+            reason = AFTER_TEST if column == GIVEN_TEST_COLUMN else AFTER_VALIDATION
+            events = drop_events(events, F.when(earlier & (F.col(time) >= first), reason))
     return events
 
 
 def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
-    user = config.events.user
+    user, time = config.events.user, config.events.time
     if user is None:
         return events
-    order = [F.col(name) for name in _given_columns(config)]
-    if config.events.time:
-        order.append(F.col(config.events.time))
-    flags = {_IS_KEPT: F.col(DROP_COLUMN).isNull(), _IS_SAMPLE: is_sample()}
-    events = events.withColumns({name: flag.cast("int") for name, flag in flags.items()})
     # Ties in time are broken by the position in the input: the declared order.
-    running = (
-        Window.partitionBy(user)
-        .orderBy(*order, ORDER_COLUMN)
-        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    )
-    whole = running.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    given = F.lit(0).cast("bigint")
-    if config.split.test_source:
-        given = F.sum(F.col(_IS_SAMPLE) * F.col(GIVEN_TEST_COLUMN).cast("int")).over(whole)
+    order = [*_given_sources(config), *([time] if time else []), ORDER_COLUMN]
+    in_order = Window.partitionBy(user).orderBy(*order)
+    running = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    whole = in_order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    is_kept, own = F.col(DROP_COLUMN).isNull(), is_sample() & ~F.col(GIVEN_TEST_COLUMN)
     # Made together: Spark goes through the rows once for all windows of one projection.
     windows = {
-        POSITION_COLUMN: F.sum(_IS_KEPT).over(running),
-        TOTAL_COLUMN: F.sum(_IS_KEPT).over(whole),
-        GIVEN_TOTAL_COLUMN: given,
+        POSITION_COLUMN: F.count_if(is_kept).over(running),
+        TOTAL_COLUMN: F.count_if(is_kept).over(whole),
+        SAMPLES_COLUMN: F.count_if(is_sample()).over(whole),
+        SAMPLES_LEFT_COLUMN: F.count_if(own).over(whole) - F.count_if(own).over(running),
     }
-    if may_leave_out_samples(config):
-        windows[SAMPLE_POSITION_COLUMN] = F.sum(_IS_SAMPLE).over(running)
-        windows[SAMPLE_TOTAL_COLUMN] = F.sum(_IS_SAMPLE).over(whole)
+    if time is not None:
+        previous = F.last(F.when(is_kept, F.struct(time)), ignorenulls=True)
+        before = in_order.rowsBetween(Window.unboundedPreceding, -1)
+        windows[TIE_COLUMN] = is_kept & (previous.over(before) == F.struct(time))
     events = events.withColumns(windows)
-    if config.events.time:
-        position = F.when(F.col(_IS_KEPT) == 1, F.col(POSITION_COLUMN))
-        at_once = Window.partitionBy(user, config.events.time)
-        events = events.withColumn(MOMENT_COLUMN, F.min(position).over(at_once))
-    return events.drop(_IS_KEPT, _IS_SAMPLE)
+    if not _needs_moments(config):
+        return events
+    first = F.min(F.when(is_kept, F.col(POSITION_COLUMN)))
+    return events.withColumn(MOMENT_COLUMN, first.over(Window.partitionBy(user, time or "")))
+
+
+def _needs_moments(config: BuildConfig) -> bool:
+    """Whether something must not see the other events of an event's time."""
+    reads = [history.reads for history in config.all_histories]
+    reads.append(tuple(find_where_columns(config, config.seen_where)))
+    return any(find_position(config, columns) == MOMENT_COLUMN for columns in reads)

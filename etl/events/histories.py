@@ -7,6 +7,8 @@ user's events without a pause longer than a gap.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -14,12 +16,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import GapsConfig, SessionsConfig, UserHistoryConfig
-from etl.events.columns import (
-    DROP_COLUMN,
-    EVENT_TS_COLUMN,
-    POSITION_COLUMN,
-    TOTAL_COLUMN,
-)
+from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN, TOTAL_COLUMN
 from etl.events.conditions import find_position, matches
 
 if TYPE_CHECKING:
@@ -29,6 +26,7 @@ SESSION_COLUMN = "__session"
 """Number of the session among its user's, from 1."""
 _MATCH, _RUN, _LIST = "__history_match", "__history_run", "__history_list"
 _SUPERSEDED = "__history_superseded_at"
+_MARKS = (_MATCH, _SUPERSEDED)
 _MS_PER_DAY = 86_400_000
 _MS_PER_UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": _MS_PER_DAY}
 
@@ -43,15 +41,18 @@ def add_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
 def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds every history to each user, one row each, as it stands at the end of the log."""
     user, histories = config.events.user or "", config.all_histories
+    if not histories:
+        return users
     if any(history.needs_time for history in histories):
         now = events.agg(F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN))
         users = users.crossJoin(F.broadcast(now))
     if any(history.within_session for history in histories):
-        users = users.join(_current_sessions(events, config), user, "left")
+        users = _add_current_session(users, events, config)
+    users = users.join(_collect_latest(events, config), user, "left")
     for history in histories:
-        users = users.join(_collect_latest(events, config, history), user, "left")
-        users = _finish(users, history, position=None)
-    return users.drop(EVENT_TS_COLUMN, SESSION_COLUMN)
+        rows = users.withColumnRenamed(_latest(history), _LIST)
+        users = _finish(rows, history, position=None)
+    return users.drop(EVENT_TS_COLUMN, SESSION_COLUMN, "__last_ts_ms")
 
 
 def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
@@ -72,33 +73,43 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
         earlier = by_user.orderBy(position).rangeBetween(Window.unboundedPreceding, -1)
         latest = F.max_by(_RUN, F.when(F.col(_MATCH), F.col(POSITION_COLUMN)))
         samples = samples.withColumn(_LIST, latest.over(earlier))
-    return _finish(samples, history, F.col(position)).drop(_MATCH, _RUN, _SUPERSEDED)
+    return _finish(samples, history, F.col(position)).drop(*_MARKS, _RUN)
 
 
-def _collect_latest(
-    events: DataFrame, config: BuildConfig, history: UserHistoryConfig
-) -> DataFrame:
-    """One row per user: the latest behaviours, oldest first, in `__history_list`."""
-    user = config.events.user or ""
-    marked = _mark(events, config, history).where(_MATCH)
+def _collect_latest(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """One row per user: the latest behaviours of each history, oldest first."""
+    user, histories = config.events.user or "", config.all_histories
+    events = events.where(reduce(or_, [_is_met(events, config, one) for one in histories]))
+    for history in histories:
+        events = _mark(events, config, history)
+        found = F.struct(POSITION_COLUMN, _element(config, history).alias("element"))
+        is_recent = F.col(_MATCH) & (_count_later(config, history) < history.scanned)
+        events = events.withColumn(_latest(history), F.when(is_recent, found)).drop(*_MARKS)
+    some = reduce(or_, [F.col(_latest(history)).isNotNull() for history in histories])
+    lists = {name: F.sort_array(F.collect_list(name)) for name in map(_latest, histories)}
+    elements = [ordered["element"].alias(name) for name, ordered in lists.items()]
+    return events.where(some).groupBy(user).agg(*elements)
+
+
+def _latest(history: UserHistoryConfig) -> str:
+    return f"__latest_{history.name}"
+
+
+def _count_later(config: BuildConfig, history: UserHistoryConfig) -> Column:
+    """Number of later behaviours of the user, of an event that is one."""
     if not _is_selective(config, history):
-        # Every event is a behaviour: what is left of the user's tells its rank, without a sort.
-        later = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
-    else:
-        newest_first = Window.partitionBy(user).orderBy(F.desc(POSITION_COLUMN))
-        later = F.row_number().over(newest_first) - 1
-    ranked = marked.withColumn("__later", later)
-    bounded = ranked.where(F.col("__later") < history.scanned)
-    pairs = F.collect_list(F.struct(POSITION_COLUMN, _element(config, history).alias("element")))
-    return bounded.groupBy(user).agg(F.sort_array(pairs)["element"].alias(_LIST))
+        return F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
+    by_user = Window.partitionBy(config.events.user or "").orderBy(POSITION_COLUMN)
+    until, whole = (
+        F.count_if(F.col(_MATCH)).over(by_user.rowsBetween(Window.unboundedPreceding, end))
+        for end in (Window.currentRow, Window.unboundedFollowing)
+    )
+    return whole - until
 
 
 def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
     """Adds whether an event is one of the behaviours, and from which position it is repeated."""
-    met = matches(events, history.where)
-    if _leaves_out_no_items(config, history):
-        met = met & F.col(config.events.item or "").isNotNull()
-    events = events.withColumn(_MATCH, met)
+    events = events.withColumn(_MATCH, _is_met(events, config, history))
     if history.distinct is None:
         return events
     item, alike = config.events.item or "", [config.events.user or "", _MATCH]
@@ -112,6 +123,13 @@ def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) ->
         same = F.lead(item).over(in_order) == F.col(item)
         repeated = F.when(same, F.lead(POSITION_COLUMN).over(in_order))
     return events.withColumn(_SUPERSEDED, repeated)
+
+
+def _is_met(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> Column:
+    met = matches(events, history.where)
+    if _leaves_out_no_items(config, history):
+        met = met & F.col(config.events.item or "").isNotNull()
+    return met
 
 
 def _is_selective(config: BuildConfig, history: UserHistoryConfig) -> bool:
@@ -196,37 +214,34 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
     sessions, user = config.sessions, config.events.user or ""
     if sessions is None:
         return events
-    is_kept = F.col(DROP_COLUMN).isNull()
-    in_order = Window.partitionBy(user, is_kept).orderBy(POSITION_COLUMN)
-    pause = F.col(EVENT_TS_COLUMN) - F.lag(EVENT_TS_COLUMN).over(in_order)
-    begins = F.when(pause.isNull() | (pause > _gap_ms(sessions)), 1).otherwise(0)
+    in_order = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    in_session = Window.partitionBy(user, is_kept, SESSION_COLUMN).orderBy(POSITION_COLUMN)
+    before = in_order.rowsBetween(Window.unboundedPreceding, -1)
+    is_kept, event = F.col(DROP_COLUMN).isNull(), F.struct(EVENT_TS_COLUMN, POSITION_COLUMN)
+    previous = F.last(F.when(is_kept, event), ignorenulls=True).over(before)
+    pause = F.col(EVENT_TS_COLUMN) - previous[EVENT_TS_COLUMN]
+    begins = is_kept & (pause.isNull() | (pause > _gap_ms(sessions)))
+    first = F.last(F.when(F.col("__begins"), event), ignorenulls=True).over(so_far)
+    # Named by its start, not its number: a run that reads fewer days gives the same name.
+    start = F.concat_ws("-", F.col(user).cast("string"), F.col("__first")[EVENT_TS_COLUMN])
+    position = F.col(POSITION_COLUMN) - F.col("__first")[POSITION_COLUMN] + 1
     return (
         events.withColumn("__begins", begins)
-        .withColumn(SESSION_COLUMN, F.sum("__begins").over(so_far))
-        .drop("__begins")
-        .withColumn(sessions.position_column, F.row_number().over(in_session).cast("bigint"))
-        # Named by its start, not its number: a run that reads fewer days gives the same name.
-        .withColumn(
-            sessions.id_column,
-            F.concat_ws("-", F.col(user).cast("string"), F.first(EVENT_TS_COLUMN).over(in_session)),
-        )
+        .withColumns({SESSION_COLUMN: F.count_if("__begins").over(so_far), "__first": first})
+        .withColumns({sessions.position_column: position, sessions.id_column: start})
+        .drop("__begins", "__first")
     )
 
 
-def _current_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """The session that each user is in at the end of the log; null where its gap is over."""
-    user = config.events.user or ""
+def _add_current_session(users: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds the session that each user is in at the end of the log; null where its gap is over."""
+    user, sessions = config.events.user or "", config.sessions or SessionsConfig()
     last = events.groupBy(user).agg(
         F.max(SESSION_COLUMN).alias(SESSION_COLUMN), F.max(EVENT_TS_COLUMN).alias("__last_ts_ms")
     )
-    end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
-    sessions = config.sessions or SessionsConfig()
-    goes_on = F.col("__end_ts_ms") - F.col("__last_ts_ms") <= _gap_ms(sessions)
-    return last.crossJoin(end).select(
-        user, F.when(goes_on, F.col(SESSION_COLUMN)).alias(SESSION_COLUMN)
-    )
+    goes_on = F.col(EVENT_TS_COLUMN) - F.col("__last_ts_ms") <= _gap_ms(sessions)
+    users = users.join(last, user, "left")
+    return users.withColumn(SESSION_COLUMN, F.when(goes_on, F.col(SESSION_COLUMN)))
 
 
 def _gap_ms(sessions: SessionsConfig) -> Column:

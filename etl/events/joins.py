@@ -8,9 +8,9 @@ itself splits the events of a frequent key over several tasks (adaptive skew joi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
@@ -30,6 +30,7 @@ NOT_YET_VALID = "not_yet_valid"
 EXPIRED = "expired"
 MATCHED = "matched"
 OUTCOMES = (MATCHED, NULL_KEY, UNKNOWN_KEY, NOT_YET_VALID, EXPIRED)
+"""What may become of a join, in the order of the manifest."""
 _BROADCAST_BYTES = 32 << 20
 """Largest dictionary, in bytes of files, that is sent to all tasks."""
 
@@ -58,42 +59,26 @@ class DictionaryJoin:
         return (self.key, as_of.valid_from, *((as_of.known_at,) if as_of.known_at else ()))
 
 
-def plan_joins(config: BuildConfig, sources: Mapping[str, Source]) -> tuple[DictionaryJoin, ...]:
+def plan_joins(config: BuildConfig, sources: Mapping[str, Source]) -> list[DictionaryJoin]:
     """Resolves the joins of a config, in their order."""
-    return tuple(
-        DictionaryJoin(
-            config.sources[join.source].key or "",
-            join,
-            _is_small(sources[join.source]),
-            _find_scales(config, join),
-        )
-        for join in config.joins
-    )
-
-
-def _is_small(source: Source) -> bool:
-    return bool(source.files) and sum(file.bytes for file in source.files) <= _BROADCAST_BYTES
-
-
-def _find_scales(config: BuildConfig, join: JoinConfig) -> dict[str, int]:
-    columns = join.as_of.columns if join.as_of is not None else ()
-    return {column: config.sources[join.source].ms_per_unit(column) for column in columns}
+    joins = []
+    for join in config.joins:
+        declared, files = config.sources[join.source], sources[join.source].files
+        is_small = bool(files) and sum(file.bytes for file in files) <= _BROADCAST_BYTES
+        times = join.as_of.columns if join.as_of is not None else ()
+        ms = {column: declared.ms_per_unit(column) for column in times}
+        joins.append(DictionaryJoin(declared.key or "", join, is_small, ms))
+    return joins
 
 
 def join_dictionaries(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> DataFrame:
-    """Joins every dictionary to the events: one row per event before and after.
-
-    Raises:
-        InputDataError: A dictionary's key is not unique, or an event that must match does not.
-    """
+    """Joins every dictionary to the events: one row per event before and after."""
     for join in plan_joins(config, sources):
         dictionary = sources[join.name].good
         check_unique_key(join.name, dictionary, join.unique_columns)
         events = join_one(events, dictionary, join)
-        if join.config.unmatched == "fail":
-            refuse_unmatched(events, join)
     return events
 
 
@@ -102,29 +87,28 @@ def check_unique_key(name: str, dictionary: DataFrame, columns: Sequence[str]) -
     counts = dictionary.groupBy(*columns).count().where("count > 1")
     repeated = counts.orderBy(*columns).limit(5).collect()
     if repeated:
-        shown = [" ".join(str(row[column]) for column in columns) for row in repeated]
+        shown = [" ".join(map(str, row[:-1])) + f" ({row['count']} rows)" for row in repeated]
         raise InputDataError(
             f"dictionary {name!r} is not unique by its key ({', '.join(columns)})",
-            received=", ".join(
-                f"{key} ({row['count']} rows)" for key, row in zip(shown, repeated, strict=True)
-            ),
-            allowed="one row per key",
+            received=", ".join(shown),
             fix="de-duplicate the dictionary, or declare another key",
         )
 
 
-def refuse_unmatched(events: DataFrame, join: DictionaryJoin) -> None:
-    """Refuses events without an entry in a dictionary that must know them all."""
-    on, noted = join.config.column, _noted(join.name)
-    missing = events.where(F.col(noted) != MATCHED).select(on, noted).distinct()
-    rows = missing.orderBy(on, noted).limit(5).collect()
-    if rows:
-        raise InputDataError(
-            f"events have no entry in dictionary {join.name!r}",
-            received=", ".join(f"{on} = {row[on]} ({row[noted]})" for row in rows) + ", …",
-            allowed="an entry for each event",
-            fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
-        )
+def refuse_unmatched(events: DataFrame, config: BuildConfig) -> None:
+    """Refuses joined events without an entry in a dictionary that must know them all."""
+    for join in config.joins:
+        if join.unmatched != "fail":
+            continue
+        on, noted = join.column, outcome_column(join.source)
+        missing = events.where(F.col(noted) != MATCHED).select(on, noted).distinct()
+        rows = missing.orderBy(on, noted).limit(5).collect()
+        if rows:
+            raise InputDataError(
+                f"events have no entry in dictionary {join.source!r}",
+                received=", ".join(f"{on} = {row[on]} ({row[noted]})" for row in rows) + ", …",
+                fix="complete the dictionary, or set the join's `unmatched` to drop or keep",
+            )
 
 
 def join_one(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
@@ -139,44 +123,18 @@ def _mark_unmatched(events: DataFrame, join: DictionaryJoin, reason: Column) -> 
 
     The reason is `unmatched:<name>`, or `unmatched:<name>:<reason>` but for an unknown key.
     """
-    noted, outcome = _noted(join.name), F.coalesce(reason, F.lit(MATCHED))
+    noted, outcome = outcome_column(join.name), F.coalesce(reason, F.lit(MATCHED))
     events = events.withColumn(noted, F.when(F.col(DROP_COLUMN).isNull(), outcome))
     if join.config.unmatched != "drop":
         return events
-    special = F.when(F.col(noted) != UNKNOWN_KEY, F.concat(F.lit(":"), F.col(noted)))
-    text = F.concat(F.lit(f"unmatched:{join.name}"), F.coalesce(special, F.lit("")))
-    return drop_events(events, F.when(F.col(noted) != MATCHED, text))
+    text = f"unmatched:{join.name}"
+    why = F.when(F.col(noted) == UNKNOWN_KEY, text).otherwise(F.concat(F.lit(f"{text}:"), noted))
+    return drop_events(events, F.when(F.col(noted) != MATCHED, why))
 
 
-def count_matches(names: Iterable[str]) -> list[Column]:
-    """Returns the aggregates that count events by dictionary and outcome of the join."""
-    return [
-        F.count_if(F.col(_noted(name)) == outcome).alias(_counted(name, outcome))
-        for name in names
-        for outcome in OUTCOMES
-    ]
-
-
-def read_matches(
-    names: Iterable[str], rows: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, int]]:
-    """Sums what `count_matches` counted over groups: `matched`, and the reasons that occur."""
-    totals = {
-        name: {why: sum(row[_counted(name, why)] for row in rows) for why in OUTCOMES}
-        for name in names
-    }
-    return {
-        name: {why: n for why, n in counts.items() if n or why == MATCHED}
-        for name, counts in totals.items()
-    }
-
-
-def _noted(name: str) -> str:
+def outcome_column(name: str) -> str:
+    """Column with what became of an event's join with a dictionary; null where it was left out."""
     return f"__unmatched_{name}"
-
-
-def _counted(name: str, outcome: str) -> str:
-    return f"__unmatched_{name}_{outcome}"
 
 
 def join_dictionary(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
@@ -212,14 +170,14 @@ def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -
     # At one time the entry comes before the event or after it: that is the declared match.
     tie = F.col(_IS_EVENT) if as_of.match == "at_or_before" else ~F.col(_IS_EVENT)
     same = [F.col(_KEY), spread_lone(F.col(_KEY).isNull(), _TS)]
-    before = (
-        Window.partitionBy(*same)
-        .orderBy(_TS, tie)
-        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    in_time = Window.partitionBy(*same).orderBy(_TS, tie)
+    before, whole = (
+        in_time.rowsBetween(Window.unboundedPreceding, end)
+        for end in (Window.currentRow, Window.unboundedFollowing)
     )
     # The newest version is not the last to become known: a late entry may be about the past.
     newest = F.max_by(_ENTRY, _VERSION).over(before)
-    exists = F.max(~F.col(_IS_EVENT)).over(Window.partitionBy(*same))
+    exists = F.max(~F.col(_IS_EVENT)).over(whole)
     joined = both.withColumns({_ENTRY: newest, _EXISTS: exists}).where(_IS_EVENT)
     reason = (
         F.when(F.col(_KEY).isNull(), F.lit(NULL_KEY))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_, or_
+from operator import and_, mul, or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
@@ -16,10 +16,11 @@ from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
 from conf.etl.labels import ConversionConfig, LabelConfig
 from etl.events.columns import (
+    DROP_COLUMN,
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
     GIVEN_VALIDATION_COLUMN,
-    is_sample,
+    NOT_SAMPLED_COLUMN,
     leave_out_samples,
     spread_lone,
 )
@@ -34,6 +35,7 @@ logger = logging.getLogger("sluice.labels")
 
 IMMATURE = "immature"
 UNLABELLED = "unlabelled"
+_UNKNOWN = (IMMATURE, UNLABELLED)
 LOST = ("null_key", "no_event", "outside_time", "no_sample")
 """Why a conversion makes no sample positive: a null among its keys, no event of these keys, none
 in the attribution window before, or there only events that are no samples."""
@@ -53,9 +55,8 @@ class ConversionCounts:
             over yet is one.
         span_ms: Times of the first and the last conversion; None: there is none.
         last_event_ms: Time of the last event; None: there is none.
-        until_ms: Up to when labels can be known; None: none can. What was not declared is the time
-            of the last conversion: of what happened after it, a feed that is late says nothing,
-            whereas a sparse one only lets a few more events wait.
+        until_ms: Up to when labels can be known, by default the time of the last conversion: of
+            what happened after it a feed that is late says nothing; None: none can.
     """
 
     rows: int
@@ -88,15 +89,22 @@ class ConversionCounts:
 def count_conversions(
     events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]
 ) -> dict[str, ConversionCounts]:
-    """Counts the conversions of each label that has some; events may be left out, or no samples."""
-    counts = {}
+    """Counts the conversions of each label that has some, and says which no event led to."""
+    found = {}
     for label in config.all_labels:
-        if label.conversion is not None:
-            rows = _read_conversions(label.conversion, config, sources)
-            ms = _ms_per_unit(label.conversion, config)
-            counts[label.name] = _count(events, label.conversion, rows, ms)
-            _report_lost(label.name, label.conversion, counts[label.name])
-    return counts
+        if (rule := label.conversion) is not None:
+            rows = _read_conversions(rule, config, sources)
+            counts = _count(events, rule, rows, _ms_per_unit(rule, config))
+            found[label.name] = counts
+            if counts.lost:
+                logger.warning("label %r: %s", label.name, _describe_lost(rule, counts))
+    return found
+
+
+def _describe_lost(rule: ConversionConfig, counts: ConversionCounts) -> str:
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
+    share = f"{sum(counts.lost.values()):,} of {counts.rows:,} conversions"
+    return f"{share} of {rule.source!r}: {reasons} make no sample positive"
 
 
 def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
@@ -106,30 +114,23 @@ def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
 def _count(
     events: DataFrame, conversion: ConversionConfig, conversions: DataFrame, ms: int
 ) -> ConversionCounts:
-    keys = [*conversion.keys]
-    timed = events.select(*keys, EVENT_TS_COLUMN, is_sample().alias(_IS_SAMPLE))
+    # As it was before the label.
+    skipped = F.col(NOT_SAMPLED_COLUMN)
+    may_be = F.col(DROP_COLUMN).isNull() & F.coalesce(skipped.isin(*_UNKNOWN), F.lit(True))
+    timed = events.select(*conversion.keys, EVENT_TS_COLUMN, may_be.alias(_IS_SAMPLE))
     both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
-    same, order = _in_time(conversion)
+    order = _in_time(conversion)
+    until, whole = (
+        order.rowsBetween(Window.unboundedPreceding, end)
+        for end in (Window.currentRow, Window.unboundedFollowing)
+    )
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
-    until = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     dated = both.withColumns({
-        "__first_ms": F.min(event_ms).over(same),
+        "__first_ms": F.min(event_ms).over(whole),
         "__last_ms": F.max(event_ms).over(until),
         "__last_sample_ms": F.max(F.when(F.col(_IS_SAMPLE), event_ms)).over(until),
     })  # fmt: skip
-
-    def is_late(last_ms: str) -> Column:
-        age = F.col(_CONVERTED) - F.col(last_ms)
-        return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
-
-    is_lost = (
-        _lacks_key(keys),
-        F.col("__first_ms").isNull(),
-        is_late("__last_ms"),
-        is_late("__last_sample_ms"),
-    )
-    reason = F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
-    is_conversion = F.col(_CONVERTED).isNotNull()
+    is_conversion, reason = F.col(_CONVERTED).isNotNull(), _name_loss(conversion)
     row = dated.agg(
         F.count_if(is_conversion).alias("rows"),
         F.min(_CONVERTED).alias("first"),
@@ -139,18 +140,24 @@ def _count(
     ).collect()[0]
     lost = {name: row[name] for name in LOST if row[name]}
     span = None if row["last"] is None else (row["first"], row["last"])
-    until_ms = row["last"]
-    if conversion.until_ts is not None:
-        until_ms = conversion.until_ts * ms
+    until_ms = row["last"] if conversion.until_ts is None else conversion.until_ts * ms
     return ConversionCounts(row["rows"], lost, span, row["last_event"], until_ms)
 
 
-def _report_lost(name: str, conversion: ConversionConfig, counts: ConversionCounts) -> None:
-    lost = sum(counts.lost.values())
-    if lost:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
-        received = f"{lost:,} of {counts.rows:,} conversions of {conversion.source!r}: {reasons}"
-        logger.warning("label %r: %s make no sample positive", name, received)
+def _name_loss(conversion: ConversionConfig) -> Column:
+    """Why a conversion makes no sample positive; null where it makes one."""
+
+    def is_late(last_ms: str) -> Column:
+        age = F.col(_CONVERTED) - F.col(last_ms)
+        return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
+
+    is_lost = (
+        _lacks_key(conversion.keys),
+        F.col("__first_ms").isNull(),
+        is_late("__last_ms"),
+        is_late("__last_sample_ms"),
+    )
+    return F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
 
 
 def _read_conversions(
@@ -170,10 +177,10 @@ def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
     )
 
 
-def _in_time(conversion: ConversionConfig) -> tuple[WindowSpec, WindowSpec]:
-    """Rows of the same keys; and these in order: at one moment the event precedes a conversion."""
+def _in_time(conversion: ConversionConfig) -> WindowSpec:
+    """Rows of the same keys in order: at one moment the event precedes a conversion."""
     same = Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
-    return same, same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
+    return same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
 
 
 def _window_ms(conversion: ConversionConfig) -> int:
@@ -190,8 +197,7 @@ def _add_conversion_label(
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
     # A null is no key: conversions that lack one are no event's.
     conversions = conversions.where(~_lacks_key(conversion.keys))
-    _, order = _in_time(conversion)
-    following = order.rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    following = _in_time(conversion).rowsBetween(Window.currentRow, Window.unboundedFollowing)
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()
@@ -210,12 +216,7 @@ def is_immature(conversion: ConversionConfig, until_ms: int | None) -> Column:
     return end_ms.isNotNull() if until_ms is None else end_ms > F.lit(until_ms)
 
 
-def add_labels(
-    events: DataFrame,
-    config: BuildConfig,
-    sources: Mapping[str, Source],
-    conversions: Mapping[str, ConversionCounts],
-) -> DataFrame:
+def add_labels(events: DataFrame, config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:
     """Adds the labels, float32. A given event may lack all; another without any is no sample.
 
     Of several labels one that is not known yet is null: positives too, as leaving out only the
@@ -230,7 +231,8 @@ def add_labels(
             continue
         rows = _read_conversions(label.conversion, config, sources)
         events = _add_conversion_label(events, label.name, label.conversion, rows)
-    return _leave_out_unlabelled(events, config.all_labels, conversions)
+    late = {label.name: _is_late(label, config, sources) for label in config.all_labels}
+    return _leave_out_unlabelled(events, config.all_labels, late) if late else events
 
 
 def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
@@ -240,16 +242,12 @@ def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
 
 
 def _leave_out_unlabelled(
-    events: DataFrame,
-    labels: Sequence[LabelConfig],
-    conversions: Mapping[str, ConversionCounts],
+    events: DataFrame, labels: Sequence[LabelConfig], is_late: Mapping[str, Column]
 ) -> DataFrame:
-    if not labels:
-        return events
     given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
     lacking, reasons, known = [], [], {}
     for label in labels:
-        late, value = _is_late(label, conversions), F.col(label.name)
+        late, value = is_late[label.name], F.col(label.name)
         lacking.append(value.isNull() | late)
         reasons.append(F.when(late, IMMATURE).when(value.isNull() & ~given, UNLABELLED))
         known[label.name] = F.when(~late, value)
@@ -258,12 +256,16 @@ def _leave_out_unlabelled(
     return events.withColumns(known) if len(labels) > 1 else events
 
 
-def _is_late(label: LabelConfig, conversions: Mapping[str, ConversionCounts]) -> Column:
-    conversion = label.conversion
-    if conversion is None or conversion.immature == "keep":
+def _is_late(label: LabelConfig, config: BuildConfig, sources: Mapping[str, Source]) -> Column:
+    rule = label.conversion
+    if rule is None or rule.immature == "keep":
         return F.lit(False)
-    late = is_immature(conversion, conversions[label.name].until_ms)
-    return F.coalesce(late, F.lit(False))
+    if rule.until_ts is not None:
+        until_ms = rule.until_ts * _ms_per_unit(rule, config)
+    else:
+        rows = _read_conversions(rule, config, sources)
+        until_ms = rows.agg(F.max(_CONVERTED)).collect()[0][0]
+    return F.coalesce(is_immature(rule, until_ms), F.lit(False))
 
 
 def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:
@@ -283,29 +285,25 @@ def add_weights(samples: DataFrame, config: BuildConfig, newest_ts_ms: int | Non
     Down-sampling by a rate r adds 1/r, so that weighted sums have the expectation of the whole.
     `newest_ts_ms` is the time of the latest event, whose decay is 1; None without times.
     """
-    name = config.weight_name
-    if name is None:
+    if config.weight_name is None:
         return samples
-    weight = F.lit(1.0)
-    for factor in _factors(config, newest_ts_ms):
-        weight = weight * F.coalesce(factor.cast("double"), F.lit(1.0))
-    return samples.withColumn(name, weight.cast("float"))
+    factors = [F.coalesce(f.cast("double"), F.lit(1.0)) for f in _factors(config, newest_ts_ms)]
+    weight = reduce(mul, factors, F.lit(1.0))
+    return samples.withColumn(config.weight_name, weight.cast("float"))
 
 
-def _factors(config: BuildConfig, newest_ts_ms: int | None) -> list[Column]:
-    factors: list[Column] = []
+def _factors(config: BuildConfig, newest_ts_ms: int | None) -> Iterator[Column]:
     weights, label = config.weights, F.col(config.label_name or "")
     if config.down_sampling is not None:
-        factors.append(F.lit(1.0) / F.col(config.down_sampling.name))
+        yield F.lit(1.0) / F.col(config.down_sampling.name)
     if weights is None:
-        return factors
+        return
     if weights.column is not None:
-        factors.append(F.col(weights.column))
+        yield F.col(weights.column)
     if weights.positive is not None:
-        factors.append(F.when(label > 0, F.lit(weights.positive)))
+        yield F.when(label > 0, F.lit(weights.positive))
     if weights.negative is not None:
-        factors.append(F.when(label == 0, F.lit(weights.negative)))
+        yield F.when(label == 0, F.lit(weights.negative))
     if weights.half_life_days is not None and newest_ts_ms is not None:
         age_days = (F.lit(newest_ts_ms) - F.col(EVENT_TS_COLUMN)) / _DAY_MS
-        factors.append(F.pow(F.lit(0.5), age_days / weights.half_life_days))
-    return factors
+        yield F.pow(F.lit(0.5), age_days / weights.half_life_days)

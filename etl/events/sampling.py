@@ -7,7 +7,7 @@ exactly. What a sampling leaves out stays in histories, but has no record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -37,8 +37,8 @@ from etl.events.columns import (
     kept,
     leave_out_samples,
 )
+from etl.events.counted_features import count_again
 from etl.events.joins import join_one, plan_joins
-from etl.events.windowed_features import count_again
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
@@ -78,17 +78,15 @@ def mark_not_sampled(events: DataFrame, config: BuildConfig) -> DataFrame:
 def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
     """Keeps each user's last train sample and, if asked for, every n-th event before it."""
     is_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(DROP_COLUMN).isNull()
-    sampled = is_train & is_sample()
-    whole = Window.partitionBy(config.events.user or "")
-    last = F.max(F.when(sampled, F.col(POSITION_COLUMN))).over(whole)
+    sampled, user = is_train & is_sample(), config.events.user or ""
+    last = F.max(F.when(sampled, F.col(POSITION_COLUMN))).over(Window.partitionBy(user))
     later, every = last - F.col(POSITION_COLUMN), config.train_samples
-    if isinstance(every, str):
-        is_end = later == 0
-    else:
+    is_end = later == 0
+    if not isinstance(every, str):
         # The last sample of each piece: the event at its very end may be none, without a label.
-        piece = Window.partitionBy(config.events.user or "", F.floor(later / every))
+        piece = Window.partitionBy(user, F.floor(later / every))
         is_end = later == F.min(F.when(sampled, later)).over(piece)
-    reason = F.when(is_train & ~F.coalesce(is_end, F.lit(False)), F.lit(INSIDE_SEQUENCE))
+    reason = F.when(is_train & ~F.coalesce(is_end, F.lit(False)), INSIDE_SEQUENCE)
     return leave_out_samples(events, reason)
 
 
@@ -107,27 +105,27 @@ def _sample_exposures(
 ) -> DataFrame:
     """Keeps, of each group's rows with label 0, those of the smallest hashes."""
     alive = is_sample() & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
-    whole = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
+    exposed = F.coalesce(alive & (F.col(label) == 0), F.lit(False))
     # Rows of the same content have the same hash and are the same record: any order will do.
-    ranked = whole.orderBy(F.col("__draw_fraction"), *event_columns(config)).rowsBetween(
-        Window.unboundedPreceding, Window.currentRow
+    by_draw = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
+    by_draw = by_draw.orderBy(draw_fraction(config, "exposure"), *event_columns(config))
+    ranked, whole = (
+        by_draw.rowsBetween(Window.unboundedPreceding, end)
+        for end in (Window.currentRow, Window.unboundedFollowing)
     )
-    exposed, quota = F.col("__exposed"), F.lit(negatives.per_positive) * F.col("__positives")
-    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
+    quota = F.lit(negatives.per_positive) * F.col("__positives")
     counted = events.withColumns({
-        "__exposed": (alive & (F.col(label) == 0)).cast("long"),
-        "__draw_fraction": draw_fraction(config, "exposure"),
-    }).withColumns({
-        "__rank": F.sum("__exposed").over(ranked),
-        "__positives": F.sum((alive & (F.col(label) > 0)).cast("long")).over(whole),
-        "__exposures": F.sum("__exposed").over(whole),
+        "__rank": F.count_if(exposed).over(ranked),
+        "__positives": F.count_if(alive & (F.col(label) > 0)).over(whole),
+        "__exposures": F.count_if(exposed).over(whole),
     })  # fmt: skip
-    lost = (exposed == 1) & (F.col("__rank") > quota)
-    rated = F.when(exposed == 1, probability).otherwise(F.lit(1.0)).cast("float")
+    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
+    rated = F.when(exposed, probability).otherwise(F.lit(1.0)).cast("float")
+    lost = exposed & (F.col("__rank") > quota)
     marked = leave_out_samples(
         counted.withColumn(negatives.probability, rated), F.when(lost, EXPOSURE_NOT_SAMPLED)
     )
-    return marked.drop("__exposed", "__draw_fraction", "__rank", "__positives", "__exposures")
+    return marked.drop("__rank", "__positives", "__exposures")
 
 
 @dataclass(frozen=True)
@@ -198,14 +196,19 @@ _ALIAS, _ALIAS_PROBABILITY = "__alias", "__alias_probability"
 
 @dataclass(frozen=True)
 class NegativeCandidates:
-    """An alias table as frames, joined to draws by group and index; and the size of each group."""
+    """An alias table as frames, joined to draws by group and index; and the size of each group.
+
+    A draw depends on the columns of `key` alone.
+    """
 
     table: DataFrame
     sizes: DataFrame
+    key: Sequence[Column]
 
-    def draw(self, slots: DataFrame, *key: Column) -> DataFrame:
-        """Draws one item for each slot whose `__group` has items, by a hash of its key alone."""
-        hashed = slots.join(self.sizes, GROUP_COLUMN).withColumn(_HASH, F.xxhash64(*key))
+    def draw(self, slots: DataFrame, *more: str) -> DataFrame:
+        """Draws an item for each slot whose `__group` has some; slots differ by key and `more`."""
+        hashed = slots.join(self.sizes, GROUP_COLUMN)
+        hashed = hashed.withColumn(_HASH, F.xxhash64(*self.key, DRAW_COLUMN, *more))
         hashed = hashed.withColumn(_INDEX, F.pmod(F.col(_HASH), F.col(_SIZE)))
         drawn = hashed.join(self.table, [GROUP_COLUMN, _INDEX])
         own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col(_THRESHOLD)
@@ -223,30 +226,35 @@ def _group_of(config: NegativesConfig) -> Column:
 
 
 def _fit_candidates(
-    events: DataFrame, item: str, config: NegativesConfig, popular: Column
+    events: DataFrame, config: BuildConfig, negatives: NegativesConfig, popular: Column
 ) -> NegativeCandidates:
     """Counts the items of the train split where `popular` holds, and builds their alias table.
 
     Every item of the split's events can be drawn. One that no such event has counts as one. Only
     one row per item comes to the driver, as Arrow, like a vocabulary.
     """
-    in_train = (F.col(SPLIT_COLUMN) == TRAIN) & F.col(item).isNotNull()
+    item, spark = F.col(config.events.item or ""), events.sparkSession
+    in_train = (F.col(SPLIT_COLUMN) == TRAIN) & item.isNotNull()
     # An item's category is its dictionary's; the least, should an item ever have two.
-    of_token = F.min(_group_of(config)).alias(GROUP_COLUMN)
-    grouped = events.where(in_train).groupBy(F.col(item).alias(_TOKEN))
+    of_token = F.min(_group_of(negatives)).alias(GROUP_COLUMN)
+    grouped = events.where(in_train).groupBy(item.alias(_TOKEN))
     counted = grouped.agg(F.count_if(popular).alias(_COUNT), of_token)
-    counted = counted.where(F.col(GROUP_COLUMN).isNotNull())
-    items = counted.toArrow().sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")])
-    items = items.combine_chunks()
-    # Sorted groups, numbered from 0.
-    numbered = pc.dictionary_encode(items[GROUP_COLUMN]).combine_chunks()
-    groups = np.asarray(numbered.indices).astype(np.int64)
-    weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** config.exponent
+    items = counted.where(F.col(GROUP_COLUMN).isNotNull()).toArrow()
+    items = items.sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")]).combine_chunks()
+    key = [F.lit(config.output.seed), F.lit("negative"), *map(F.col, event_columns(config))]
+    table, sizes = map(spark.createDataFrame, _tabulate(items, negatives.exponent))
+    return NegativeCandidates(table, sizes, key)
+
+
+def _tabulate(items: pa.Table, exponent: float) -> tuple[pa.Table, pa.Table]:
+    """The alias table of sorted items by group and index, and the size of each group."""
+    names, token = items[GROUP_COLUMN].combine_chunks(), items[_TOKEN].combine_chunks()
+    groups = np.asarray(pc.dictionary_encode(names).indices).astype(np.int64)  # from 0, sorted
+    weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** exponent
     alias = build_alias_table(weights, groups)
-    token = items[_TOKEN].combine_chunks()
     table = pa.table(
         {
-            GROUP_COLUMN: items[GROUP_COLUMN],
+            GROUP_COLUMN: names,
             _INDEX: np.arange(len(groups), dtype=np.int64) - np.searchsorted(groups, groups),
             _TOKEN: token,
             _OWN: alias.probabilities,
@@ -255,10 +263,8 @@ def _fit_candidates(
             _ALIAS_PROBABILITY: alias.probabilities[alias.aliases],
         }
     )
-    spark = events.sparkSession
-    sizes = table.group_by(GROUP_COLUMN).aggregate([(_TOKEN, "count")])
-    sizes = sizes.select([GROUP_COLUMN, f"{_TOKEN}_count"]).rename_columns([GROUP_COLUMN, _SIZE])
-    return NegativeCandidates(spark.createDataFrame(table), spark.createDataFrame(sizes))
+    sizes = pa.table({GROUP_COLUMN: names.unique(), _SIZE: np.bincount(groups)})
+    return table, sizes
 
 
 _ROUNDS = (2, 14, 112)
@@ -268,21 +274,13 @@ _TRY, _FOUND = "__try", "__found"
 _UNIT = 2.0**52
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """What negatives are drawn from, what a draw depends on, and how many each positive gets."""
-
-    candidates: NegativeCandidates
-    key: list[Column]
-    per_positive: int
-
-    def open_slots(self, positives: DataFrame) -> DataFrame:
-        numbers = F.sequence(F.lit(1), F.lit(self.per_positive))
-        return positives.withColumn(DRAW_COLUMN, F.explode(numbers))
+def _number(rows: DataFrame, name: str, first: int, count: int) -> DataFrame:
+    """Repeats each row `count` times, with a number from `first`."""
+    return rows.withColumn(name, F.explode(F.sequence(F.lit(first), F.lit(first + count - 1))))
 
 
 def _fill_unseen(
-    slots: DataFrame, met: DataFrame, draw: _Draw, user: str, stack: ExitStack
+    slots: DataFrame, met: DataFrame, candidates: NegativeCandidates, stack: ExitStack
 ) -> DataFrame:
     """Fills each slot with the first of its tries that the user has not met.
 
@@ -291,12 +289,9 @@ def _fill_unseen(
     met nearly everything. Slots are narrow rows with `__group`, no two alike; `met` are distinct
     pairs of user and `__candidate`.
     """
-    names, candidates = slots.columns, draw.candidates
-    opened, filled, first = slots, [], 0
+    user, names, opened, filled, first = met.columns[0], slots.columns, slots, [], 0
     for tries in _ROUNDS:
-        numbers = F.sequence(F.lit(first), F.lit(first + tries - 1))
-        tried = opened.withColumn(_TRY, F.explode(numbers))
-        drawn = candidates.draw(tried, *draw.key, F.col(_TRY))
+        drawn = candidates.draw(_number(opened, _TRY, first, tries), _TRY)
         seen = drawn.join(met.withColumn("__met", F.lit(True)), [user, CANDIDATE_COLUMN], "left")
         taken = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
         unmet = F.min(F.when(F.col("__met").isNull(), taken))
@@ -357,17 +352,22 @@ def add_negatives(
     # An event inside a sequence trains too: the row that ends the sequence holds it.
     skipped = F.coalesce(F.col(NOT_SAMPLED_COLUMN), F.lit(INSIDE_SEQUENCE))
     popular = is_positive & (skipped == INSIDE_SEQUENCE)
-    candidates = _fit_candidates(events, config.events.item or "", negatives, popular)
-    key = [F.lit(config.output.seed), F.lit("negative"), *map(F.col, event_columns(config))]
-    draw = _Draw(candidates, [*key, F.col(DRAW_COLUMN)], negatives.per_positive)
+    candidates = _fit_candidates(events, config, negatives, popular)
     chosen = is_positive & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
     positives = samples.where(chosen).withColumn(GROUP_COLUMN, _group_of(negatives))
     if negatives.not_seen is None:
-        drawn = candidates.draw(draw.open_slots(positives), *draw.key)
+        drawn = candidates.draw(_number(positives, DRAW_COLUMN, 1, negatives.per_positive))
         counted = positives.join(candidates.sizes, GROUP_COLUMN, "left_semi")
         counts = _count(counted, F.lit(negatives.per_positive))
     else:
-        drawn, counts = _draw_unseen(positives, events, config, draw, stack)
+        met = events if negatives.not_seen == "all" else events.where(F.col(SPLIT_COLUMN) == TRAIN)
+        columns = event_columns(config)
+        # Narrow rows go through the draws; the samples are joined to what comes out of them.
+        slots = positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN)
+        slots = _number(slots, DRAW_COLUMN, 1, negatives.per_positive)
+        rows = _fill_unseen(slots, _pair(met, config), candidates, stack)
+        drawn = positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns)
+        counts = _count(rows, F.lit(1))
     replaced = _replace_items(drawn, log, config, sources)
     probability = negatives.probability
     replaced = replaced.withColumn(probability, F.col(PROBABILITY_COLUMN).cast("float"))
@@ -375,19 +375,10 @@ def add_negatives(
     return Negatives(given.unionByName(replaced.select(*given.columns)), counts, stack.close)
 
 
-def _draw_unseen(
-    positives: DataFrame, events: DataFrame, config: BuildConfig, draw: _Draw, stack: ExitStack
-) -> tuple[DataFrame, dict[str, int]]:
+def _pair(events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Distinct pairs of a user, and an item that the user has met."""
     user, item = config.events.user or "", config.events.item or ""
-    in_all = config.negatives is not None and config.negatives.not_seen == "all"
-    met = events if in_all else events.where(F.col(SPLIT_COLUMN) == TRAIN)
-    met = met.select(user, F.col(item).alias(CANDIDATE_COLUMN)).distinct()
-    columns = event_columns(config)
-    # Narrow rows go through the draws; the samples are joined to what comes out of them.
-    slots = draw.open_slots(positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN))
-    rows = _fill_unseen(slots, met, draw, user, stack)
-    drawn = positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns)
-    return drawn, _count(rows, F.lit(1))
+    return events.select(user, F.col(item).alias(CANDIDATE_COLUMN)).distinct()
 
 
 def _count(rows: DataFrame, each: Column) -> dict[str, int]:

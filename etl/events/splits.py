@@ -20,19 +20,15 @@ from conf.splits import TEST, TRAIN, VALIDATION
 from etl.events.columns import (
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
-    GIVEN_TOTAL_COLUMN,
     GIVEN_VALIDATION_COLUMN,
-    POSITION_COLUMN,
     ROW_COLUMNS,
-    SAMPLE_POSITION_COLUMN,
-    SAMPLE_TOTAL_COLUMN,
+    SAMPLES_COLUMN,
+    SAMPLES_LEFT_COLUMN,
     SHORT_USER_COLUMN,
     SPLIT_COLUMN,
-    TOTAL_COLUMN,
     drop_events,
     hash_fraction,
     is_sample,
-    may_leave_out_samples,
 )
 
 if TYPE_CHECKING:
@@ -64,11 +60,7 @@ def name_outside(dates: DateRange) -> Column:
 
 
 def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
-    """Refuses days where nothing of a build depends on them: each day's version would be the same.
-
-    Raises:
-        ConfigError: A day is given, and neither events, inputs, bounds nor rules have days.
-    """
+    """Refuses days where nothing depends on them: each day's version would be the same."""
     sources = config.used_sources.values()
     if dates is None or config.events.time or any(source.days is not None for source in sources):
         return
@@ -78,8 +70,7 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
     raise ConfigError(
         "a day was given, but nothing of this build depends on days",
         received=f"--date {dates.first}",
-        allowed="a day where events have a time, or an input is cut by day",
-        fix="leave --date out, or declare `events.time`, `sources.<name>.days` or {date} in a path",
+        fix="leave --date out, or declare `events.time` or `sources.<name>.days`",
     )
 
 
@@ -101,7 +92,7 @@ def find_bounds(
     `by_fractions` are those where the config states neither a time nor a duration.
     """
     split, ms = config.split, config.event_ms
-    test, validation = by_fractions.test, None
+    test, validation = by_fractions.test, by_fractions.validation
     if split.test_from_ts is not None:
         test = cast(int, split.test_from_ts) * ms
     elif split.test is not None and end_ms is not None:
@@ -110,8 +101,8 @@ def find_bounds(
         validation = None if test is None else test - _read_ms(split.validation)
     elif split.validation_from_ts is not None:
         validation = cast(int, split.validation_from_ts) * ms
-    elif by_fractions.validation is not None and test is not None:
-        validation = min(by_fractions.validation, test)
+    elif validation is not None:
+        validation = None if test is None else min(validation, test)
     return SplitBounds(validation if split.validation else None, test)
 
 
@@ -131,53 +122,51 @@ Span = tuple[int | None, int | None]
 
 def plan_spans(config: BuildConfig, dates: DateRange | None) -> Mapping[str, Span]:
     """Returns the times of each split that the config and the run's days fix, by split."""
-    if config.split.start_date is not None:
-        return _plan_window(config.split)
-    if config.split.strategy != "temporal" or config.events.time is None:
+    split = config.split
+    if split.start_date is not None:
+        return _plan_window(split)
+    if split.strategy != "temporal" or config.events.time is None:
         return {}
     bounds = find_bounds(config, dates.span_ms[1] if dates else None)
     spans: dict[str, Span] = {}
+    train_end = bounds.validation if split.validation else bounds.test
+    if train_end is not None:
+        spans[TRAIN] = (None, train_end)
     if bounds.validation is not None:
-        spans = {TRAIN: (None, bounds.validation), VALIDATION: (bounds.validation, bounds.test)}
-    elif not config.split.validation and bounds.test is not None:
-        spans = {TRAIN: (None, bounds.test)}
-    return spans if bounds.test is None else {**spans, TEST: (bounds.test, None)}
+        spans[VALIDATION] = (bounds.validation, bounds.test)
+    if bounds.test is not None:
+        spans[TEST] = (bounds.test, None)
+    return spans
 
 
 def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
     """Refuses a run that would leave a split empty whatever the log holds.
 
     A run that replaces days of a dataset need not have each split.
-
-    Raises:
-        ConfigError: A split ends before it begins or lies outside the run's days, or a window has
-            more splits than the run has days.
     """
     days = None if config.output.partition_overwrite == "dynamic" else dates
     spans = plan_spans(config, dates)
-    run = days.span_ms if days else (None, None)
-    empty = [name for name, span in spans.items() if not _overlap(span, run)]
+    empty = [name for name, span in spans.items() if not _overlap(span, days)]
     received = [f"{name} {' to '.join(b or '…' for b in show_span(spans[name]))}" for name in spans]
     if config.split.strategy == "sliding" and days and not empty:
         parts = list(_plan_window(config.split))  # Each has whole days, wherever the log starts.
         empty = parts[len(days.days()) :]
         received = [f"a window of {', '.join(parts)}, each of a day or more"]
     if empty:
+        received += [f"the run is of {days.first} to {days.last}"] if days else []
         raise ConfigError(
             f"the {' and the '.join(empty)} split would be empty",
-            received="; ".join(received)
-            + (f"; the run is of {days.first} to {days.last}" if days else ""),
-            allowed="a time for each split" + (" in the run's days" if days else ""),
+            received="; ".join(received),
             fix="move the bounds of `split`, hold out less, such as `test: 3 hours`, or build more "
             "days by --date and --date-to",
         )
 
 
-def _overlap(one: Span, other: Span) -> bool:
-    """Whether two spans share a moment."""
-    first = max((bound for bound in (one[0], other[0]) if bound is not None), default=-(2**63))
-    end = min((bound for bound in (one[1], other[1]) if bound is not None), default=2**63)
-    return first < end
+def _overlap(span: Span, days: DateRange | None) -> bool:
+    """Whether a span has a moment of the days."""
+    first, end = days.span_ms if days else (-(2**63), 2**63)
+    low, high = span
+    return max(first, first if low is None else low) < min(end, end if high is None else high)
 
 
 def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, int]]:
@@ -185,24 +174,24 @@ def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, 
     start = first_ms // _DAY_MS
     if split.start_date is not None:
         start = (split.start_date - datetime.date(1970, 1, 1)).days
-    test_days = split.test_days or 0
-    start += split.window * (split.step_days or test_days)
-    parts = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: test_days}
+    start += split.window * _step_days(split)
     spans = {}
-    for name, days in parts.items():
+    days_of = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: split.test_days}
+    for name, days in days_of.items():
         if days:
             spans[name] = (start * _DAY_MS, (start + days) * _DAY_MS)
             start += days
     return spans
 
 
+def _step_days(split: SplitConfig) -> int:
+    return split.step_days or split.test_days or 0
+
+
 def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
     """Adds `__split` by a sliding window and leaves out the events around it; else changes nothing.
 
     None of those reaches a sample: it is built as if on the window's last day.
-
-    Raises:
-        InputDataError: The log ends before the window's test days begin.
     """
     if split.strategy != "sliding":
         return events
@@ -211,22 +200,17 @@ def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
     spans = _plan_window(split, low or 0)
     (first, train_end), (test, end) = spans[TRAIN], spans[TEST]
     if high is not None and test > high:
-        raise _refuse_window(split, test, high)
+        last_window = (high - test) // (_step_days(split) * _DAY_MS) + split.window
+        raise InputDataError(
+            f"window {split.window} of the backtest begins to test after the log has ended",
+            received="test from {}, log until {}".format(*show_span((test, high))),
+            fix="declare fewer days"
+            if last_window < 0
+            else f"choose split.window 0 to {last_window}, or declare fewer days",
+        )
     chosen = F.when(time < train_end, TRAIN).when(time < test, VALIDATION).otherwise(TEST)
     outside = F.when((time < first) | (time >= end), OUTSIDE_WINDOW)
     return drop_events(events.withColumn(SPLIT_COLUMN, chosen), outside)
-
-
-def _refuse_window(split: SplitConfig, test_ms: int, last_ms: int) -> InputDataError:
-    step_ms = (split.step_days or split.test_days or 0) * _DAY_MS
-    last_window = (last_ms - test_ms) // step_ms + split.window
-    test, last = show_span((test_ms, last_ms))
-    return InputDataError(
-        f"window {split.window} of the backtest begins to test after the log has ended",
-        received=f"test from {test}, log until {last}",
-        allowed="shorter train_days" if last_window < 0 else f"split.window 0 to {last_window}",
-        fix="choose an earlier window, or declare fewer days",
-    )
 
 
 def show_span(span: Span) -> list[str | None]:
@@ -263,43 +247,32 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     An event that is no sample goes with the sample before it: what a sample of the train split
     has not seen yet, encoders are not fitted on.
     """
-    split, (position, total) = config.split, _sample_columns(config)
-    remaining, enough = F.col(total) - F.col(position), F.col(total) >= LEAST_EVENTS
-    if split.strategy == "given":
-        is_test = F.col(GIVEN_TEST_COLUMN)
-        remaining = remaining - F.col(GIVEN_TOTAL_COLUMN) + F.lit(1)
-    else:
-        is_test = enough & (remaining == 0)
-    validation = F.lit(False)
+    split, is_given = config.split, config.split.strategy == "given"
+    left, enough = F.col(SAMPLES_LEFT_COLUMN), F.col(SAMPLES_COLUMN) >= LEAST_EVENTS
+    chosen = F.when(F.col(GIVEN_TEST_COLUMN) if is_given else enough & (left == 0), TEST)
     if split.validation:
-        validation = enough & (remaining == 1) & ~is_test
+        validation = enough & (left == (0 if is_given else 1))
         if split.validation_users is not None:
-            chosen = _choose_users(events, user, config)
-            events = events.join(F.broadcast(chosen), user, "left")
-            validation = validation & F.col("__validation_user").isNotNull()
-    chosen_split = F.when(is_test, TEST).when(validation, VALIDATION).otherwise(TRAIN)
-    events = events.withColumn(SPLIT_COLUMN, chosen_split).drop("__validation_user")
-    if split.strategy == "given":
-        return events
-    return events.withColumn(SHORT_USER_COLUMN, ~enough & (remaining == 0))
+            validation = validation & _is_chosen(events, user, config)
+        chosen = chosen.when(validation, VALIDATION)
+    events = events.withColumn(SPLIT_COLUMN, chosen.otherwise(TRAIN))
+    return events if is_given else events.withColumn(SHORT_USER_COLUMN, ~enough & (left == 0))
 
 
-def _sample_columns(config: BuildConfig) -> tuple[str, str]:
-    """Columns of the rank of an event among its user's samples, and of their number."""
-    if not may_leave_out_samples(config):
-        return POSITION_COLUMN, TOTAL_COLUMN
-    return SAMPLE_POSITION_COLUMN, SAMPLE_TOTAL_COLUMN
+def _is_chosen(events: DataFrame, user: str, config: BuildConfig) -> Column:
+    """Whether a user has one of the smallest hashes, however the data is partitioned.
 
-
-def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFrame:
-    """The users with the smallest hashes: the same ones however the data is partitioned."""
-    total, seed = _sample_columns(config)[1], config.output.seed
-    users = events.where(F.col(total) >= LEAST_EVENTS).select(user).distinct()
-    return (
-        users.orderBy(F.xxhash64(F.lit(seed), F.col(user)), F.col(user))
-        .limit(config.split.validation_users or 0)
-        .withColumn("__validation_user", F.lit(True))
-    )
+    The greatest of these is looked for once: every later pass compares with it, and joins nothing.
+    """
+    has_enough = (F.col(SAMPLES_LEFT_COLUMN) == 0) & (F.col(SAMPLES_COLUMN) >= LEAST_EVENTS)
+    hashed = F.xxhash64(F.lit(config.output.seed), F.col(user))
+    keys = F.struct(hashed.alias("hash"), F.col(user).alias("user")).alias("key")
+    users = events.where(has_enough).select(user).distinct().select(keys)
+    smallest = users.orderBy("key").limit(config.split.validation_users or 0)
+    last = smallest.agg(F.max("key")).collect()[0][0]
+    if last is None:
+        return F.lit(False)
+    return (hashed < last["hash"]) | ((hashed == last["hash"]) & (F.col(user) <= last["user"]))
 
 
 def _given(config: BuildConfig) -> Column:
@@ -339,20 +312,16 @@ def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -
 def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> SplitBounds:
     """Finds bounds that go by the times of the samples, in a run with days by those inside."""
     split, time, ms = config.split, config.events.time or "", config.event_ms
-    samples = events.where(is_sample())
-    if dates is not None:
-        samples = samples.where(is_inside(dates))
+    samples = events.where(is_sample() if dates is None else is_sample() & is_inside(dates))
     late = 1 - split.test_fraction
     # Exact percentiles: the approximate ones depend on how the data is partitioned.
-    test, validation, newest = samples.agg(
-        F.percentile(time, F.lit(late)),
-        F.percentile(time, F.lit(late - split.validation_fraction)),
-        F.max(EVENT_TS_COLUMN),
-    ).collect()[0]
+    shares = F.array(F.lit(late), F.lit(late - split.validation_fraction))
+    found, newest = samples.agg(F.percentile(time, shares), F.max(EVENT_TS_COLUMN)).collect()[0]
     if newest is None:  # No sample: the counts say so.
         return SplitBounds(None, None)
     end = dates.span_ms[1] if dates else end_of_log(split, newest)
-    return find_bounds(config, end, SplitBounds(int(validation) * ms, int(test) * ms))
+    test, validation = (int(bound) * ms for bound in found)
+    return find_bounds(config, end, SplitBounds(validation, test))
 
 
 def check_built_by_day(config: BuildConfig) -> None:
@@ -361,47 +330,40 @@ def check_built_by_day(config: BuildConfig) -> None:
     Days that are built one by one would not fit each other: an event is the last one of its user,
     or the newest of the log, only until the next day is there.
     """
-    for received, allowed in _list_moving(config):
+    for received in _list_moving(config):
         raise ConfigError(
             "output.partition_overwrite: dynamic keeps records of other days, and this makes "
             "other ones of an event with each day that follows it",
             received=received,
-            allowed=allowed,
             fix="change it, or build all days in each run: --set output.partition_overwrite=static",
         )
 
 
-def _list_moving(config: BuildConfig) -> Iterator[tuple[str, str]]:
-    """Yields what of a config moves with the days that are read, and what would not."""
-    yield from _list_moving_splits(config.split)
-    for source in (config.split.test_source, config.split.validation_source):
+def _list_moving(config: BuildConfig) -> Iterator[str]:
+    """What of a config moves with the days that are read."""
+    split = config.split
+    yield from _list_moving_splits(split)
+    for source in (split.test_source, split.validation_source):
         # Events without times come after whatever log is read.
         if source is not None and config.sources[source].column(config.events.time or "") is None:
-            received = f"split.strategy: given, with events of {source!r} that have no time"
-            yield received, f"given events with the log's column {config.events.time!r}"
+            yield f"split.strategy: given, with events of {source!r} that have no time"
     if config.train_samples != "all":
-        received = f"train_samples: {config.train_samples}, counted from each user's last event"
-        yield received, "train_samples: all"
+        yield f"train_samples: {config.train_samples}, counted from each user's last event"
     if config.weights is not None and config.weights.half_life_days is not None:
-        received = f"weights.half_life_days: {config.weights.half_life_days:g}"
-        yield received, "weights without half_life_days: it counts from the newest event"
+        age = config.weights.half_life_days
+        yield f"weights.half_life_days: {age:g}, counted from the newest event"
     if DATE_PARTITION in config.output.partition_by and DATE_PARTITION in config.event_column_types:
-        yield (
-            f"a column {DATE_PARTITION!r} of the log, which may hold other days than a run reads",
-            f"no such column: {DATE_PARTITION!r} is then the UTC day of the event's time",
-        )
+        yield f"a column {DATE_PARTITION!r} of the log: without it that is the event's UTC day"
 
 
-def _list_moving_splits(split: SplitConfig) -> Iterator[tuple[str, str]]:
-    fixed = "temporal with fixed test_from_ts and validation_from_ts"
-    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
+def _list_moving_splits(split: SplitConfig) -> Iterator[str]:
     keeps_validation = split.validation is not True or split.validation_from_ts is not None
     if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
         how = "by fractions" if split.test is None else f"test: {split.test}"
-        yield f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
+        yield f"split.strategy: temporal, {how}, not by test_from_ts and validation_from_ts"
     if split.strategy == "leave_one_out":
-        yield "split.strategy: leave_one_out, the last events of each user", others
+        yield "split.strategy: leave_one_out, the last events of each user"
     if split.strategy == "sliding" and split.start_date is None:
-        yield "split.strategy: sliding without start_date, from the log's first day", others
+        yield "split.strategy: sliding without start_date, from the log's first day"
     if split.strategy == "given" and split.validation is True and split.validation_source is None:
-        yield "split.strategy: given, with validation from the end of the log", others
+        yield "split.strategy: given, with validation from the end of the log"

@@ -15,14 +15,14 @@ from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
 from conf.errors import InputDataError
 from conf.splits import TRAIN
 from conf.storage.atomic_output import link_file, write_text_atomic
+from etl.encoders.feature_plan import FeaturePlan, history_names
 from etl.encoders.fit import EarlierEncoders, TrainSplit, build_plan, fit_operations
 from etl.encoders.vocabulary import OddTokens, find_odd_tokens, live_tokens, load_vocabulary
 from etl.encoders.vocabulary_fit import fit_vocabulary_files
 from etl.events.columns import EVENT_TS_COLUMN, SPLIT_COLUMN, fold_columns
+from etl.events.counted_features import fit_most_frequent
 from etl.events.histories import add_histories
-from etl.events.most_frequent import fit_most_frequent
 from etl.events.splits import is_not_after
-from etl.features.plan import FeaturePlan, history_names
 from etl.tfrecord.codec.crc32c import describe_file
 
 if TYPE_CHECKING:

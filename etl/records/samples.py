@@ -18,6 +18,14 @@ from conf.encoders.target import FOLD_COLUMN
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
 from conf.splits import CATALOG, TRAIN, USERS
+from etl.encoders.feature_plan import (
+    EVENT_NUMBER,
+    SEEN,
+    FeaturePlan,
+    brought_items,
+    history_names,
+    raw_value_columns,
+)
 from etl.encoders.number_fit import add_folds
 from etl.events.columns import (
     EVENT_TS_COLUMN,
@@ -29,18 +37,13 @@ from etl.events.columns import (
     kept,
 )
 from etl.events.conditions import find_position, find_where_columns
+from etl.events.counted_features import (
+    add_latest_windowed_features,
+    add_most_frequent,
+    windowed_feature_names,
+)
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.joins import plan_joins, select_latest
-from etl.events.most_frequent import add_most_frequent
-from etl.events.windowed_features import add_latest_windowed_features, windowed_feature_names
-from etl.features.plan import (
-    EVENT_NUMBER,
-    SEEN,
-    FeaturePlan,
-    brought_items,
-    history_names,
-    raw_value_columns,
-)
 from etl.sources.source import Source
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
 from conf.splits import EVENT_SPLITS, TRAIN
+from etl.encoders.feature_plan import FeaturePlan
 from etl.events.columns import (
     EVENT_TS_COLUMN,
     POSITION_COLUMN,
     SPLIT_COLUMN,
     identity_columns,
 )
-from etl.features.plan import FeaturePlan
 from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange, partition_path
 from etl.tfrecord.spark.frames import assign_buckets

@@ -15,7 +15,7 @@ from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.splits import CATALOG, TRAIN, USERS
-from etl.features.plan import FeaturePlan
+from etl.encoders.feature_plan import FeaturePlan
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics

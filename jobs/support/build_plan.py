@@ -13,7 +13,7 @@ from conf.splits import TRAIN, VALIDATION
 from jobs.support.formatting import format_bytes
 
 if TYPE_CHECKING:
-    from etl.features.plan import FeaturePlan
+    from etl.encoders.feature_plan import FeaturePlan
     from etl.versions.run_fingerprint import RunRequest
 
 _WIDTH, _INDENT = 100, 14

@@ -9,7 +9,7 @@ import pandas as pd
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from etl.features.plan import plan_features
+from etl.encoders.feature_plan import plan_features
 from tests.bench.clock import DriverResult
 from tests.bench.etl import __main__
 from tests.bench.etl.__main__ import BAR, BARE, BUILD, BY_HAND, BY_HAND_BAR, EtlSettings

@@ -172,6 +172,7 @@ INTERNAL = {
     "__given_validation": "boolean",
     "__position": "bigint",
     "__moment": "bigint",
+    "__tie": "boolean",
     "__total": "bigint",
     "__event_ts_ms": "bigint",
     "__split": "string",

@@ -14,7 +14,7 @@ from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import EncoderPlan
 from conf.errors import ConfigError
 from etl.build import build_dataset
-from etl.features.plan import plan_features
+from etl.encoders.feature_plan import plan_features
 from etl.quality.version_view import view_version
 from etl.tfrecord.types.features import WireFeature
 from tests.etl.logs import RATINGS, build_config, write_logs

@@ -14,7 +14,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
 from etl.build import build_dataset
-from etl.features.plan import plan_features
+from etl.encoders.feature_plan import plan_features
 from etl.sample_data.clicks import plan_clicks, write_clicks
 from tests.etl.built_versions import read_sparse, read_split
 from tests.etl.logs import build_config

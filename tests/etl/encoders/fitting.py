@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from etl.encoders.feature_plan import VocabularyPlan
 from etl.encoders.vocabulary import Growth, known_tokens
 from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
-from etl.features.plan import VocabularyPlan
 
 
 def plan_vocabulary(frame: Any, columns: list[str], **limits: Any) -> VocabularyPlan:

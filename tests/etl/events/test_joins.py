@@ -8,22 +8,23 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.events import JoinConfig
+from etl.events.event_counts import count_outcomes
 from etl.events.joins import (
     DictionaryJoin,
     check_unique_key,
-    count_matches,
     join_as_of,
     join_dictionary,
+    outcome_column,
     plan_joins,
-    read_matches,
     refuse_unmatched,
     select_latest,
 )
-from tests.etl.logs import behaviour_config, columns, memory_source, rows_frame
+from tests.etl.logs import behaviour_config, columns, log_config, memory_source, rows_frame
 from tests.machine import IS_EXHAUSTIVE
 
 
@@ -89,7 +90,10 @@ def test_kept_events_are_noted_and_refused_where_all_must_match(spark):
     joined = join_dictionary(events, dictionary, build_join(unmatched="keep"))
     assert [row["__drop"] for row in joined.collect()] == [None] * 3
     with pytest.raises(InputDataError, match="no entry in dictionary 'items'") as refused:
-        refuse_unmatched(joined, build_join(unmatched="fail"))
+        refuse_unmatched(
+            joined,
+            log_config(joins=[{"source": "items", "column": "item", "unmatched": "fail"}]),
+        )
     assert "item = 2 (unknown_key)" in str(refused.value)
     assert "item = None (null_key)" in str(refused.value)
 
@@ -186,10 +190,10 @@ def test_each_event_gets_the_entry_that_a_search_finds(spark, entries, keyed, ma
             reasons[reason] = reasons.get(reason, 0) + 1
             short = "" if reason == "unknown_key" else f":{reason}"
             assert dropped == f"unmatched:prices{short}"
-    counted = joined.agg(*count_matches(["prices"])).collect()
+    groups = joined.groupBy(outcome_column("prices")).agg(F.count("*").alias("n")).collect()
     matched = {"matched": len(keyed) - sum(reasons.values())}
-    counts = read_matches(["prices"], [row.asDict() for row in counted])
-    assert counts == {"prices": matched | reasons}
+    counts = count_outcomes("prices", [group.asDict() for group in groups])
+    assert counts == matched | reasons
 
 
 def test_a_late_entry_about_the_past_counts_from_when_it_was_known(spark):

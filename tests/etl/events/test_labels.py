@@ -55,7 +55,7 @@ def test_each_rule_tells_positives_by_its_column(spark):
         "number": {"column": "dwell", "one_of": [3, 4.1]},
     }
     for name, rule in rules.items():
-        events = add_labels(events, log_config(label={**rule, "name": name}), {}, {})
+        events = add_labels(events, log_config(label={**rule, "name": name}), {})
     found = {row["item"]: row for row in events.collect()}
     assert [found[i]["at_least"] for i in (1, 2, 3)] == [1, 0, 0]
     assert [found[i]["equals"] for i in (1, 2, 3)] == [1, 0, 0]
@@ -72,7 +72,7 @@ def test_each_rule_tells_positives_by_its_column(spark):
 def test_a_bound_between_two_whole_numbers_is_not_rounded(spark):
     events = frame(spark, TYPES, [{"item": n} for n in (2, 3, 4)]).drop("label")
     config = log_config(label={"column": "item", "at_least": 3.5})
-    found = {row["item"]: row["label"] for row in add_labels(events, config, {}, {}).collect()}
+    found = {row["item"]: row["label"] for row in add_labels(events, config, {}).collect()}
     assert found == {2: 0, 3: 0, 4: 1}
     with pytest.raises(ValidationError, match=r"'item' is int64, so no row can equal 2\.5"):
         log_config(label={"column": "item", "one_of": [2.5, 4.0]})
@@ -86,7 +86,7 @@ def test_a_label_may_take_its_columns_place(spark, rule, found):
     rows = [{"item": 1, "dwell": 4.5}, {"item": 2, "dwell": 2.0}, {"item": 3}]
     events = frame(spark, TYPES, rows).drop("label")
     config = log_config(label={"column": "dwell", "name": "dwell", **rule})
-    labelled = add_labels(events, config, {}, {})
+    labelled = add_labels(events, config, {})
     assert labelled.columns.count("dwell") == 1
     rows = sorted(labelled.collect(), key=lambda row: row["item"])
     assert [row["dwell"] for row in rows] == [*found, None]
@@ -146,7 +146,7 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     conversion = {**CONVERSION, "until_ts": 100 * HOUR}
     config = log_config(label={"conversion": conversion})
     counts = count_conversions(events, config, sources)
-    found = {r["item"]: r for r in add_labels(events, config, sources, counts).collect()}
+    found = {r["item"]: r for r in add_labels(events, config, sources).collect()}
     assert len(found) == len(hours)
     assert {i: r["label"] for i, r in found.items()} == {1: 1, 2: 0, 3: 0, 4: 1, 5: 1, 6: 0, 7: 0}
     assert {i for i, r in found.items() if r["__skip"] == "immature"} == {5, 7}
@@ -154,7 +154,7 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     kept = log_config(
         split={"strategy": "hash"}, label={"conversion": {**conversion, "immature": "keep"}}
     )
-    labelled = add_labels(events, kept, sources, counts)
+    labelled = add_labels(events, kept, sources)
     counted = count_events(labelled, kept.model_copy(update={"joins": ()}), counts)
     assert counted.dropped == {}
     # The event without a conversion whose window is not over; that of item 5 is known already.
@@ -199,8 +199,7 @@ def test_of_several_labels_a_row_needs_one(spark):
     ]
     sources = of_orders(spark, [(1, 1, 2), (1, 6, 96), (1, 5, 96)])
     config = log_config(labels=labels)
-    counts = count_conversions(events, config, sources)
-    found = {row["item"]: row for row in add_labels(events, config, sources, counts).collect()}
+    found = {row["item"]: row for row in add_labels(events, config, sources).collect()}
     names = [label["name"] for label in labels]
     assert {item: tuple(row[name] for name in names) for item, row in found.items()} == {
         1: (1, 4, 1), 2: (0, None, 0), 3: (None, 2, None), 4: (None, None, 0),
@@ -209,11 +208,10 @@ def test_of_several_labels_a_row_needs_one(spark):
     # A given event may lack all of them.
     assert {i: row["__skip"] for i, row in found.items() if row["__skip"]} == {5: "unlabelled"}
     two = log_config(labels=labels[:2])
-    found = {row["item"]: row["__skip"] for row in add_labels(events, two, {}, {}).collect()}
+    found = {row["item"]: row["__skip"] for row in add_labels(events, two, {}).collect()}
     assert {i for i, why in found.items() if why == "unlabelled"} == {4, 5}
     alone = log_config(label=labels[2])
-    counts = count_conversions(events, alone, sources)
-    rows = add_labels(events, alone, sources, counts).collect()
+    rows = add_labels(events, alone, sources).collect()
     assert {r["item"] for r in rows if r["__skip"] == "immature"} == {3, 5, 6}
 
 
@@ -237,7 +235,7 @@ def test_conversions_that_make_no_sample_positive_are_counted_by_reason(spark, c
     assert found.span_ms == (HOUR * 1000, 40 * HOUR * 1000)
     assert found.last_event_ms == found.until_ms == 40 * HOUR * 1000
     assert "7 of 12 conversions of 'orders'" in caplog.text
-    labels = add_labels(events, config, sources, {"label": found}).collect()
+    labels = add_labels(events, config, sources).collect()
     assert {(r["user"], r["__event_ts_ms"] // (HOUR * 1000)): r["label"] for r in labels} == {
         (1, 0): 1, (1, 40): 1, (2, 20): 1, (None, 0): 0, (4, 12): 1, (4, 30): 1, (4, 25): 1,
     }  # fmt: skip

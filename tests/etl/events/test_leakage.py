@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from etl.encoders.feature_plan import made_history_columns
 from etl.events.columns import kept
 from etl.events.event_log import prepare_events
-from etl.features.plan import made_history_columns
 from etl.records.samples import build_samples
 from tests.etl.events.history_reference import Event
 from tests.etl.events.test_histories import HISTORIES

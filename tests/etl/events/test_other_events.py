@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
+from etl.encoders.feature_plan import plan_features
 from etl.events.columns import kept
 from etl.events.event_counts import count_events
 from etl.events.event_log import prepare_events
 from etl.events.sampling import before_sampling
-from etl.features.plan import plan_features
 from etl.records.fitted_encoders import fit_encoders
 from etl.records.samples import build_samples, build_users
 from tests.etl.logs import behaviour_config, columns, memory_source

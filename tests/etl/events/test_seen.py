@@ -10,10 +10,10 @@ import pytest
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from etl.build import check_config
+from etl.encoders.feature_plan import plan_features
 from etl.events.columns import kept
 from etl.events.event_counts import check_counts, count_events
 from etl.events.event_log import prepare_events
-from etl.features.plan import plan_features
 from etl.quality.lint import find_unturned_lists
 from etl.records.samples import build_samples, build_users
 from etl.versions.run_fingerprint import RunRequest

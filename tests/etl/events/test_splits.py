@@ -10,21 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from pyspark.sql import functions as F
 
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from etl.build import check_config
+from etl.encoders.feature_plan import plan_features
 from etl.events.columns import kept
+from etl.events.counted_features import add_most_frequent, fit_most_frequent
 from etl.events.event_counts import EventCounts, check_counts, count_events
 from etl.events.event_log import prepare_events
 from etl.events.labels import add_weights
-from etl.events.most_frequent import add_most_frequent, fit_most_frequent
 from etl.events.sampling import mark_not_sampled
 from etl.events.splits import add_split, check_dates, split_by_window
-from etl.features.plan import plan_features
 from etl.records.samples import build_samples, build_users
 from etl.sources.read import read_source
 from etl.versions.run_fingerprint import RunRequest
@@ -170,7 +169,7 @@ def test_events_after_the_days_of_a_run_are_told_from_earlier_ones(spark, caplog
     rows.append({**rows[0], "__drop": "duplicate"})
     config = log_config(split={"strategy": "temporal", "validation": False})
     days = DateRange(date(2022, 1, 10), date(2022, 1, 12))  # days 19002 to 19004
-    events = frame(spark, TYPES, rows).withColumn("__moment", F.col("__position"))
+    events = frame(spark, TYPES, rows)
     counts = count_events(events, config.model_copy(update={"joins": ()}), dates=days)
     assert (counts.joined, counts.splits) == (20, {"train": 3, "test": 3})
     assert counts.dropped == {"after_dates": 10, "duplicate": 1, "outside_dates": 4}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from etl.events.columns import kept
+from etl.events.counted_features import add_latest_windowed_features, add_windowed_features
 from etl.events.event_log import prepare_events
-from etl.events.windowed_features import add_latest_windowed_features, add_windowed_features
 from tests.etl.events.history_reference import Event, rolling_of
 from tests.etl.events.test_histories import CLICKS, EVENTS
 from tests.etl.logs import behaviour_config, memory_source

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
-from etl.features.plan import plan_features
+from etl.encoders.feature_plan import plan_features
 from etl.records.sharding import (
     add_keys,
     assign_heaviest_first,

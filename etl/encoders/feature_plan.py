@@ -42,22 +42,12 @@ def value_type(column_type: str) -> str:
 
 def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     """Returns the role of each float column that labels, sampling and weights add."""
-    roles: dict[str, Role] = {}
-    if config.label_name is not None:
-        roles[config.label_name] = "label"
-    roles |= {label.name: "label" for label in config.labels}
-    if config.weight_name is not None:
-        roles[config.weight_name] = "weight"
-    if config.down_sampling is not None:
-        roles[config.down_sampling.name] = "id"
-    if config.negatives is not None:
-        roles[config.negatives.probability] = "id"
-    return roles
-
-
-def made_sample_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns the type of each column that is made of samples, for features to read."""
-    return dict.fromkeys(sampling_columns(config), "float32")
+    sampling, negatives = config.down_sampling, config.negatives
+    labels = dict.fromkeys((config.label_name, *(label.name for label in config.labels)), "label")
+    roles: dict[str | None, Any] = {**labels, config.weight_name: "weight"}
+    roles |= {None if sampling is None else sampling.name: "id"}
+    roles |= {None if negatives is None else negatives.probability: "id"}
+    return {name: role for name, role in roles.items() if name is not None}
 
 
 def history_names(config: BuildConfig) -> tuple[str, ...]:
@@ -90,15 +80,11 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
 
 def column_origins(config: BuildConfig) -> dict[str, str]:
     """Returns the event column whose values each made list holds; gaps have none."""
-    of_histories = {
-        name: column
-        for history in config.all_histories
-        for name, column in (
-            (history.name, config.events.item or ""),
-            *((history.carried(column), column) for column in history.columns),
-        )
-    }
-    return of_histories | {counted.name: counted.column for counted in config.most_frequent}
+    origins: dict[str, str] = {}
+    for history in config.all_histories:
+        origins[history.name] = config.events.item or ""
+        origins |= {history.carried(column): column for column in history.columns}
+    return origins | {counted.name: counted.column for counted in config.most_frequent}
 
 
 @dataclass(frozen=True)
@@ -131,38 +117,34 @@ def _plan_vocabularies(
     `derived` columns hold tokens of other columns, and are not fitted on themselves; `origins`
     are the event columns whose values histories carry along.
     """
-    plans: dict[str, VocabularyPlan] = {}
+    sources: dict[str, list[str]] = {}
+    dtypes: dict[str, str] = {}
     # What a history carries along comes last: it shares the vocabulary of its column, if any.
     for feature in sorted(features, key=lambda feature: feature.column in origins):
-        name = feature.vocabulary
+        name, dtype = feature.vocabulary, value_type(types[feature.column])
         if name is None or feature.column in derived:
             continue
-        dtype = value_type(types[feature.column])
         if dtype not in ("int64", "string"):
             raise ConfigError(
-                f"feature {feature.name!r} cannot have a vocabulary",
+                f"feature {feature.name!r} cannot have a vocabulary of int64 or string tokens",
                 received=f"column {feature.column!r} of type {dtype}",
-                allowed="int64 or string tokens",
                 fix="use `encoding: {kind: identity}`",
             )
-        known = plans.get(name)
-        if known and known.token_dtype != dtype:
+        if dtypes.setdefault(name, dtype) != dtype:
             raise ConfigError(
                 f"vocabulary {name!r} would hold tokens of two types",
-                received=f"{known.token_dtype} and {dtype}",
+                received=f"{dtypes[name]} and {dtype}",
                 fix="give the features vocabularies of their own",
             )
-        column = origins.get(feature.column, feature.column)
-        if known and column in known.columns:
-            continue  # Features of one column count it once.
-        columns = (*(known.columns if known else ()), column)
-        plans[name] = VocabularyPlan(name, columns, dtype, **_find_limits(name, features))
+        sources.setdefault(name, []).append(origins.get(feature.column, feature.column))
     for feature in features:
-        name = feature.vocabulary
-        if name is not None and name not in plans:
+        if feature.vocabulary not in (None, *sources):
             message = f"feature {feature.name!r} uses a vocabulary that no other feature fits"
-            raise _unknown(message, name, plans)
-    return tuple(plans.values())
+            raise _unknown(message, feature.vocabulary, sources)
+    return tuple(
+        VocabularyPlan(name, tuple(dict.fromkeys(c)), dtypes[name], **_find_limits(name, features))
+        for name, c in sources.items()
+    )
 
 
 def _find_limits(name: str, features: Sequence[FeatureConfig]) -> dict[str, Any]:
@@ -171,13 +153,12 @@ def _find_limits(name: str, features: Sequence[FeatureConfig]) -> dict[str, Any]
     usual = VocabularyConfig()
     found: dict[str, Any] = {}
     for limit in _LIMITS:
-        values = [getattr(encoding, limit, None) for encoding in asked]
-        stated = {value for value in values if value not in (None, getattr(usual, limit))}
+        values = {getattr(encoding, limit, None) for encoding in asked}
+        stated = values - {None, getattr(usual, limit)}
         if len(stated) > 1:
             raise ConfigError(
                 f"features that share vocabulary {name!r} ask for different limits",
                 received="; ".join(f"{limit}: {value}" for value in sorted(stated, key=str)),
-                allowed=f"one {limit} per vocabulary",
             )
         if stated:
             found[limit] = stated.pop()
@@ -252,30 +233,18 @@ class FeaturePlan:
 def plan_features(config: BuildConfig) -> FeaturePlan:
     """Resolves the features of a config against its declared columns; refuses what cannot be."""
     types = declared_columns(config)
-    features = (*config.features, *_automatic_features(config, types))
-    names = [feature.name for feature in features]
-    # Spark and Parquet readers compare names without their case.
-    lowered = [name.lower() for name in names]
-    repeated = sorted({name for name in names if lowered.count(name.lower()) > 1})
-    if repeated:
-        made = [feature.name for feature in features if feature not in config.features]
-        raise ConfigError(
-            "features are declared twice",
-            received=", ".join(repeated),
-            allowed="names that differ in more than upper and lower case"
-            + (f"; the build itself makes {', '.join(made)}" if made else ""),
-            fix="rename one of each; `name` of `label`, `weights`, … renames what the build makes",
-        )
+    made = _automatic_features(config, types)
+    features = (*config.features, *made)
+    _check_names(config, features, made)
     for feature in features:
         for column in feature.columns:
             if column not in types:
                 known = sorted(name for name in types if not name.startswith(_RAW_COLUMN))
                 message = f"feature {feature.name!r} reads a column that is not declared"
                 raise _unknown(message, column, known)
-    for name in config.output.feature_lists or ():
-        if name not in names:
-            raise _unknown("output.feature_lists names a feature that is not there", name, names)
-    _check_encodings(features, types)
+    for feature in features:
+        _check_encoding(feature, types)
+        _check_reference(feature, features, types)
     _check_fits(config, features, types)
     origins = column_origins(config)
     of_items = {name for name, column in origins.items() if column == config.events.item}
@@ -285,6 +254,24 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
         vocabularies=_plan_vocabularies(features, types, {SEEN, CANDIDATES, *of_items}, origins),
         keys=_keys(config, features),
     )
+
+
+def _check_names(
+    config: BuildConfig, features: Sequence[FeatureConfig], made: Sequence[FeatureConfig]
+) -> None:
+    names = [feature.name for feature in features]
+    # Spark and Parquet readers compare names without their case.
+    lowered = [name.lower() for name in names]
+    if repeated := sorted({name for name in names if lowered.count(name.lower()) > 1}):
+        raise ConfigError(
+            "features are declared twice, or differ in upper and lower case alone",
+            received=", ".join(repeated),
+            allowed=f"other names; the build itself makes {', '.join(f.name for f in made)}",
+            fix="rename one of each; `name` of `label`, `weights`, … renames what the build makes",
+        )
+    for name in config.output.feature_lists or ():
+        if name not in names:
+            raise _unknown("output.feature_lists names a feature that is not there", name, names)
 
 
 def declared_columns(config: BuildConfig) -> dict[str, str]:
@@ -297,7 +284,7 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         types[EVENT_NUMBER] = "int64"
     if config.split.test_source and config.split.candidates:
         types[CANDIDATES] = f"list<{item_type}>"
-    types |= made_sample_columns(config)
+    types |= dict.fromkeys(sampling_columns(config), "float32")
     raw = raw_value_columns(config).items()
     return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
 
@@ -327,13 +314,12 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[F
 
 
 def _name_of(feature: FeatureConfig) -> str:
-    if not isinstance(feature.encoding, VocabularyConfig):
+    if feature.vocabulary is None or feature.encoding.kind != "vocabulary":
         raise ConfigError(
             f"feature {feature.name!r} must be encoded by a vocabulary: it is the item's id",
             received=feature.encoding.kind,
-            allowed="vocabulary",
         )
-    return feature.encoding.name or feature.name
+    return feature.vocabulary
 
 
 def _rank_as_key(feature: FeatureConfig) -> tuple[int, int]:
@@ -368,39 +354,47 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
     )
 
 
-def _check_encodings(features: Sequence[FeatureConfig], types: Mapping[str, str]) -> None:
-    """Checks each feature's encoding against the types and shapes of its columns."""
-    by_name = {feature.name: feature for feature in features}
-    for feature in features:
-        encoding = feature.encoding
-        if encoding.accepts:
-            _check_types(feature, types)
-        crosses = isinstance(encoding, CrossConfig)
-        shaped = feature.columns if crosses else (feature.column,)
-        is_list = any(is_list_type(types[column]) for column in shaped)
-        if feature.length is not None and (not is_list or encoding.kind == "length"):
-            raise _refuse(feature, "`max_len`, or `length` of a list's values", "`length`")
-        if (feature.length or feature.max_len) is not None and encoding.sets_length:
-            raise _refuse(feature, "the encoding itself says how long the feature is", "a length")
-        if isinstance(encoding, BagWeightsConfig):
-            if encoding.of not in by_name:
-                message = f"feature {feature.name!r} weights a feature that is not there"
-                raise _unknown(message, encoding.of, by_name)
-            _check_weights(feature, by_name[encoding.of])
-        elif isinstance(encoding, CrossConfig):
-            _check_cross(feature, encoding, types)
-        elif isinstance(encoding, MultiHotConfig) and encoding.weights:
-            _check_hot_weights(feature, types[encoding.weights], types[feature.column])
+def _check_encoding(feature: FeatureConfig, types: Mapping[str, str]) -> None:
+    """Checks a feature's encoding against the types and shapes of its columns."""
+    encoding = feature.encoding
+    if encoding.accepts:
+        for column in feature.columns:
+            _check_type(feature, column, types[column])
+    shaped = feature.columns if isinstance(encoding, CrossConfig) else (feature.column,)
+    is_list = any(is_list_type(types[column]) for column in shaped)
+    if feature.length is not None and (not is_list or encoding.kind == "length"):
+        raise _refuse(feature, "`max_len`, or `length` of a list's values", "`length`")
+    if (feature.length or feature.max_len) is not None and encoding.sets_length:
+        raise _refuse(feature, "the encoding itself says how long the feature is", "a length")
 
 
-def _check_types(feature: FeatureConfig, types: Mapping[str, str]) -> None:
+def _check_type(feature: FeatureConfig, column: str, kind: str) -> None:
     accepts, takes = feature.encoding.accepts, feature.encoding.takes
-    for column in feature.columns:
-        received = f"{column}: {types[column]}"
-        if value_type(types[column]) not in accepts:
-            raise _refuse(feature, f"values of type {', '.join(accepts)}", received)
-        if takes == ("values" if is_list_type(types[column]) else "lists"):
-            raise _refuse(feature, "one value per row" if takes == "values" else takes, received)
+    if value_type(kind) not in accepts:
+        raise _refuse(feature, f"values of type {', '.join(accepts)}", f"{column}: {kind}")
+    if takes == ("values" if is_list_type(kind) else "lists"):
+        allowed = "one value per row" if takes == "values" else takes
+        raise _refuse(feature, allowed, f"{column}: {kind}")
+
+
+def _check_reference(
+    feature: FeatureConfig, features: Sequence[FeatureConfig], types: Mapping[str, str]
+) -> None:
+    """Checks what an encoding names: another feature, columns to cross, columns of weights."""
+    encoding = feature.encoding
+    if isinstance(encoding, BagWeightsConfig):
+        by_name = {other.name: other for other in features}
+        if encoding.of not in by_name:
+            message = f"feature {feature.name!r} weights a feature that is not there"
+            raise _unknown(message, encoding.of, by_name)
+        _check_weights(feature, by_name[encoding.of])
+    elif isinstance(encoding, CrossConfig):
+        _check_cross(feature, encoding, types)
+    elif isinstance(encoding, MultiHotConfig) and encoding.weights:
+        weights, tokens = types[encoding.weights], types[feature.column]
+        if value_type(weights) not in NUMBERS or is_list_type(weights) != is_list_type(tokens):
+            allowed = f"numbers of the shape of {feature.column!r} as weights"
+            raise _refuse(feature, allowed, weights)
 
 
 def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[str, str]) -> None:
@@ -422,19 +416,12 @@ def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[s
         raise _refuse(feature, allowed, f"lists {', '.join(lists)}, length {feature.length}")
 
 
-def _check_hot_weights(feature: FeatureConfig, weights: str, tokens: str) -> None:
-    if value_type(weights) not in NUMBERS or is_list_type(weights) != is_list_type(tokens):
-        raise _refuse(feature, f"numbers of the shape of {feature.column!r} as weights", weights)
-
-
 def _check_weights(feature: FeatureConfig, weighted: FeatureConfig) -> None:
-    own, other = [(len(one.columns), one.max_len) for one in (feature, weighted)]
+    own, other = (
+        f"{len(one.columns)} columns, max_len {one.max_len}" for one in (feature, weighted)
+    )
     if own != other:
-        raise _refuse(
-            feature,
-            f"{other[0]} columns, max_len {other[1]}, as {weighted.name!r} has, which it weights",
-            f"{own[0]} columns, max_len {own[1]}",
-        )
+        raise _refuse(feature, f"{other}, as {weighted.name!r} has, which it weights", own)
 
 
 def _refuse(feature: FeatureConfig, allowed: str, received: str) -> ConfigError:
@@ -449,16 +436,18 @@ def _check_fits(
     config: BuildConfig, features: Sequence[FeatureConfig], types: Mapping[str, str]
 ) -> None:
     """Checks the columns of the train split that encodings name beside the feature's own."""
-    names = {*config.event_column_types, *(rolling.name for rolling in config.rolling)}
-    if config.sessions is not None:
-        names |= {config.sessions.id_column, config.sessions.position_column}
-    names |= {label.name for label in config.all_labels}
-    known = {name: types[name] for name in sorted(names) if not is_list_type(types[name])}
-    numbers = [name for name, kind in known.items() if kind in NUMBERS]
+    later = {EVENT_NUMBER, *sampling_columns(config)} - {label.name for label in config.all_labels}
+    known = sorted(n for n, kind in types.items() if n not in later and not is_list_type(kind))
+    numbers = [name for name in known if types[name] in NUMBERS]
     for feature in features:
         encoding = feature.encoding
         if isinstance(encoding, TargetConfig):
             label = encoding.label or (config.label.name if config.label else None)
+            if label is None:
+                raise ConfigError(
+                    f"feature {feature.name!r} encodes a target, but the build has no label",
+                    fix="declare `label`, or set the encoding's `label` to a numeric column",
+                )
             _check_named(feature, "label", label, numbers)
         if isinstance(encoding, TokensConfig) and encoding.top_per_group is not None:
             _check_named(feature, "top_per_group.column", encoding.top_per_group.column, known)
@@ -471,21 +460,14 @@ def _check_fits(
             )
 
 
-def _check_named(
-    feature: FeatureConfig, key: str, received: str | None, known: Collection[str]
-) -> None:
-    if received is None:
-        raise ConfigError(
-            f"feature {feature.name!r} encodes a target, but the build has no label",
-            fix="declare `label`, or set the encoding's `label` to a numeric column",
-        )
-    if received not in known:
+def _check_named(feature: FeatureConfig, key: str, named: str, known: Collection[str]) -> None:
+    if named not in known:
         message = (
             f"feature {feature.name!r}: its encoding's `{key}` is no such column of the events"
         )
-        raise _unknown(message, received, known)
+        raise _unknown(message, named, known)
 
 
-def _unknown(message: str, received: str, known: Collection[str]) -> ConfigError:
-    allowed, fix = ", ".join(known), did_you_mean(received, known)
+def _unknown(message: str, received: str | None, known: Collection[str]) -> ConfigError:
+    allowed, fix = ", ".join(known), did_you_mean(received or "", known)
     return ConfigError(message, received=received, allowed=allowed, fix=fix)

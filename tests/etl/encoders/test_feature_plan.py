@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from conf.encoders import VocabularySpec
 from conf.encoders.bags import Length
 from conf.errors import ConfigError
+from etl.encoders.feature_plan import made_history_columns, plan_features
 from etl.encoders.fit import build_plan
 from etl.events.conditions import condition_columns
-from etl.features.plan import made_history_columns, plan_features
 from tests.etl.events.test_histories import CONFIG
 from tests.etl.logs import behaviour_config, build_config
 
