@@ -93,45 +93,6 @@ def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
     assert [read_manifest(dataset().version(v)).parent for v in ("v2", "v3")] == ["v1", "v2"]
 
 
-class Killed(BaseException):
-    """In place of a signal."""
-
-
-def test_a_build_killed_while_it_brings_its_version_is_ended_by_the_next_one(
-    store: FakeStore, machine: Machine
-) -> None:
-    build("v1")
-    steps = 0
-
-    def killed(doomed: int) -> bool:
-        """Builds until so many requests have followed the local publication."""
-
-        def kill(name: str) -> None:
-            nonlocal steps
-            steps += 1
-            if steps > doomed:
-                raise Killed
-
-        nonlocal steps
-        steps = 0
-        try:
-            build(f"v{doomed + 2}", meanwhile=lambda: setattr(store, "hook", kill))
-        except Killed:
-            return True
-        finally:
-            store.hook = lambda name: None
-        return False
-
-    count = 0
-    while killed(count):
-        version_id = f"v{count + 2}"
-        here = build_nothing()
-        assert read_current(here) == version_id == read_current(dataset())
-        assert read_manifest(dataset().version(version_id)).parent == f"v{count + 1}"
-        count += 1
-    assert count >= 4  # a listing, the shard, the manifest, the pointer read and put
-
-
 def test_a_version_that_the_store_did_not_take_gets_there_with_the_next_build(
     store: FakeStore, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,18 +137,12 @@ def test_versions_there_are_listed_compared_and_rolled_back(
     for version_id in ("v1", "v2", "v3"):
         build(version_id)
     machine("second")
+    listed = [(v.version_id, v.is_current, v.parent) for v in list_versions(dataset())]
+    assert listed == [("v1", False, None), ("v2", False, "v1"), ("v3", True, "v2")]
     place = f"{ROOT}/d"
-    assert main(["versions", "list", place, "--log-format", "json"]) == 0
-    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(v["version_id"], v["is_current"], v["parent"]) for v in listed] == [
-        ("v1", False, None), ("v2", False, "v1"), ("v3", True, "v2"),
-    ]  # fmt: skip
     assert main(["versions", "current", place]) == 0
     assert capsys.readouterr().out.strip() == f"{place}/versions/v3"
-    assert main(["versions", "diff", place]) == 0
-    assert capsys.readouterr().out.startswith("v2 -> v3")
     assert main(["versions", "list", f"{place}/versions/v1"]) == 2
-    assert f"give {place}" in capsys.readouterr().err
     assert main(["versions", "rollback", place]) == 0
     assert read_current(dataset()) == "v2"
     dataset().copy.remote.delete(f"versions/v1/{SHARD}")
@@ -391,24 +346,3 @@ def test_a_day_is_replaced_on_another_machine(
     )
     machine("third")
     assert not build_dataset(spark, stored, request=days(1)).is_new
-
-
-@pytest.mark.exhaustive
-def test_a_dataset_in_a_store_is_trained_on(
-    store: FakeStore, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = import_dataset(imported(tmp_path / "files", ROOT)).version.name
-    plan = {
-        "name": "t",
-        "root": str(tmp_path / "runs"),
-        "model": {"kind": "ranking", "embedding_dim": 4},
-        "input": {"batch_size": 8, "shuffle_buffer": 40},
-        "fit": {"epochs": 1},
-    }
-    (tmp_path / "train.yaml").write_text(json.dumps(plan))
-    machine("second")
-    train = ["train", str(tmp_path / "train.yaml"), "--dataset", f"{ROOT}/ours"]
-    assert main([*train, "--log-format", "json"]) == 0
-    [card] = tmp_path.glob("runs/t/runs/*/run_card.json")
-    assert f"{ROOT}/ours/versions/{first}" in card.read_text()
-    assert main(["evaluate", "--run", str(tmp_path / "runs" / "t")]) == 0
