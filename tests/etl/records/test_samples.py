@@ -13,17 +13,13 @@ from etl.events.event_log import prepare_events
 from etl.records.samples import build_samples, build_users, item_columns, user_columns
 from etl.stages.run_stages import check_config
 from etl.versions.run_fingerprint import RunRequest
-from tests.etl.logs import behaviour_config, build_config, memory_source
+from tests.etl.logs import behaviour_config, build_config, feature, memory_source
 
 ROLLING = [
     {"name": "user_n", "keys": ["user"]},
     {"name": "item_n", "keys": ["item"]},
     {"name": "group_n", "keys": ["group"]},
 ]
-
-
-def feature(column: str, role: str) -> dict[str, Any]:
-    return {"name": column, "column": column, "role": role, "encoding": {"kind": "identity"}}
 
 
 def make(tmp_path, *more: dict[str, Any]) -> BuildConfig:
@@ -46,7 +42,7 @@ def make(tmp_path, *more: dict[str, Any]) -> BuildConfig:
 def test_what_only_an_event_knows_is_refused_before_anything_is_read(
     tmp_path, column, role, also_allowed
 ):
-    other = feature(column, role) | {"name": "x"}
+    other = feature("x", column, role, kind="identity")
     with pytest.raises(ConfigError, match="serving has no event") as refused:
         check_config(make(tmp_path, other), RunRequest())
     text = refused.value.render()
@@ -57,10 +53,10 @@ def test_what_only_an_event_knows_is_refused_before_anything_is_read(
 def test_dictionaries_histories_and_counts_by_the_key_alone_are_known(tmp_path):
     config = make(
         tmp_path,
-        feature("user_n", "user"),
-        feature("group", "user"),
-        feature("item_n", "item"),
-        feature("group_n", "context"),
+        feature("user_n", "user_n", "user", kind="identity"),
+        feature("group", "group", "user", kind="identity"),
+        feature("item_n", "item_n", "item", kind="identity"),
+        feature("group_n", "group_n", "context", kind="identity"),
     )
     plan = check_config(config, RunRequest())
     assert user_columns(config, plan) == {"gender", "group"}
@@ -70,7 +66,7 @@ def test_dictionaries_histories_and_counts_by_the_key_alone_are_known(tmp_path):
 def test_the_time_of_a_user_is_the_end_of_the_log(spark):
     data = behaviour_config().model_dump()
     config = BuildConfig.model_validate(
-        {**data, "features": [*data["features"], feature("ts", "user")]}
+        {**data, "features": [*data["features"], feature("ts", "ts", "user", kind="identity")]}
     )
     plan = check_config(config, RunRequest())
     log = [(1, 5, "view", 0.5, 10), (1, 6, "view", 0.5, 30), (2, 5, "view", 0.5, 20)]
