@@ -8,7 +8,14 @@ from conf.errors import ConfigError
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split, shard_digests
-from tests.etl.logs import IDENTITY, build_config, ctr_config, write_logs
+from tests.etl.logs import (
+    build_config,
+    change_keys,
+    columns,
+    ctr_config,
+    feature,
+    write_logs,
+)
 
 
 def write_clicks(folder) -> None:
@@ -35,12 +42,8 @@ def test_rows_without_user_item_or_time_are_samples(clicks):
     assert sum(manifest.counts.kept.values()) == 600
     keys = manifest.keys
     assert (keys.user, keys.item, keys.history, keys.seen, keys.label) == (*[None] * 4, "label")
-    rows = {
-        split: read_split(result.version, manifest, split)
-        for split in ("train", "validation", "test")
-    }
-    clicks = sum(row["label"] for split in rows.values() for row in split)
-    assert clicks == 200
+    splits = [read_split(result.version, manifest, split.name) for split in manifest.splits]
+    assert sum(row["label"] for rows in splits for row in rows) == 200
     with pytest.raises(ConfigError, match="has no item"):
         manifest.require_key("item")
 
@@ -64,16 +67,14 @@ def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tm
     (tmp_path / "train.tsv").write_text("".join(f"1 2 {i}\t{3 + i % 4}\n" for i in range(40)))
     (tmp_path / "test.tsv").write_text("2 1\t5\n5\t6\n")
     (tmp_path / "items.tsv").write_text("".join(f"{i}\tc{i % 2}\n" for i in range(50)))
-    columns = [
-        {"name": "clicks", "type": "list<int64>", "separator": " "},
-        {"name": "next", "type": "int64"},
-    ]
-    category = [{"name": "item", "type": "int64"}, {"name": "category", "type": "string"}]
+    clicks = {"name": "clicks", "type": "list<int64>", "separator": " "}
+    sessions = [clicks, *columns(next="int64")]
+    category = columns(item="int64", category="string")
     config = ctr_config(
         tmp_path,
         sources={
-            "train": {"path": "train.tsv", "columns": columns},
-            "test": {"path": "test.tsv", "columns": columns},
+            "train": {"path": "train.tsv", "columns": sessions},
+            "test": {"path": "test.tsv", "columns": sessions},
             "items": {"path": "items.tsv", "key": "item", "columns": category},
         },
         events={"source": "train", "item": "next", "history": "clicks"},
@@ -82,15 +83,9 @@ def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tm
         negatives={"strategy": "uniform", "per_positive": 2, "category": "category"},
         split={"strategy": "given", "test_source": "test", "validation_fraction": 0.3},
         features=[
-            {"name": "next", "column": "next", "role": "item"},
-            {
-                "name": "clicks",
-                "column": "clicks",
-                "role": "user",
-                "max_len": 2,
-                "encoding": {"kind": "vocabulary", "name": "next"},
-            },
-            {"name": "category", "column": "category", "role": "item"},
+            feature("next", "next", "item"),
+            feature("clicks", "clicks", "user", kind="vocabulary", name="next", max_len=2),
+            feature("category", "category", "item"),
         ],
     )
     result = build_dataset(spark, config)
@@ -112,22 +107,14 @@ def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tm
 
 @pytest.mark.exhaustive
 def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_path):
-    base = build_config(tmp_path, tmp_path).model_dump()
-    columns = base["sources"]["ratings"]["columns"]
-    for column in columns:
-        column["nullable"] = column["name"] == "rating"
     config = build_config(
         write_logs(tmp_path / "logs"),
         tmp_path / "datasets",
-        sources=base["sources"],
         label={"column": "rating", "at_least": 1},
         negatives={"strategy": "uniform", "per_positive": 3, "not_seen": "all"},
         weights={"negative": 0.5},
-        features=[
-            *base["features"],
-            {"name": "ts", "column": "ts", "role": "id", "encoding": IDENTITY},
-        ],
     )
+    config = change_keys(config, {"sources.ratings.columns.2.nullable": True})
     result = build_dataset(spark, config)
     manifest = result.manifest
     rows = read_split(result.version, manifest, "train")

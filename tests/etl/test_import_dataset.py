@@ -76,28 +76,23 @@ def test_files_become_a_version_that_names_and_counts_them(files):
     manifest = read_manifest(resolve_version(files.parent / "datasets" / "ours"))
     assert manifest == result.manifest
     assert dict(manifest.counts.kept) == {"train": 2 * ROWS, "test": ROWS}
-    sizes = {f.name: (f.dtype, f.shape, f.vocabulary_size) for f in manifest.schema.features}
-    assert sizes == {
+    found = {f.name: (f.dtype, f.shape, f.vocabulary_size) for f in manifest.schema.features}
+    assert found == {
         "user": ("int64", (), 7),
         "item": ("int64", (), 30),
         "history": ("int64", (None,), 30),  # of the items' table
         "price": ("float32", (), None),
         "profile": ("float32", (2,), None),
-        "age": ("int64", (), None),
-        "click": ("int64", (), None),
-        "buy": ("int64", (), None),
+        **dict.fromkeys(("age", "click", "buy"), ("int64", (), None)),
         "stars": ("float32", (), None),
     }
     assert (manifest.keys.user, manifest.keys.label) == ("user", "click")
     assert manifest.label_rate == {"train": 0.5, "test": 0.5}
     assert manifest.label_rates == {"buy": {"train": 0.25, "test": 0.25}}  # stars are no rate
-    shards = manifest.split("train").shards
-    assert [shard.path for shard in shards] == [
-        "train/00000-train-0.tfrecord",
-        "train/00001-train-1.tfrecord",
-    ]
+    paths = [shard.path for shard in manifest.split("train").shards]
+    assert paths == ["train/00000-train-0.tfrecord", "train/00001-train-1.tfrecord"]
     # A second name, not a copy.
-    assert (result.version / shards[0].path).samefile(files / "train-0.tfrecord")
+    assert (result.version / paths[0]).samefile(files / "train-0.tfrecord")
 
 
 def test_the_same_files_give_no_new_version_and_changed_ones_do(files):
@@ -124,10 +119,6 @@ def test_links_that_cannot_be_hard_are_symbolic(files, monkeypatch):
     # By name the link lies in the version, wherever it leads.
     assert find_version(shard) == result.version
     assert verify_dataset(result.version, result.manifest).problems == ()
-    assert read_manifest(result.version) == result.manifest
-    (files / "test.tfrecord").unlink()
-    with pytest.raises(InputDataError, match="is missing"):
-        read_manifest(result.version)
 
 
 def list_sources(config: ImportConfig) -> list[str]:
@@ -160,8 +151,9 @@ def test_what_a_build_has_made_is_left_alone(files):
         import_dataset(build(files))
 
 
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
+def instead(name: str, **declared: Any) -> dict[str, Any]:
+    """Two features, and one that is declared in another way than its values allow."""
+    return {"features": [*FEATURES[:2], {"name": name, "role": "item", **declared}]}
 
 
 @pytest.mark.parametrize(
@@ -170,19 +162,13 @@ def cut_short(path: Path) -> None:
         ({"splits": {"train": ["none-*"]}}, "split train: no such file"),
         ({"splits": {"train": ["t*"], "test": ["test*"]}}, "in the splits train and test"),
         ({"features": [*FEATURES, {"name": "gone", "role": "user"}]}, "no record holds"),
-        ({"features": [*FEATURES[:3], {"name": "price", "role": "item"}]}, "8 of 40|16 of 80|24"),
-        ({"features": [*FEATURES[:4], {"name": "profile", "role": "user", "length": 3}]}, "length"),
-        ({"features": [*FEATURES[:2], {"name": "age", "role": "context", "dtype": "float32"}]},
-         "age.*another kind|kind of values"),
-        ({"features": [*FEATURES[:2], {"name": "age", "role": "item", "vocabulary_size": 50}]},
-         "outside its table"),
-        ({"features": [*FEATURES[:2], {"name": "price", "role": "item", "pad_value": 0,
-                                       "vocabulary_size": 50}]},
-         "holds no ids"),
-        ({"features": [*FEATURES[:2], {"name": "history", "role": "user", "dtype": "int64"}]},
-         "several values"),
-        ({"features": [*FEATURES[:2], {"name": "profile", "role": "user", "pad_value": 9}]},
-         "list of any length"),
+        (instead("price"), "8 of 40|16 of 80|24"),
+        (instead("profile", length=3), "length"),
+        (instead("age", role="context", dtype="float32"), "age.*another kind|kind of values"),
+        (instead("age", vocabulary_size=50), "outside its table"),
+        (instead("price", pad_value=0, vocabulary_size=50), "holds no ids"),
+        (instead("history", dtype="int64"), "several values"),
+        (instead("profile", pad_value=9), "list of any length"),
         ({"packed": {"feature": ["user"]}, "features": FEATURES[:1]}, "2 values instead of 1"),
     ],
 )  # fmt: skip
@@ -212,7 +198,7 @@ def test_all_features_whose_ids_need_an_offset_are_named_at_once(files):
 def test_unfinished_empty_and_unlike_files_are_refused(files):
     config = build(files)
     last = files / "test.tfrecord"
-    cut_short(last)
+    last.write_bytes(last.read_bytes()[:-7])
     with pytest.raises(InputDataError, match=r"test\.tfrecord.*truncated|truncated"):
         import_dataset(config)
     last.write_bytes(b"")
@@ -243,7 +229,6 @@ TIMES: dict[str, Any] = {"name": "times", "role": "context", "max_len": 4}
         ({"keys": {"user": "users"}}, "keys.user: 'users'"),
         ({"aligned": [["history", "gone"]]}, "aligned: 'gone' is no declared feature"),
         ({"aligned": [["history"]]}, "two or more lists"),
-        ({"aligned": [["history", "history"]]}, "two or more lists"),
         ({"features": [HISTORY, {**TIMES, "order": "oldest_first"}],
           "aligned": [["history", "times"]]}, "the same `order`"),
         ({"record_type": "ByteArray"}, "Example"),
@@ -251,10 +236,8 @@ TIMES: dict[str, Any] = {"name": "times", "role": "context", "max_len": 4}
         ({"features": [{**ITEM, "length": 2, "max_len": 2}]}, "length"),
         ({"features": [{**ITEM, "length": 2, "order": "oldest_first"}]}, "over time"),
         ({"features": [{**ITEM, "offset": 1}, HISTORY]}, "share the table 'item'"),
-        ({"features": [{**ITEM, "ids": "keys"}, HISTORY]}, "share the table 'item'"),
         ({"features": [{**ITEM, "ids": "keys", "offset": 1}]}, "offset"),
         ({"features": [{**ITEM, "ids": "keys", "vocabulary_size": 9}]}, "vocabulary_size"),
-        ({"features": [{**ITEM, "ids": False, "offset": 1}]}, "offset"),
         ({"features": [{**ITEM, "offset": 3}]}, "offset"),
         ({"features": [{**ITEM, "vocabulary_size": 2**62}]}, "vocabulary_size"),
     ],
@@ -275,10 +258,6 @@ def test_the_command_shows_its_plan_and_imports(files, tmp_path, capsys):
     assert planned["features"]["history"] == "list of int64"
     assert planned["features"]["user"] == "int64"
     assert not (files.parent / "datasets").exists()
-    outside = {**data, "splits": {"train": ["../outside"]}}
-    (tmp_path / "outside.yaml").write_text(json.dumps(outside))
-    assert main(["data", "import", str(tmp_path / "outside.yaml"), "--data", str(files)]) == 2
-    assert "leads out of the folder" in capsys.readouterr().err
     assert main(arguments) == 0
     assert "80 train, 40 test records" in capsys.readouterr().out
     assert main(["data", "import", "none.yaml"]) == 2

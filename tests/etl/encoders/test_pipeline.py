@@ -136,11 +136,6 @@ def test_columns_of_nulls_alone_are_absent_or_oov(pipeline):
     }  # fmt: skip
 
 
-def _batch(**columns: pa.Array) -> pa.RecordBatch:
-    nulls = {field.name: pa.nulls(1, field.type) for field in RAW}
-    return pa.RecordBatch.from_pydict({**nulls, **columns})
-
-
 @pytest.mark.parametrize(
     ("column", "values"),
     [
@@ -154,14 +149,12 @@ def _batch(**columns: pa.Array) -> pa.RecordBatch:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_column(pipeline, column, values):
+    nulls = {field.name: pa.nulls(1, field.type) for field in RAW}
+    batch = pa.RecordBatch.from_pydict({**nulls, column: values})
     with pytest.raises(InputDataError, match=f"column '{column}'"):
-        pipeline.apply(_batch(**{column: values}))
-
-
-def test_a_missing_column_is_named_with_the_nearest_one(pipeline):
-    batch = _batch().rename_columns(["itemid" if name == "item_id" else name for name in RAW.names])
-    with pytest.raises(InputDataError, match=r"'item_id'(.|\n)*did you mean 'itemid'"):
         pipeline.apply(batch)
+    with pytest.raises(InputDataError, match=f"'{column}'"):
+        pipeline.apply(batch.drop_columns([column]))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])
