@@ -76,30 +76,6 @@ def shard_digests(version: Path, manifest: Manifest) -> dict[str, str]:
     }
 
 
-def read_sparse(
-    result: BuildResult, split: str, label: str
-) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-    """Label and sorted (index, value) pairs of each record, as TensorFlow's `SparseTensor`."""
-    import tensorflow as tf
-
-    size = result.manifest.schema["indices"].vocabulary_size
-    features = {
-        "row": tf.io.SparseFeature("indices", "values", tf.float32, size),
-        label: tf.io.FixedLenFeature([], tf.float32),
-    }
-    shards = [str(result.version / s.path) for s in result.manifest.split(split).shards]
-    rows = []
-    for batch in tf.data.TFRecordDataset(shards).batch(4096):
-        parsed = tf.io.parse_example(batch, features)
-        own: list[list[tuple[int, float]]] = [[] for _ in range(len(batch))]
-        places, values = parsed["row"].indices.numpy(), parsed["row"].values.numpy()
-        for (row, index), value in zip(places.tolist(), values.tolist(), strict=True):
-            own[row].append((index, value))
-        labels = parsed[label].numpy().tolist()
-        rows += [(one, tuple(sorted(pairs))) for one, pairs in zip(labels, own, strict=True)]
-    return rows
-
-
 def publish(paths: DatasetPaths, version_id: str, **changed: Any) -> Path:
     """Publishes a version of one shard of 16 bytes, with some fields of its manifest changed."""
     manifest = replace(build_manifest(version_id), parent=read_current(paths), **changed)

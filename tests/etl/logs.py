@@ -83,23 +83,12 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
         "label": {"column": "rating", "at_least": 4},
         "split": {"strategy": "leave_one_out"},
         "features": [
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "gender", "column": "gender", "role": "user"},
-            {
-                "name": "history",
-                "column": "history",
-                "role": "user",
-                "max_len": 3,
-                "encoding": {"kind": "vocabulary", "name": "item"},
-            },
-            {"name": "item", "column": "item", "role": "item"},
-            {"name": "tags", "column": "tags", "role": "item"},
-            {
-                "name": "rating",
-                "column": "rating",
-                "role": "context",
-                "encoding": {"kind": "identity"},
-            },
+            feature("user", "user", "user"),
+            feature("gender", "gender", "user"),
+            feature("history", "history", "user", kind="vocabulary", name="item", max_len=3),
+            feature("item", "item", "item"),
+            feature("tags", "tags", "item"),
+            feature("rating", "rating", kind="identity"),
         ],
         "output": {"root": str(root), "shards": 2, "eval_shards": 1},
     }
@@ -176,7 +165,6 @@ def memory_source(
     return Source(name, frame, ())
 
 
-IDENTITY = {"kind": "identity"}
 INTERNAL = {
     "__drop": "string",
     "__skip": "string",

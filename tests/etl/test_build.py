@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from conf.artefacts.dataset import read_manifest, resolve_version
-from conf.errors import InputDataError
+from conf.errors import ConfigError, InputDataError
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split, shard_digests
-from tests.etl.logs import RATINGS, build_config, change_keys, write_logs
+from tests.etl.logs import RATINGS, build_config, change_keys, ctr_config, write_logs
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -217,3 +217,49 @@ def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path):
     with pytest.raises(InputDataError, match="vocabulary of the items is empty"):
         build_dataset(spark, config)
     assert not (Path(config.output.root) / "small" / "CURRENT").exists()
+
+
+def test_rows_without_user_item_or_time_are_samples(spark, tmp_path):
+    lines = [
+        f"{i % 3 == 0:d}\t{'' if i % 4 == 0 else i % 6}\t{'' if i % 5 == 0 else f's{i % 7}'}\t"
+        f"{'' if i % 2 else f'd{i % 3}'}"
+        for i in range(600)
+    ]
+    (tmp_path / "log.tsv").write_text("\n".join(lines) + "\n")
+    result = build_dataset(spark, ctr_config(tmp_path))
+    manifest = result.manifest
+    assert [split.name for split in manifest.splits] == ["train", "validation", "test"]
+    assert sum(manifest.counts.kept.values()) == 600
+    keys = manifest.keys
+    assert (keys.user, keys.item, keys.history, keys.seen, keys.label) == (*[None] * 4, "label")
+    splits = [read_split(result.version, manifest, split.name) for split in manifest.splits]
+    assert sum(row["label"] for rows in splits for row in rows) == 200
+    with pytest.raises(ConfigError, match="has no item"):
+        manifest.require_key("item")
+
+
+@pytest.mark.exhaustive
+def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_path):
+    config = small_config(
+        tmp_path,
+        sources__ratings__columns__2__nullable=True,
+        label={"column": "rating", "at_least": 1},
+        negatives={"strategy": "uniform", "per_positive": 3, "not_seen": "all"},
+        weights={"negative": 0.5},
+    )
+    result = build_dataset(spark, config)
+    manifest = result.manifest
+    rows = read_split(result.version, manifest, "train")
+    negatives = [row for row in rows if row["label"] == 0]
+    # Of the train items 10, 11 and 12, user 1 has met all, 2 not 11, 3 not 12.
+    assert {(row["user"], row["item"]) for row in negatives} == {(2, 11), (3, 12)}
+    assert manifest.counts.drawn["train"] == len(negatives) == 9
+    assert len(rows) == manifest.counts.kept["train"] == 6 + 9
+    tags = {11: ["x"], 12: ["y", "z"]}
+    for row in negatives:
+        assert (row["tags"], row["rating"]) == (tags[row["item"]], None)
+        assert (row["weight"], row["sampling_probability"]) == (0.5, 1.0)
+    assert {row["weight"] for row in rows if row["label"] == 1} == {1.0}
+    assert manifest.keys.weight == "weight"
+    assert manifest.keys.sampling_probability == "sampling_probability"
+    assert manifest.schema["weight"].role == "weight"

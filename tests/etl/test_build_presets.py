@@ -55,38 +55,6 @@ def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
     assert counts.kept["train"] == counts.drawn["train"] * 5 // 4
 
 
-@pytest.mark.exhaustive
-def test_a_log_without_times_becomes_a_row_for_each_piece_of_a_sequence(spark, tmp_path):
-    users = {user: [100 * user + i for i in range(300 * user + 50)] for user in (1, 2)}
-    (tmp_path / "ml-1m.txt").write_text(
-        "".join(f"{user} {item}\n" for user, items in users.items() for item in items)
-    )
-    overrides = [f"data_dir={tmp_path}", f"output.root={tmp_path / 'out'}"]
-    overrides += ["output.shards=1", "output.eval_shards=1"]
-    result = build_dataset(spark, load_config(BuildConfig, "etl", "ml_1m_sasrec", overrides))
-    found = {
-        split: {
-            (row["user"], row["item"]): list(row["history"])
-            for row in read_split(result.version, result.manifest, split)
-        }
-        for split in ("train", "validation", "test")
-    }
-    known = {item for items in users.values() for item in items[:-2]}
-    expected: dict[str, dict[tuple[int, int], list[object]]] = {}
-    for user, items in users.items():
-        ends = {"train": range(len(items) - 3, -1, -200)}
-        ends |= {"validation": [len(items) - 2], "test": [len(items) - 1]}
-        for split, of_split in ends.items():
-            for i in of_split:
-                # What came before, the latest first: at test the item of validation too.
-                before = items[:i][::-1][:200]
-                target = items[i] if items[i] in known else "OOV"
-                past = [item if item in known else "OOV" for item in before]
-                expected.setdefault(split, {})[user, target] = past
-    assert found == expected
-    assert result.manifest.counts.dropped == {"inside_sequence": 350 + 650 - 4 - 2 - 4}
-
-
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 DAY = 86_400
 LOG = [

@@ -259,6 +259,15 @@ def test_text_is_not_compressed_by_zlib(tmp_path, name):
 
 
 FOLDERS = ("land=a%2Fb/h=08", "land=__HIVE_DEFAULT_PARTITION__/h=11", "land=NO/h=00")
+DEEPER = "day=2024-01-31/at=2024-01-31 05%3A00%3A00/share=1.5/many=3000000000/exact=" + "9" * 21
+# Of the types that Spark infers.
+WITHIN = {
+    "day": datetime.date(2024, 1, 31),
+    "at": datetime.datetime(2024, 1, 31, 5),
+    "share": 1.5,
+    "many": 3_000_000_000,
+    "exact": decimal.Decimal("9" * 21),
+}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -267,16 +276,16 @@ FOLDERS = ("land=a%2Fb/h=08", "land=__HIVE_DEFAULT_PARTITION__/h=11", "land=NO/h
 )
 def test_folders_give_columns_that_their_files_lack(tmp_path, kind, types, hours):
     for number, name in enumerate(FOLDERS):
-        (tmp_path / "in" / name).mkdir(parents=True)
+        folder = tmp_path / "in" / name / DEEPER
+        folder.mkdir(parents=True)
         pq.write_table(pa.table({"id": [number], "x": [0.5]}), tmp_path / "one.parquet")
-        convert([tmp_path / "one.parquet"], tmp_path / "in" / name / f"data.{kind}")
+        convert([tmp_path / "one.parquet"], folder / f"data.{kind}")
     files, output = list_inputs(tmp_path / "in", None), tmp_path / "out.parquet"
 
     convert(files, output, types=types, folder=tmp_path / "in")
 
-    assert pq.read_table(output).to_pydict() == {
-        "id": [2, 1, 0], "x": [0.5] * 3, "land": ["NO", None, "a/b"], "h": hours
-    }  # fmt: skip
+    found = {"id": [2, 1, 0], "x": [0.5] * 3, "land": ["NO", None, "a/b"], "h": hours}
+    assert pq.read_table(output).to_pydict() == found | {n: [v] * 3 for n, v in WITHIN.items()}
 
 
 def test_a_column_of_the_files_goes_before_that_of_their_folders(tmp_path):
@@ -289,24 +298,3 @@ def test_a_column_of_the_files_goes_before_that_of_their_folders(tmp_path):
     assert pq.read_table(output).to_pydict() == {"id": [1], "year": ["24"]}
     with pytest.raises(ConfigError, match="year"):
         convert([file], output, folder=tmp_path / "in", types={"year": pa.int64()})
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "value"),
-    [
-        ("2024-01-31", pa.date32(), datetime.date(2024, 1, 31)),
-        ("2024-01-31 05%3A00%3A00", pa.timestamp("us"), datetime.datetime(2024, 1, 31, 5)),
-        ("1.5", pa.float64(), 1.5),
-        ("3000000000", pa.int64(), 3_000_000_000),
-        ("9" * 21, pa.decimal128(21, 0), decimal.Decimal("9" * 21)),
-    ],
-)
-def test_values_of_folders_have_the_type_that_spark_infers(tmp_path, name, kind, value):
-    (tmp_path / "in" / f"p={name}").mkdir(parents=True)
-    file, output = tmp_path / "in" / f"p={name}" / "0.parquet", tmp_path / "out.parquet"
-    pq.write_table(pa.table({"id": [1]}), file)
-
-    convert([file], output, folder=tmp_path / "in")
-
-    table = pq.read_table(output, partitioning=None)
-    assert (table.schema.field("p").type, table["p"][0].as_py()) == (kind, value)

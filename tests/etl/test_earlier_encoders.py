@@ -22,9 +22,7 @@ from etl.build import BuildResult, build_dataset
 from etl.earlier_encoders import describe_meaning, find_earlier_encoders
 from etl.records.fitted_encoders import KEPT_FILE
 from etl.stages.run_stages import check_config
-from etl.tfrecord.types.features import WireFeature
 from etl.versions.run_fingerprint import RunRequest, read_parent
-from tests.etl.built_versions import read_columns
 from tests.etl.daily_versions import DAY_S, NUMBERS, build_days, log_config, run
 from tests.etl.logs import change_keys, feature
 
@@ -79,27 +77,6 @@ def test_the_same_run_again_builds_nothing(spark, versions):
     config, (*_, third) = versions
     again = build_dataset(spark, config, request=run(1, refit=True))
     assert (again.version, again.is_new) == (third.version, False)
-
-
-def test_rows_that_are_not_trained_on_hold_raw_values(versions):
-    _, (_, second, _) = versions
-    wanted = [WireFeature(f"raw_{name}", kind, True) for name, kind in
-              (("price", "bytes"), ("item", "int64"), ("user", "int64"))]  # fmt: skip
-    wanted.append(WireFeature("price", "float32"))
-
-    raw = [spec for spec in second.manifest.schema.features if spec.name.startswith("raw_")]
-    assert {spec.role for spec in raw} == {"id"}
-    train, test, catalog = (
-        read_columns(second, split, *wanted) for split in ("train", "test", "catalog")
-    )
-    assert not any(any(train[name].to_pylist()) for name in ("raw_price", "raw_item", "raw_user"))
-    scale = operations(second)["price"]
-    for raw, value in zip(test["raw_price"].to_pylist(), test["price"].to_pylist(), strict=True):
-        expected = [(float(text) - scale.center) * scale.factor for text in raw] or [0.0]
-        assert value == pytest.approx(expected[0], rel=1e-6)
-    assert [] in test["raw_price"].to_pylist()
-    assert all(len(item) == 1 for item in test["raw_item"].to_pylist())
-    assert {tuple(item) for item in catalog["raw_item"].to_pylist()} >= {(10,), (91,)}
 
 
 def find(config: BuildConfig, changes: dict[str, Any] | None = None) -> frozenset[str] | None:

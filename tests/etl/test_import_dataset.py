@@ -20,6 +20,7 @@ from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
 from jobs.cli import main
 from jobs.inspection.verify import verify_dataset
+from tests.datasets import count_train_records, read_train_counts
 
 ROWS = 40
 FEATURES = [
@@ -89,6 +90,10 @@ def test_files_become_a_version_that_names_and_counts_them(files):
     assert (manifest.keys.user, manifest.keys.label) == ("user", "click")
     assert manifest.label_rate == {"train": 0.5, "test": 0.5}
     assert manifest.label_rates == {"buy": {"train": 0.25, "test": 0.25}}  # stars are no rate
+    # Of the user alone: only that is named as a key.
+    counted = read_train_counts(result.version, manifest)
+    assert counted == count_train_records(result.version, manifest)
+    assert counted.keys() == {"user"}
     paths = [shard.path for shard in manifest.split("train").shards]
     assert paths == ["train/00000-train-0.tfrecord", "train/00001-train-1.tfrecord"]
     # A second name, not a copy.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -162,14 +160,3 @@ def test_damaged_plans_are_refused(tmp_path, text):
     (tmp_path / ENCODERS_FILE).write_text(text)
     with pytest.raises(InputDataError, match=r"encoders\.json"):
         read_pipeline(tmp_path)
-
-
-def test_executors_need_no_spark_pandas_or_pydantic():
-    code = (
-        "import sys, etl.encoders.pipeline, etl.quality.statistics;"
-        "print([m for m in ('pyspark', 'pandas', 'pydantic', 'tensorflow') if m in sys.modules])"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == "[]"

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from conf.artefacts.counted_keys import CountedKeys
 from conf.errors import ConfigError, InputDataError, InternalError
 from conf.etl.build import BuildConfig
-from conf.etl.imported import ImportConfig
 from conf.manifest import Manifest, ShardInfo
 from etl.build import build_dataset
-from etl.import_dataset import import_dataset
 from etl.records.train_counts import (
     CountsRequest,
     IdCounts,
@@ -28,8 +26,8 @@ from etl.records.train_counts import (
     count_shards,
     merge_counts,
 )
-from etl.tfrecord.table import write_table
 from tests.datasets import Counts, count_train_records, read_train_counts
+from tests.etl.logs import change_keys, columns, feature
 from tests.machine import examples
 
 KEYS = CountedKeys("user", "item", "label")
@@ -70,14 +68,8 @@ ROWS = st.lists(
 def test_counts_merged_in_any_cut_are_those_of_a_loop(
     rows, cuts, has_label, is_sequence, step, has_drawn, past_events
 ):
-    keys = CountedKeys(
-        "user",
-        "item",
-        "label" if has_label or has_drawn else None,
-        "history" if is_sequence else None,
-        has_drawn,
-        past_events,
-    )
+    label, history = "label" if has_label or has_drawn else None, "history" if is_sequence else None
+    keys = CountedKeys("user", "item", label, history, has_drawn, past_events)
     schema = pa.schema(
         {"user": pa.int64(), "item": pa.int64(), "label": pa.float32(),
          "history": pa.list_(pa.int64() if step is None else pa.list_(pa.int64()))}
@@ -178,29 +170,27 @@ NEGATIVES: list[dict[str, Any] | None] = [
 def write_log(folder: Path) -> None:
     """Eight users, sixteen events each over six days: of four that are shown one is clicked."""
     rng = np.random.default_rng(5)
-    columns = [{"user": f"u{n % 8}", "at": 6 * DAY_S * n // 128} for n in range(128)]
     lines = [
-        f"{row['user']}\t{rng.zipf(1.6) % 20}\t{'click' if rng.random() < 0.3 else 'show'}"
-        f"\t{rng.integers(0, 6)}\t{row['at']}\n"
-        for row in columns
+        f"u{n % 8}\t{rng.zipf(1.6) % 20}\t{'click' if rng.random() < 0.3 else 'show'}"
+        f"\t{rng.integers(0, 6)}\t{6 * DAY_S * n // 128}\n"
+        for n in range(128)
     ]
     (folder / "log.tsv").write_text("".join(lines))
     (folder / "later.tsv").write_text("".join(lines[-12:]))
 
 
 def build_log_config(folder: Path, **changes: Any) -> BuildConfig:
-    types = {"user": "string", "item": "int64", "action": "string", "rating": "int64"}
-    source = {"columns": [{"name": n, "type": t} for n, t in {**types, "ts": "int64"}.items()]}
-    rare = {"kind": "vocabulary", "name": "item", "min_count": 2}
+    declared = columns(user="string", item="int64", action="string", rating="int64", ts="int64")
+    source, rare = {"columns": declared}, {"kind": "vocabulary", "name": "item", "min_count": 2}
     data = {
         "name": "log",
         "data_dir": str(folder),
         "sources": {"log": {"path": "log.tsv", **source}},
         "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
         "features": [
-            {"name": "who", "column": "user", "role": "user"},
-            {"name": "history", "column": "history", "role": "user", "encoding": rare},
-            {"name": "what", "column": "item", "role": "item", "encoding": rare},
+            feature("who", "user", "user"),
+            feature("history", "history", "user", **rare),
+            feature("what", "item", "item", **rare),
         ],
     }
     if (changes.get("split") or {}).get("test_source"):
@@ -242,9 +232,7 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
         output = {"root": str(folder / "datasets"), "shards": 2, "eval_shards": 1}
         changes["output"] = {**output, **choose(*OUTPUTS)}
         try:
-            config = build_log_config(folder, **changes)
-            events = {**config.events.model_dump(), "where": where}
-            config = build_log_config(folder, **changes, events=events)
+            config = change_keys(build_log_config(folder, **changes), {"events.where": where})
             result = build_dataset(spark, config)
         except (ValueError, ConfigError, InputDataError) as refused:
             note(str(refused))
@@ -254,45 +242,3 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
         assert read_train_counts(version, manifest) == expected
         again = count_shards(version, manifest, manifest.split("train").shards)
         assert {part: to_dict(counts) for part, counts in again.items()} == expected
-
-
-@settings(max_examples=examples(60))
-@given(
-    files=st.lists(
-        st.lists(st.tuples(st.integers(0, 9), st.integers(2, 40), st.integers(0, 1)), min_size=1),
-        min_size=1,
-        max_size=3,
-    ),
-    keys=st.fixed_dictionaries({}, optional={"user": st.just("user"), "item": st.just("item")}),
-    has_label=st.booleans(),
-    packed=st.booleans(),
-    moved=st.booleans(),
-)
-def test_any_import_counts_the_records_that_it_lists(files, keys, has_label, packed, moved):
-    """Ids of users begin at 0 and move by two, or stay, and 0 and 1 stand for none."""
-    features: list[dict[str, Any]] = [
-        {"name": "user", "role": "user", "offset": 2 if moved else 0},
-        {"name": "item", "role": "item"},
-    ]
-    features += [{"name": "click", "role": "label"}] if has_label else []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number, rows in enumerate(files):
-            users, items, clicks = map(list, zip(*rows, strict=True))
-            pairs = {"pair": list(map(list, zip(users, items, strict=True)))}
-            columns = pairs if packed else {"user": users, "item": items}
-            table = pa.table({**columns, "click": clicks})
-            write_table(table, folder / f"train-{number}.tfrecord")
-        config = {
-            "name": "ours",
-            "data_dir": name,
-            "splits": {"train": ["train-*"]},
-            "features": features,
-            "keys": keys,
-            "packed": {"pair": ["user", "item"]} if packed else {},
-            "output": {"root": f"{name}/datasets"},
-        }
-        result = import_dataset(ImportConfig.model_validate(config))
-        version, manifest = result.version, result.manifest
-        assert read_train_counts(version, manifest) == count_train_records(version, manifest)
-        assert set(manifest.train_counts) == set(keys)

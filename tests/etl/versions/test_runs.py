@@ -17,7 +17,6 @@ import pytest
 from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable
 from conf.publication.entries import set_pointer
 from etl.build import BuildResult, build_dataset
@@ -28,16 +27,18 @@ from etl.versions.publish import read_current
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
 from tests.datasets import count_train_records, read_train_counts
 from tests.etl.built_versions import read_columns
-from tests.etl.logs import build_config, write_logs
+from tests.etl.logs import build_config, change_keys, columns, feature, write_logs
 
 DAY_S = 24 * 3600
 FEATURES = [
-    {"name": "user", "column": "user", "role": "user"},
-    {"name": "history", "column": "history", "role": "user", "max_len": 3,
-     "encoding": {"kind": "vocabulary", "name": "item"}},
-    {"name": "item", "column": "item", "role": "item"},
-    {"name": "ts", "column": "ts", "role": "id", "encoding": {"kind": "identity"}},
-]  # fmt: skip
+    feature("user", "user", "user"),
+    feature("history", "history", "user", kind="vocabulary", name="item", max_len=3),
+    feature("item", "item", "item"),
+    feature("ts", "ts", "id", kind="identity"),
+]
+
+
+BY_TIMES = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
 
 
 def write_days(folder: Path, days: range, extra: tuple[str, ...] = ()) -> Path:
@@ -55,8 +56,8 @@ def dated_config(logs: Path, root: Path, **output: Any):
     config = build_config(logs, root, features=FEATURES, joins=[], label=None, split={
         "strategy": "temporal", "validation": False, "test_from_ts": 2 * DAY_S,
     })  # fmt: skip
-    settings = {**config.output.model_dump(), "shards": 1, **output}
-    return config.model_validate({**config.model_dump(), "output": settings})
+    changes = {f"output.{key}": value for key, value in {"shards": 1, **output}.items()}
+    return change_keys(config, changes)
 
 
 def days(first: int, last: int | None = None) -> RunRequest:
@@ -79,8 +80,7 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
     config = dated_config(logs, root)
     first = build_dataset(spark, config)
-    settings = config.spark.model_copy(update={"shuffle_partitions": 3})
-    other_session = config.model_copy(update={"spark": settings})
+    other_session = change_keys(config, {"spark.shuffle_partitions": 3})
     with caplog.at_level(logging.INFO, "sluice.build"):
         again = build_dataset(spark, other_session)
     assert (again.version, again.is_new) == (first.version, False)
@@ -91,7 +91,7 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     assert second.manifest.parent == first.manifest.dataset_version
     assert second.manifest.counts.kept["test"] == first.manifest.counts.kept["test"] + 1
     # Another config, and this one again: that version is there already, and readers get it again.
-    seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
+    seeded = change_keys(config, {"output.seed": 9})
     assert build_dataset(spark, seeded).is_new
     back = build_dataset(spark, config)
     assert (back.version, back.is_new) == (second.version, False)
@@ -122,12 +122,10 @@ def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
             for user in (1, 2, 3) for n in range(4)
         ))  # fmt: skip
         (logs / "ratings.dat").rename(logs / f"ratings-1970-01-0{1 + day}.dat")
-    data = dated_config(logs, tmp_path / "datasets").model_dump()
-    data["sources"]["ratings"] |= {"path": "ratings-{date}.dat", "days": {}}
-    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
-    item = next(feature for feature in data["features"] if feature["name"] == "item")
-    item["encoding"] = {"kind": "vocabulary", "incremental": True}
-    config = BuildConfig.model_validate(data)
+    config = change_keys(dated_config(logs, tmp_path / "datasets"), {
+        "sources.ratings.path": "ratings-{date}.dat", "sources.ratings.days": {},
+        "split": BY_TIMES, "features.2.encoding": {"kind": "vocabulary", "incremental": True},
+    })  # fmt: skip
 
     def build(day: int) -> tuple[dict[int, int], bool]:
         result = build_dataset(spark, config, request=days(day))
@@ -154,15 +152,15 @@ def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lo
         folder = logs / f"days/day=1970-01-0{1 + day}"
         folder.mkdir(parents=True)
         (logs / "ratings.dat").rename(folder / "ratings.dat")
-    data = dated_config(logs, tmp_path / "datasets").model_dump()
-    log, lookback_days = data["sources"]["ratings"], {"lookback_days": lookback}
+    changes = {"split": BY_TIMES, "sources.ratings.days.lookback_days": lookback}
     if by_column:
-        log |= {"path": "days", "days": lookback_days | {"column": "day"}}
-        log["columns"] = [*log["columns"], {"name": "day", "type": "string"}]
+        declared = columns(user="int64", item="int64", rating="int64", ts="int64", day="string")
+        changes |= {"sources.ratings.path": "days", "sources.ratings.columns": declared,
+                    "sources.ratings.days.column": "day"}  # fmt: skip
     else:
-        log |= {"path": "days/day={date}", "days": lookback_days}
-    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
-    result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
+        changes |= {"sources.ratings.path": "days/day={date}"}
+    config = change_keys(dated_config(logs, tmp_path / "datasets"), changes)
+    result = build_dataset(spark, config, request=days(2))
     assert result.manifest.counts.dropped["outside_dates"] == 12 * lookback + 1
     assert result.manifest.counts.late == 1
     (check,) = [c for c in result.manifest.contract if c["rule"].startswith("late")]
@@ -171,9 +169,9 @@ def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lo
 
 def test_fractions_of_a_dated_run_go_by_its_own_days(spark, tmp_path):
     """Day 2 alone, with two days before it and one after it in the log."""
-    data = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets").model_dump()
-    data["split"] = {"strategy": "temporal", "test_fraction": 0.25, "validation_fraction": 0.25}
-    result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
+    config = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets")
+    split = {"strategy": "temporal", "test_fraction": 0.25, "validation_fraction": 0.25}
+    result = build_dataset(spark, change_keys(config, {"split": split}), request=days(2))
     times = {split: read_times(result, split) for split in ("train", "validation", "test")}
     assert {split: len(found) for split, found in times.items()} == {
         "train": 6, "validation": 3, "test": 3,
@@ -282,12 +280,12 @@ def test_an_input_that_changes_while_it_is_read_publishes_nothing(spark, tmp_pat
 def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_path):
     config = dated_config(tmp_path, tmp_path / "a")
     inputs = RunInputs((InputFile("ratings", "/r", 10, 5),))
-    same = config.model_copy(update={"output": config.output.model_copy(update={"root": "b"})})
+    same = change_keys(config, {"output.root": "b"})
     made = fingerprint_run(config, inputs, RunRequest())
     assert fingerprint_run(same, inputs, RunRequest()) == made
     touched = RunInputs((replace(inputs.files[0], modified_ms=6),))
     tables = [RunInputs(inputs.files, (InputTable("x", "t", state),)) for state in ("1", "2", None)]
-    seeded = config.model_copy(update={"output": config.output.model_copy(update={"seed": 9})})
+    seeded = change_keys(config, {"output.seed": 9})
     one_day = DateRange(date(2026, 1, 1), date(2026, 1, 1))
     others = [
         fingerprint_run(config, touched, RunRequest()),
@@ -302,9 +300,8 @@ def test_what_does_not_change_the_content_does_not_change_the_fingerprint(tmp_pa
 
 def test_the_day_of_the_clock_counts_where_it_bounds_a_column(tmp_path, monkeypatch):
     config = build_config(tmp_path, tmp_path)
-    data = config.model_dump(mode="json")
-    data["sources"]["ratings"]["columns"][3].update(type="timestamp", not_after="now")
-    bounded = BuildConfig.model_validate(data)
+    time = {"name": "ts", "type": "timestamp", "not_after": "now"}
+    bounded = change_keys(config, {"sources.ratings.columns.3": time})
 
     def fingerprints(day: int) -> list[str]:
         monkeypatch.setattr(

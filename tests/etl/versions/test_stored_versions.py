@@ -35,7 +35,7 @@ from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
 from jobs.support.spark_session import check_work_dir
 from tests.etl.built_versions import publish, shard_digests
-from tests.etl.logs import RATINGS, build_config, write_logs
+from tests.etl.logs import RATINGS, build_config, change_keys, feature, write_logs
 from tests.etl.versions.test_runs import DAY_S, change, dated_config, days, write_days
 from tests.fake_store import FakeStore
 from tests.object_servers import SCHEMES, ObjectServer, upload
@@ -131,26 +131,6 @@ def test_a_pointer_that_leaves_the_copy_is_refused(store: FakeStore, machine: Ma
         build("v1")
 
 
-def test_versions_there_are_listed_compared_and_rolled_back(
-    store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for version_id in ("v1", "v2", "v3"):
-        build(version_id)
-    machine("second")
-    listed = [(v.version_id, v.is_current, v.parent) for v in list_versions(dataset())]
-    assert listed == [("v1", False, None), ("v2", False, "v1"), ("v3", True, "v2")]
-    place = f"{ROOT}/d"
-    assert main(["versions", "current", place]) == 0
-    assert capsys.readouterr().out.strip() == f"{place}/versions/v3"
-    assert main(["versions", "list", f"{place}/versions/v1"]) == 2
-    assert main(["versions", "rollback", place]) == 0
-    assert read_current(dataset()) == "v2"
-    dataset().copy.remote.delete(f"versions/v1/{SHARD}")
-    with pytest.raises(InputDataError, match="is missing"):
-        roll_back(dataset(), "v1")
-    assert read_current(dataset()) == "v2"
-
-
 def test_old_versions_there_go_the_current_one_stays(
     store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,9 +199,7 @@ def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
         ("s3://other/d", "no such bucket"),
         ("s3://", "no place"),
     ):
-        stored = config.model_copy(
-            update={"output": config.output.model_copy(update={"root": root})}
-        )
+        stored = change_keys(config, {"output.root": root})
         if root == ROOT:
             store.hook = lambda name: (_ for _ in ()).throw(OSError("403 ExpiredToken"))
         with pytest.raises(ConfigError, match=message):
@@ -256,14 +234,14 @@ def test_a_build_goes_on_with_what_another_machine_has_built(
     upload(before.version, place.child(f"versions/{before.version.name}"))
     place.put("CURRENT", f"{before.version.name}\n".encode())
     store.log.clear()
-    stored = change_config(config, output={"root": ROOT})
+    stored = change_keys(config, {"output.root": ROOT})
     same = build_dataset(spark, stored)
     assert not same.is_new
     assert describe_place(same.version) == f"{ROOT}/small/versions/{before.version.name}"
     assert not [line for line in store.log if line.startswith("put") or "tfrecord" in line]
 
     logs = write_logs(tmp_path / "logs", [*RATINGS, "2::99::5::150"])
-    after = build_dataset(spark, growing(change_config(stored, data_dir=str(logs))))
+    after = build_dataset(spark, growing(change_keys(stored, {"data_dir": str(logs)})))
     assert after.manifest.parent == before.version.name
     old, new = tokens(before.version), tokens(after.version)
     assert new[: len(old)] == old
@@ -275,20 +253,16 @@ def test_a_build_goes_on_with_what_another_machine_has_built(
     assert shard_digests(copied, after.manifest) == shard_digests(after.version, after.manifest)
 
 
-def change_config(config: BuildConfig, **changes: Any) -> BuildConfig:
-    data = config.model_dump()
-    output = {**data["output"], **changes.pop("output", {})}
-    return BuildConfig.model_validate({**data, **changes, "output": output})
-
-
 def growing(config: BuildConfig) -> BuildConfig:
     """A vocabulary of items that later versions append to, and little else."""
-    encoding = {"kind": "vocabulary", "name": "item", "incremental": True}
-    user, *others = [f.model_dump() for f in config.features]
-    items = [f for f in others if f["column"] in ("history", "item")]
-    features = [user, *({**feature, "encoding": encoding} for feature in items)]
-    small = {"shards": 1, "eval_shards": 1}
-    return change_config(config, features=features, joins=[], label=None, output=small)
+    items = {"kind": "vocabulary", "name": "item", "incremental": True}
+    features = [
+        feature("user", "user", "user"),
+        feature("history", "history", "user", **items, max_len=3),
+        feature("item", "item", "item", **items),
+    ]
+    changes = {"features": features, "joins": [], "label": None}
+    return change_keys(config, {**changes, "output.shards": 1, "output.eval_shards": 1})
 
 
 def tokens(version: Path) -> list[Any]:
@@ -332,7 +306,7 @@ def test_a_day_is_replaced_on_another_machine(
     local = dated_config(
         logs, tmp_path / "datasets", partition_by=["date"], partition_overwrite="dynamic"
     )
-    stored = change_config(local, output={"root": ROOT})
+    stored = change_keys(local, {"output.root": ROOT})
     for config in (local, stored):
         build_dataset(spark, config, request=days(0, 3))
     change(logs, f"2::10::5::{DAY_S + 999}")
