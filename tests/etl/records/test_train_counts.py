@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, note, reject, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.counted_keys import CountedKeys
-from conf.errors import ConfigError, InputDataError, InternalError
-from conf.etl.build import BuildConfig
+from conf.errors import InputDataError, InternalError
 from conf.manifest import Manifest, ShardInfo
 from etl.build import build_dataset
 from etl.records.train_counts import (
@@ -27,7 +23,7 @@ from etl.records.train_counts import (
     merge_counts,
 )
 from tests.datasets import Counts, count_train_records, read_train_counts
-from tests.etl.logs import change_keys, columns, feature
+from tests.etl.logs import build_config, change_keys, write_logs
 from tests.machine import examples
 
 KEYS = CountedKeys("user", "item", "label")
@@ -142,103 +138,28 @@ def test_a_shard_that_was_not_counted_publishes_nothing(tmp_path):
         request.collect([ShardInfo(shard.path, 2, 9, "0")])
 
 
-DAY_S = 24 * 3600
-CLICK = {"column": "action", "equals": "click", "name": "label"}
-SPLITS: list[dict[str, Any]] = [
-    {},
-    {"strategy": "temporal", "validation": False},
-    {"strategy": "temporal", "validation_from_ts": 4 * DAY_S, "test_from_ts": 5 * DAY_S},
-    {"strategy": "hash", "key": "item", "test_fraction": 0.3, "validation_fraction": 0.2},
-    {"strategy": "sliding", "train_days": 3, "validation_days": 1, "test_days": 1},
-    {"strategy": "given", "test_source": "later", "validation": False},
-]
-LABELS: list[dict[str, Any] | None] = [
-    None,
-    CLICK,
-    {"column": "rating", "at_least": 4},
-    {"column": "rating", "graded": True},
-]
-NEGATIVES: list[dict[str, Any] | None] = [
-    None,
-    {"strategy": "uniform", "per_positive": 1},
-    {"strategy": "popularity", "per_positive": 2, "not_seen": "train"},
-    {"strategy": "uniform", "per_positive": 1, "splits": ["test"]},
-    {"strategy": "exposure", "per_positive": 1},
-]
-
-
-def write_log(folder: Path) -> None:
-    """Eight users, sixteen events each over six days: of four that are shown one is clicked."""
-    rng = np.random.default_rng(5)
-    lines = [
-        f"u{n % 8}\t{rng.zipf(1.6) % 20}\t{'click' if rng.random() < 0.3 else 'show'}"
-        f"\t{rng.integers(0, 6)}\t{6 * DAY_S * n // 128}\n"
-        for n in range(128)
-    ]
-    (folder / "log.tsv").write_text("".join(lines))
-    (folder / "later.tsv").write_text("".join(lines[-12:]))
-
-
-def build_log_config(folder: Path, **changes: Any) -> BuildConfig:
-    declared = columns(user="string", item="int64", action="string", rating="int64", ts="int64")
-    source, rare = {"columns": declared}, {"kind": "vocabulary", "name": "item", "min_count": 2}
-    data = {
-        "name": "log",
-        "data_dir": str(folder),
-        "sources": {"log": {"path": "log.tsv", **source}},
-        "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
-        "features": [
-            feature("who", "user", "user"),
-            feature("history", "history", "user", **rare),
-            feature("what", "item", "item", **rare),
-        ],
-    }
-    if (changes.get("split") or {}).get("test_source"):
-        data["sources"]["later"] = {"path": "later.tsv", **source}
-    return BuildConfig.model_validate({**data, **changes})
-
-
-OUTPUTS: list[dict[str, Any]] = [
-    {},
-    {"compression": "gzip"},
-    {"record_type": "SequenceExample"},
-    {"partition_by": ["date"]},
-]
+PAST = {"name": "history", "max_len": 3}
+LIKED = {**PAST, "where": {"column": "rating", "at_least": 2}}
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(18), suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_build_counts_the_records_that_it_writes(spark, data):
-    """Each way to choose rows: the split, a condition, labels, negatives, samples, histories."""
-    choose = lambda *values: data.draw(st.sampled_from(values))  # noqa: E731
-    label = choose(*LABELS)
-    changes: dict[str, Any] = {
-        "split": choose(*SPLITS),
-        "label": label,
-        "negatives": choose(*NEGATIVES),
-        "train_samples": choose("all", "all", "last", 3),
-        "down_sampling": choose(None, None, {"rate": 0.5}) if label else None,
-        **choose(
-            {"history": {"name": "history", "max_len": 4}},
-            {"history": None, "histories": ({"name": "history", "max_len": 4},)},
-        ),
-        "sessions": choose(None, {"gap_minutes": 600}),
-    }
-    where = choose(None, "action = 'click'", "rating > 1")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_log(folder)
-        output = {"root": str(folder / "datasets"), "shards": 2, "eval_shards": 1}
-        changes["output"] = {**output, **choose(*OUTPUTS)}
-        try:
-            config = change_keys(build_log_config(folder, **changes), {"events.where": where})
-            result = build_dataset(spark, config)
-        except (ValueError, ConfigError, InputDataError) as refused:
-            note(str(refused))
-            reject()
-        version, manifest = result.version, result.manifest
-        expected = count_train_records(version, manifest)
-        assert read_train_counts(version, manifest) == expected
-        again = count_shards(version, manifest, manifest.split("train").shards)
-        assert {part: to_dict(counts) for part, counts in again.items()} == expected
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"negatives": {"strategy": "uniform", "per_positive": 1}},
+        {"negatives": {"strategy": "popularity", "per_positive": 1, "splits": ["test"]}},
+        {"negatives": {"strategy": "exposure", "per_positive": 1}, "output.partition_by": ["date"]},
+        {"label": None, "train_samples": 3, "output.record_type": "SequenceExample"},
+        {"label": None, "train_samples": "last", "history": None, "histories": [PAST]},
+        {"train_samples": 3, "history": None, "histories": [LIKED], "output.compression": "gzip"},
+    ],
+)
+def test_a_build_counts_the_records_that_it_writes(spark, tmp_path, changes):
+    config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")
+    config = change_keys(config, {"sources.ratings.columns.2.nullable": True, **changes})
+    result = build_dataset(spark, config)
+    version, manifest = result.version, result.manifest
+    expected = count_train_records(version, manifest)
+    assert read_train_counts(version, manifest) == expected
+    again = count_shards(version, manifest, manifest.split("train").shards)
+    assert {part: to_dict(counts) for part, counts in again.items()} == expected
