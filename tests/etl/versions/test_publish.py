@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import typer
 
 from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.manifest import ShardInfo, SplitInfo
-from conf.publication.entries import CLAIM_FILE, stage_entry
-from etl.tfrecord.commit.commit_plan import JobPlan, TaskResult
-from etl.tfrecord.commit.local_commit import StagedCommitter
-from etl.tfrecord.commit.output_directory import OutputManifest
-from etl.tfrecord.spark.options import WriteOptions
-from etl.tfrecord.spark.write_task import WriteTask
+from conf.publication.entries import stage_entry
 from etl.versions.history import list_versions, roll_back
 from etl.versions.publish import (
     hold_lock,
@@ -36,7 +27,6 @@ from etl.versions.publish import (
 from jobs.support.run_app import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
-from tests.etl.killed_process import Killed, kill_after
 
 
 def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
@@ -143,67 +133,16 @@ def test_a_damaged_or_unknown_version_is_refused_and_the_current_one_stays(tmp_p
     assert roll_back(paths) == ("v2", "v1")  # a damaged one can be left
 
 
-JOB = JobPlan("j", "overwrite", False, OutputManifest("Example", None, (), {}, (), ()))
-
-
-def write_shards(staging: Path) -> tuple[ShardInfo, ...]:
-    """Writes two shards as a build's tasks and their commit do."""
-    committer = StagedCommitter(str(staging))
-    committer.begin(JOB, None)
-    results = []
-    for partition in range(2):
-        with committer.hold_attempt("j", f"attempt-{partition}") as attempt:
-            options = WriteOptions(str(staging), deterministic_names=True)
-            task = WriteTask(attempt, f"train/part-{partition}", options)
-            batch = pa.record_batch({"u": [partition]})
-            results.append(
-                TaskResult(partition, f"attempt-{partition}", task.write_all(iter([batch])))
-            )
-    written = committer.publish(JOB, results)
-    assert written is not None
-    return tuple(ShardInfo(s.path, s.rows, s.bytes, s.crc32c) for s in written.shards)
-
-
-def build_version(paths: DatasetPaths, version_id: str) -> Path:
-    with stage_entry(paths.versions, version_id) as staging:
-        splits = (SplitInfo("train", write_shards(staging)),)
-        manifest = replace(build_manifest(version_id), parent=read_current(paths), splits=splits)
-        return publish_version(paths, staging, manifest)
-
-
-def test_killed_at_any_step_of_a_build_readers_keep_a_whole_version(tmp_path, monkeypatch):
-    currents, step = [], 0
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # No power cut is simulated.
-    while currents[-1:] != ["v2"]:
-        paths = DatasetPaths(tmp_path, f"d{step}")
-        build_version(paths, "v1")
-        with monkeypatch.context() as patch:
-            kill_after(step, patch)
-            with contextlib.suppress(Killed):
-                build_version(paths, "v2")
-        current = resolve_version(paths.base)
-        read_manifest(current)
-        currents.append(current.name)
-        (paths.base / CLAIM_FILE).unlink(missing_ok=True)  # its process lives on: this test
-        sweep_leftovers(paths)
-        for name in os.listdir(paths.versions):
-            manifest = read_manifest(paths.version(name))
-            listed = {shard.path for shard in manifest.splits[0].shards}
-            assert set(listing(paths.version(name))) == {*listed, "manifest.json"}
-        build_version(paths, "v3")
-        step += 1
-    assert step > 10
-
-
 def test_what_late_tasks_left_is_not_published(tmp_path):
     paths = DatasetPaths(tmp_path, "d")
     with stage_entry(paths.versions, "v1") as staging:
-        splits = (SplitInfo("train", write_shards(staging)),)
         (staging / "_temporary-j.discarded" / "attempt-9").mkdir(parents=True)
+        (staging / "train").mkdir()
+        (staging / "train" / "part-0").write_bytes(b"x" * 16)
         (staging / "train" / ".part-0.parquet.0f.tmp").write_bytes(b"half")
-        version = publish_version(paths, staging, replace(build_manifest("v1"), splits=splits))
+        version = publish_version(paths, staging, build_manifest("v1"))
     assert sorted(os.listdir(version)) == ["manifest.json", "train"]
-    assert sorted(os.listdir(version / "train")) == ["part-0.tfrecord", "part-1.tfrecord"]
+    assert os.listdir(version / "train") == ["part-0"]
 
 
 def test_an_empty_pointer_is_damage_and_no_dataset_without_versions(tmp_path):
