@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+from conf.artefacts.counted_keys import COUNT_COLUMNS
+
 from conf.manifest import (
     DatasetKeys,
     Manifest,
@@ -63,6 +66,18 @@ def count_train_records(version: Path, manifest: Manifest) -> dict[str, Counts]:
             for place, counts in ((1, event), (2, positive)):
                 for one in [own, *before] if counts else ():
                     found[part].setdefault(one, [0, 0, 0])[place] += 1
+    return found
+
+
+def read_train_counts(version: Path, manifest: Manifest) -> dict[str, Counts]:
+    """The counts that a version holds, as anybody's Parquet reader has them."""
+    found = {}
+    for part, info in manifest.train_counts.items():
+        table = pq.read_table(version / info.path)
+        assert tuple(table.column_names) == COUNT_COLUMNS
+        ids, *counts = (column.to_pylist() for column in table.columns)
+        assert ids == sorted(set(ids))
+        found[part] = dict(zip(ids, map(list, zip(*counts, strict=True)), strict=True))
     return found
 
 

@@ -21,7 +21,6 @@ from jobs.cli import main
 from tests.e2e.preset_bands import Band, is_better, read_bands
 from tests.e2e.preset_samples import SAMPLES
 from tests.e2e.short_presets import TRAININGS, Builds, train_short
-from tests.etl.built_versions import read_sparse
 from tests.real_data import find_data
 
 
@@ -136,6 +135,28 @@ def test_a_band_refuses_what_is_worse_than_its_seeds() -> None:
     assert error.holds(0.908)
     assert error.holds(0.5)
     assert not error.holds(0.91)
+
+
+def read_sparse(
+    result: BuildResult, split: str, label: str
+) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """Label and sorted (index, value) pairs of each record, as TensorFlow's `SparseTensor`."""
+    size = result.manifest.schema["indices"].vocabulary_size
+    features = {
+        "row": tf.io.SparseFeature("indices", "values", tf.float32, size),
+        label: tf.io.FixedLenFeature([], tf.float32),
+    }
+    shards = [str(result.version / s.path) for s in result.manifest.split(split).shards]
+    rows = []
+    for batch in tf.data.TFRecordDataset(shards).batch(4096):
+        parsed = tf.io.parse_example(batch, features)
+        own: list[list[tuple[int, float]]] = [[] for _ in range(len(batch))]
+        places, values = parsed["row"].indices.numpy(), parsed["row"].values.numpy()
+        for (row, index), value in zip(places.tolist(), values.tolist(), strict=True):
+            own[row].append((index, value))
+        labels = parsed[label].numpy().tolist()
+        rows += [(one, tuple(sorted(pairs))) for one, pairs in zip(labels, own, strict=True)]
+    return rows
 
 
 def assert_holds_the_lines(result: BuildResult, path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conf.artefacts.dataset import DatasetPaths
@@ -18,6 +19,7 @@ from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.publish import publish_version, read_current
 from tests.datasets import build_manifest
+from tests.tfrecord_files import read_file
 
 
 def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
@@ -39,6 +41,14 @@ def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, 
                 for row in batch.to_pylist()
             ]
     return rows
+
+
+def read_columns(result: BuildResult, split: str, *wire: WireFeature) -> pa.Table:
+    """Records of a split as they are written; by default all features of the schema."""
+    specs = result.manifest.schema.features
+    chosen = wire or [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in specs]
+    shards = [result.version / shard.path for shard in result.manifest.split(split).shards]
+    return pa.concat_tables(read_file(shard, chosen) for shard in shards)
 
 
 def _decode(value: Any, tokens: dict[int, Any]) -> Any:
@@ -64,30 +74,6 @@ def shard_digests(version: Path, manifest: Manifest) -> dict[str, str]:
         for split in manifest.splits
         for shard in split.shards
     }
-
-
-def read_sparse(
-    result: BuildResult, split: str, label: str
-) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
-    """Label and sorted (index, value) pairs of each record, as TensorFlow's `SparseTensor`."""
-    import tensorflow as tf
-
-    size = result.manifest.schema["indices"].vocabulary_size
-    features = {
-        "row": tf.io.SparseFeature("indices", "values", tf.float32, size),
-        label: tf.io.FixedLenFeature([], tf.float32),
-    }
-    shards = [str(result.version / s.path) for s in result.manifest.split(split).shards]
-    rows = []
-    for batch in tf.data.TFRecordDataset(shards).batch(4096):
-        parsed = tf.io.parse_example(batch, features)
-        own: list[list[tuple[int, float]]] = [[] for _ in range(len(batch))]
-        places, values = parsed["row"].indices.numpy(), parsed["row"].values.numpy()
-        for (row, index), value in zip(places.tolist(), values.tolist(), strict=True):
-            own[row].append((index, value))
-        labels = parsed[label].numpy().tolist()
-        rows += [(one, tuple(sorted(pairs))) for one, pairs in zip(labels, own, strict=True)]
-    return rows
 
 
 def publish(paths: DatasetPaths, version_id: str, **changed: Any) -> Path:

@@ -11,7 +11,7 @@ from conf.dates import DateRange
 from conf.etl.build import BuildConfig
 from etl.build import BuildResult, build_dataset
 from etl.versions.run_fingerprint import RunRequest
-from tests.etl.logs import build_config, columns
+from tests.etl.logs import build_config, columns, feature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,9 +32,6 @@ def log_config(folder: Path) -> BuildConfig:
     items = [f"{item},{item % 7 + 0.5 if item != 91 else ''}" for item in (10, 11, 12, 90, 91, 92)]
     (folder / "items.csv").write_text("\n".join(items) + "\n")
     declared = columns(user="int64", item="int64", price="float64?", bought="int64", ts="int64")
-
-    def feature(named: str, column: str, role: str, **encoding: Any) -> dict[str, Any]:
-        return {"name": named, "column": column, "role": role, "encoding": encoding}
 
     return build_config(
         folder, folder / "datasets", history=None, seen=False,

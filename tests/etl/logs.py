@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.sources import SourceConfig
+from conf.load import override_config
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ORDER_COLUMN, REASON_COLUMN, Source
 
 if TYPE_CHECKING:
@@ -48,21 +49,20 @@ def write_logs(folder: Path, ratings: list[str] = RATINGS) -> Path:
 
 
 def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
-    columns = [{"name": n, "type": "int64"} for n in ("user", "item", "rating", "ts")]
     data = {
         "name": "small",
         "data_dir": str(logs),
         "sources": {
-            "ratings": {"path": "ratings.dat", "separator": "::", "columns": columns},
+            "ratings": {
+                "path": "ratings.dat",
+                "separator": "::",
+                "columns": columns(user="int64", item="int64", rating="int64", ts="int64"),
+            },
             "users": {
                 "path": "users.dat",
                 "separator": "::",
                 "key": "user",
-                "columns": [
-                    {"name": "user", "type": "int64"},
-                    {"name": "gender", "type": "string"},
-                    {"name": "group", "type": "string"},
-                ],
+                "columns": columns(user="int64", gender="string", group="string"),
             },
             "items": {
                 "path": "items.dat",
@@ -83,27 +83,28 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
         "label": {"column": "rating", "at_least": 4},
         "split": {"strategy": "leave_one_out"},
         "features": [
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "gender", "column": "gender", "role": "user"},
-            {
-                "name": "history",
-                "column": "history",
-                "role": "user",
-                "max_len": 3,
-                "encoding": {"kind": "vocabulary", "name": "item"},
-            },
-            {"name": "item", "column": "item", "role": "item"},
-            {"name": "tags", "column": "tags", "role": "item"},
-            {
-                "name": "rating",
-                "column": "rating",
-                "role": "context",
-                "encoding": {"kind": "identity"},
-            },
+            feature("user", "user", "user"),
+            feature("gender", "gender", "user"),
+            feature("history", "history", "user", kind="vocabulary", name="item", max_len=3),
+            feature("item", "item", "item"),
+            feature("tags", "tags", "item"),
+            feature("rating", "rating", kind="identity"),
         ],
         "output": {"root": str(root), "shards": 2, "eval_shards": 1},
     }
     return BuildConfig.model_validate({**data, **changes})
+
+
+def feature(name: str, column: str, role: str = "context", /, **encoding: Any) -> dict[str, Any]:
+    """A feature of a config; without an encoding, with the usual one."""
+    limits = {key: encoding.pop(key) for key in ("max_len", "length") if key in encoding}
+    encodings = {"encoding": encoding} if encoding else {}
+    return {"name": name, "column": column, "role": role, **encodings, **limits}
+
+
+def change_keys(config: BuildConfig, changes: Mapping[str, Any]) -> BuildConfig:
+    """A config with some keys set, by their paths: `sources.ratings.columns.3.type`."""
+    return override_config(config, changes, "of the test")
 
 
 _SPARK_TYPES = {
@@ -164,7 +165,6 @@ def memory_source(
     return Source(name, frame, ())
 
 
-IDENTITY = {"kind": "identity"}
 INTERNAL = {
     "__drop": "string",
     "__skip": "string",
@@ -183,24 +183,15 @@ DEFAULTS = {"__given_test": False, "__given_validation": False, "__split": "trai
 
 def log_config(**changes: Any) -> BuildConfig:
     """A log of users, items, actions and times, with a dictionary of items."""
-    names = [("user", "int64"), ("item", "int64"), ("action", "string"), ("dwell", "float32")]
-    columns = [{"name": n, "type": t} for n, t in (*names, ("ts", "int64"))]
+    log = {"user": "int64", "item": "int64", "action": "string", "dwell": "float32", "ts": "int64"}
+    items = columns(item="int64", genre="string")
+    orders = columns(buyer="int64", product="int64", at="int64")
     data = {
         "name": "log",
         "sources": {
-            "log": {"path": "log.tsv", "columns": columns},
-            "items": {
-                "path": "items.tsv",
-                "key": "item",
-                "columns": [
-                    {"name": "item", "type": "int64"},
-                    {"name": "genre", "type": "string"},
-                ],
-            },
-            "orders": {
-                "path": "orders.tsv",
-                "columns": [{"name": n, "type": "int64"} for n in ("buyer", "product", "at")],
-            },
+            "log": {"path": "log.tsv", "columns": columns(**log)},
+            "items": {"path": "items.tsv", "key": "item", "columns": items},
+            "orders": {"path": "orders.tsv", "columns": orders},
         },
         "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
         "joins": [{"source": "items", "column": "item"}],
@@ -228,12 +219,9 @@ def ctr_config(folder: Path, **changes: Any) -> BuildConfig:
         "sources": {
             "log": {
                 "path": "log.tsv",
-                "columns": [
-                    {"name": "click", "type": "int64"},
-                    {"name": "count", "type": "float32", "nullable": True},
-                    {"name": "site", "type": "string", "nullable": True},
-                    {"name": "device", "type": "string", "nullable": True},
-                ],
+                "columns": columns(
+                    click="int64", count="float32?", site="string?", device="string?"
+                ),
             }
         },
         "events": {"source": "log"},

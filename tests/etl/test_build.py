@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
-from conf.errors import InputDataError, UpstreamNotReadyError
-from conf.load import override_config
+from conf.artefacts.dataset import read_manifest, resolve_version
+from conf.errors import ConfigError, InputDataError
 from etl.build import build_dataset
-from etl.versions.publish import hold_lock
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split, shard_digests
-from tests.etl.logs import RATINGS, build_config, write_logs
+from tests.etl.logs import RATINGS, build_config, change_keys, ctr_config, write_logs
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def small_config(folder: Path, ratings: list[str] = RATINGS, **changes: object):
+    """The small logs, in a folder; keys are named by their paths, with `__` for points."""
+    config = build_config(write_logs(folder / "logs", ratings), folder / "datasets")
+    return change_keys(config, {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def test_every_event_is_accounted_for(built):
@@ -32,8 +34,7 @@ def test_every_event_is_accounted_for(built):
 
 
 def test_events_that_are_given_twice_may_stay(spark, tmp_path):
-    config = build_config(write_logs(tmp_path / "logs"), tmp_path / "datasets")
-    config = override_config(config, {"events.deduplicate": False}, "of the test")
+    config = small_config(tmp_path, events__deduplicate=False)
     counts = build_dataset(spark, config).manifest.counts
     assert counts.dropped == {"unmatched:items": 1, "unmatched:users": 2}
     assert counts.joined == 11
@@ -65,14 +66,10 @@ def test_history_is_strictly_before_the_event_latest_first(built):
     assert all(row["seen"] is None for row in rows)
 
 
-def test_vocabularies_hold_train_tokens_by_falling_count(built):
-    version = built[0].version
+def test_vocabularies_catalogue_users_and_statistics_are_those_of_the_records(built):
+    version, manifest = built[0].version, built[0].manifest
     table = pq.read_table(version / "encoders" / "item.parquet").to_pydict()
     assert table == {"token": [10, 11, 12], "id": [2, 3, 4], "count": [3, 2, 1]}
-
-
-def test_catalog_and_users_serve_everyone_with_the_latest_history(built):
-    version, manifest = built[0].version, built[0].manifest
     catalog = {row["item"]: row["tags"] for row in read_split(version, manifest, "catalog")}
     assert catalog == {10: ["x", "y"], 11: ["x"], 12: ["y", "z"]}
     users = {row["user"]: row for row in read_split(version, manifest, "users")}
@@ -80,25 +77,27 @@ def test_catalog_and_users_serve_everyone_with_the_latest_history(built):
     assert users[1]["history"] == ["OOV", "OOV", 12]
     assert users[2]["seen"] == [10, 12, "OOV"]
     assert users[3]["gender"] == "F"
-
-
-def test_label_rate_and_statistics_are_those_of_the_records(built):
-    version, manifest = built[0].version, built[0].manifest
     labels = [row["label"] for row in read_split(version, manifest, "train")]
     assert manifest.label_rate["train"] == pytest.approx(sum(labels) / len(labels))
     assert manifest.statistics["test"]["item"]["oov"] == 2
     assert manifest.statistics["train"]["history"]["rows"] == 6
 
 
-def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built):
+def test_a_session_that_sets_nothing_has_few_partitions_and_a_build_the_same_bytes(spark, built):
     result, config = built
-    spark.conf.set(PARTITIONS, "3")
-    spark.conf.set("spark.sql.files.maxPartitionBytes", "40")
-    try:
-        again = build_dataset(spark, config, request=RunRequest(force=True))
-    finally:
-        spark.conf.set(PARTITIONS, "4")
-        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    session = spark.newSession()
+    session.conf.set("spark.sql.files.maxPartitionBytes", "40")
+    session.conf.unset(PARTITIONS)
+    before = session.conf.get(PARTITIONS)
+    seen = []
+
+    def note() -> dict[str, int]:
+        seen.append(session.conf.get(PARTITIONS))
+        return {}
+
+    again = build_dataset(session, config, note, RunRequest(force=True))
+    assert {*seen} == {"8"} != {before}
+    assert session.conf.get(PARTITIONS) == before
     assert again.version != result.version
     assert shard_digests(again.version, again.manifest) == shard_digests(
         result.version, result.manifest
@@ -107,85 +106,21 @@ def test_second_build_gives_the_same_bytes_however_spark_partitions(spark, built
     assert resolve_version(Path(config.output.root) / config.name) == again.version
 
 
-def test_a_session_that_sets_nothing_has_few_partitions_while_a_build_runs(spark, built):
-    """And the same bytes as with others."""
-    result, config = built
-    session = spark.newSession()
-    session.conf.unset(PARTITIONS)
-    before = session.conf.get(PARTITIONS)
-    seen = []
-    again = build_dataset(
-        session,
-        config,
-        lambda: seen.append(session.conf.get(PARTITIONS)) or {},
-        request=RunRequest(force=True),
-    )
-    assert {*seen} == {"8"} != {before}
-    assert session.conf.get(PARTITIONS) == before
-    assert shard_digests(again.version, again.manifest) == shard_digests(
-        result.version, result.manifest
-    )
-
-
 def test_refused_build_leaves_the_last_version_current(spark, built, tmp_path):
     _, config = built
-    before = resolve_version(Path(config.output.root) / config.name)
-    broken = write_logs(tmp_path / "broken", ["1;11;5;200"] * 20)
-    changed = config.model_copy(update={"data_dir": str(broken)})
-    with pytest.raises(InputDataError, match="20 bad rows of 20"):
-        build_dataset(spark, changed)
     base = Path(config.output.root) / config.name
+    before = resolve_version(base)
+    broken = write_logs(tmp_path / "broken", ["1;11;5;200"] * 20)
+    with pytest.raises(InputDataError, match="20 bad rows of 20"):
+        build_dataset(spark, config.model_copy(update={"data_dir": str(broken)}))
     assert resolve_version(base) == before
     read_manifest(before)
-    assert not [p for p in (base / "versions").iterdir() if p.name.startswith(".staging")]
+    assert not list((base / "versions").glob(".staging*"))
 
 
-@pytest.mark.exhaustive
-def test_empty_split_is_refused(spark, tmp_path):
-    config = build_config(write_logs(tmp_path / "logs", RATINGS[:2]), tmp_path / "datasets")
-    with pytest.raises(InputDataError, match="split would be empty"):
-        build_dataset(spark, config)
-
-
-def test_repeated_dictionary_key_is_refused(spark, tmp_path):
-    logs = write_logs(tmp_path / "logs")
-    with (logs / "items.dat").open("a") as handle:
-        handle.write("10::z\n")
-    config = build_config(logs, tmp_path / "datasets")
-    with pytest.raises(InputDataError, match=r"not unique by its key") as refused:
-        build_dataset(spark, config)
-    assert "10 (2 rows)" in str(refused.value)
-
-
-def test_second_build_at_the_same_time_is_refused(spark, built):
-    config = built[1]
-    with (
-        hold_lock(DatasetPaths(Path(config.output.root), config.name)),
-        pytest.raises(UpstreamNotReadyError, match="another build") as refused,
-    ):
-        build_dataset(spark, config)
-    assert refused.value.exit_code == 4
-
-
-@pytest.mark.exhaustive
-def test_temporal_split_cuts_by_time(spark, tmp_path):
-    config = build_config(
-        write_logs(tmp_path / "logs"),
-        tmp_path / "datasets",
-        split={"strategy": "temporal", "validation_from_ts": 200, "test_from_ts": 300},
-    )
-    manifest = build_dataset(spark, config).manifest
-    assert manifest.counts.kept["train"] == 4
-    assert manifest.counts.kept["validation"] == 2
-    assert manifest.counts.kept["test"] == 4
-
-
-def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path, monkeypatch):
-    write_logs(tmp_path, [line.rsplit("::", 1)[0] + "::2026-01-31T00:30:00" for line in RATINGS])
-    sources = build_config(tmp_path, tmp_path).model_dump(mode="json")["sources"]
-    sources["ratings"]["columns"][3]["type"] = "timestamp"
-    events = {"source": "ratings", "user": "user", "item": "item", "time": "ts"}
-    config = build_config(tmp_path, tmp_path / "datasets", sources=sources, events=events)
+def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path):
+    ratings = [line.rsplit("::", 1)[0] + "::2026-01-31T00:30:00" for line in RATINGS]
+    config = small_config(tmp_path, ratings, sources__ratings__columns__3__type="timestamp")
     zone = "spark.sql.session.timeZone"
     spark.conf.set(zone, "Asia/Tokyo")
     try:
@@ -198,28 +133,16 @@ def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path, monkeyp
 
 
 def test_given_split_ranks_the_given_candidates(spark, tmp_path):
-    logs = write_logs(tmp_path / "logs")
-    (logs / "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")
-    base = build_config(logs, tmp_path / "datasets")
-    test_source = {
-        "path": "test.dat",
-        "format": "pattern",
-        "pattern": r"\((\d+),(\d+)\)\t(.*)",
-        "columns": [
-            {"name": "user", "type": "int64"},
-            {"name": "item", "type": "int64"},
-            {"name": "negatives", "type": "list<int64>", "separator": "\t"},
-        ],
-    }
-    sources = {**base.model_dump()["sources"], "test": test_source}
-    config = build_config(
-        logs,
-        tmp_path / "datasets",
-        sources=sources,
+    columns = [{"name": "user", "type": "int64"}, {"name": "item", "type": "int64"}]
+    columns.append({"name": "negatives", "type": "list<int64>", "separator": "\t"})
+    pattern = {"path": "test.dat", "format": "pattern", "pattern": r"\((\d+),(\d+)\)\t(.*)"}
+    config = small_config(
+        tmp_path,
         label=None,
+        sources__test={**pattern, "columns": columns},
         split={"strategy": "given", "test_source": "test", "candidates": "negatives"},
-        features=[f for f in base.model_dump()["features"] if f["name"] != "rating"],
     )
+    Path(config.data_dir, "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")
     result = build_dataset(spark, config)
     rows = {r["user"]: r for r in read_split(result.version, result.manifest, "test")}
     assert rows[1]["item"] == 10
@@ -233,64 +156,29 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
     assert result.manifest.keys.candidates == "candidates"
 
 
-def given_test_source(with_time: bool) -> dict[str, Any]:
-    names = ["user", "item", "ts"] if with_time else ["user", "item"]
-    columns = [{"name": name, "type": "int64"} for name in names]
-    return {"path": "test.dat", "separator": "::", "columns": columns}
-
-
-@pytest.mark.exhaustive
-def test_log_events_from_the_given_test_event_on_are_left_out(spark, tmp_path):
-    logs = write_logs(
-        tmp_path / "logs", ["1::10::5::100", "1::11::5::200", "1::12::5::900", "1::13::5::150"]
-    )
-    (logs / "test.dat").write_text("1::13::150\n")
-    base = build_config(logs, tmp_path / "datasets").model_dump()
-    config = build_config(
-        logs,
-        tmp_path / "datasets",
-        label=None,
-        sources={**base["sources"], "test": given_test_source(with_time=True)},
-        split={"strategy": "given", "test_source": "test", "validation": False},
-        features=[f for f in base["features"] if f["name"] != "rating"],
-    )
-    result = build_dataset(spark, config)
-    # 11 and 12 come later; the log's own copy of the test event is no train sample either.
-    assert result.manifest.counts.dropped == {"after_test": 3}
-    (row,) = read_split(result.version, result.manifest, "test")
-    assert row["history"] == row["seen"] == [10]
-
-
 @pytest.mark.exhaustive
 def test_without_times_repeats_are_events_and_the_file_is_the_order(spark, tmp_path):
-    logs = write_logs(tmp_path / "logs", [f"1::{item}::5::0" for item in (10, 11, 12, 10)])
-    base = build_config(logs, tmp_path / "datasets").model_dump()
-    config = build_config(logs, tmp_path / "datasets", events={**base["events"], "time": None})
-    result = build_dataset(spark, config)
+    ratings = [f"1::{item}::5::0" for item in (10, 11, 12, 10)]
+    result = build_dataset(spark, small_config(tmp_path, ratings, events__time=None))
     (row,) = read_split(result.version, result.manifest, "test")
     assert (row["item"], row["history"]) == (10, ["OOV", 11, 10])
     assert result.manifest.counts.dropped == {}
 
 
 @pytest.mark.exhaustive
-def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
-    logs = write_logs(tmp_path / "logs", [f"1::{10 + i}::4.1::{i}" for i in range(5)])
-    base = build_config(logs, tmp_path / "datasets").model_dump()
-    base["sources"]["ratings"]["columns"][2]["type"] = "float32"
-    base["sources"]["ratings"]["columns"][2]["nullable"] = True
-    with (logs / "ratings.dat").open("a") as handle:
-        handle.write("1::15::::9\n")
-    config = build_config(
-        logs,
-        tmp_path / "data sets",
-        sources=base["sources"],
-        label={"column": "rating", "at_least": 4.1},
+def test_of_several_labels_a_row_may_lack_some(spark, tmp_path):
+    config = small_config(
+        tmp_path,
+        [*(f"1::{10 + i}::4.1::{i}" for i in range(5)), "1::15::::9"],
+        sources__ratings__columns__2={"name": "rating", "type": "float32", "nullable": True},
+        label__at_least=4.1,
         labels=[
             {"name": "stars", "column": "rating", "graded": True},
             {"name": "late", "column": "ts", "at_least": 2},
         ],
     )
     result = build_dataset(spark, config)
+    # The bound has the precision of its column.
     assert set(result.manifest.label_rate.values()) == {1.0}
     labels = [spec.name for spec in result.manifest.schema.by_role("label")]
     assert labels == ["label", "stars", "late"]
@@ -312,33 +200,66 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
 
 def test_quarantine_stays_inside_the_version(spark, tmp_path):
     root = tmp_path / "data sets %20 é"
-    logs = write_logs(tmp_path / "logs", [*RATINGS, "broken"])
-    base = build_config(logs, root).model_dump()
-    base["sources"]["ratings"]["bad_rows"] = {"policy": "quarantine", "max_fraction": 0.5}
-    built = build_dataset(spark, build_config(logs, root, sources=base["sources"]))
-    (file,) = (built.version / "quarantine" / "ratings").glob("part-*")
+    policy = {"policy": "quarantine", "max_fraction": 0.5}
+    config = small_config(tmp_path, [*RATINGS, "broken"], sources__ratings__bad_rows=policy,
+                          output__root=str(root))  # fmt: skip
+    version = build_dataset(spark, config).version
+    (file,) = (version / "quarantine" / "ratings").glob("part-*")
     row = json.loads(file.read_text())
     assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data sets %20 é", "logs"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [root.name, "logs"]
 
 
 @pytest.mark.exhaustive
 def test_nothing_to_train_on_is_refused_and_not_published(spark, tmp_path):
-    logs = write_logs(tmp_path / "logs")
-    features = build_config(logs, tmp_path).model_dump()["features"]
     encoding = {"kind": "vocabulary", "name": "item", "min_count": 100}
-    features[3]["encoding"] = features[2]["encoding"] = encoding
+    config = small_config(tmp_path, features__2__encoding=encoding, features__3__encoding=encoding)
     with pytest.raises(InputDataError, match="vocabulary of the items is empty"):
-        build_dataset(spark, build_config(logs, tmp_path / "datasets", features=features))
-    assert not (tmp_path / "datasets" / "small" / "CURRENT").exists()
+        build_dataset(spark, config)
+    assert not (Path(config.output.root) / "small" / "CURRENT").exists()
 
 
-def test_truncated_shard_is_named(built, tmp_path):
-    version = tmp_path / "copy"
-    shutil.copytree(built[0].version, version)
-    shard = built[0].manifest.split("train").shards[0]
-    with (version / shard.path).open("r+b") as handle:
-        handle.truncate(shard.bytes - 3)
-    with pytest.raises(InputDataError, match="truncated") as refused:
-        read_manifest(version)
-    assert shard.path in str(refused.value)
+def test_rows_without_user_item_or_time_are_samples(spark, tmp_path):
+    lines = [
+        f"{i % 3 == 0:d}\t{'' if i % 4 == 0 else i % 6}\t{'' if i % 5 == 0 else f's{i % 7}'}\t"
+        f"{'' if i % 2 else f'd{i % 3}'}"
+        for i in range(600)
+    ]
+    (tmp_path / "log.tsv").write_text("\n".join(lines) + "\n")
+    result = build_dataset(spark, ctr_config(tmp_path))
+    manifest = result.manifest
+    assert [split.name for split in manifest.splits] == ["train", "validation", "test"]
+    assert sum(manifest.counts.kept.values()) == 600
+    keys = manifest.keys
+    assert (keys.user, keys.item, keys.history, keys.seen, keys.label) == (*[None] * 4, "label")
+    splits = [read_split(result.version, manifest, split.name) for split in manifest.splits]
+    assert sum(row["label"] for rows in splits for row in rows) == 200
+    with pytest.raises(ConfigError, match="has no item"):
+        manifest.require_key("item")
+
+
+@pytest.mark.exhaustive
+def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_path):
+    config = small_config(
+        tmp_path,
+        sources__ratings__columns__2__nullable=True,
+        label={"column": "rating", "at_least": 1},
+        negatives={"strategy": "uniform", "per_positive": 3, "not_seen": "all"},
+        weights={"negative": 0.5},
+    )
+    result = build_dataset(spark, config)
+    manifest = result.manifest
+    rows = read_split(result.version, manifest, "train")
+    negatives = [row for row in rows if row["label"] == 0]
+    # Of the train items 10, 11 and 12, user 1 has met all, 2 not 11, 3 not 12.
+    assert {(row["user"], row["item"]) for row in negatives} == {(2, 11), (3, 12)}
+    assert manifest.counts.drawn["train"] == len(negatives) == 9
+    assert len(rows) == manifest.counts.kept["train"] == 6 + 9
+    tags = {11: ["x"], 12: ["y", "z"]}
+    for row in negatives:
+        assert (row["tags"], row["rating"]) == (tags[row["item"]], None)
+        assert (row["weight"], row["sampling_probability"]) == (0.5, 1.0)
+    assert {row["weight"] for row in rows if row["label"] == 1} == {1.0}
+    assert manifest.keys.weight == "weight"
+    assert manifest.keys.sampling_probability == "sampling_probability"
+    assert manifest.schema["weight"].role == "weight"

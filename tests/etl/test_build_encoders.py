@@ -12,32 +12,23 @@ import pytest
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import EncoderPlan
-from conf.errors import ConfigError
-from etl.build import build_dataset
-from etl.encoders.feature_plan import plan_features
+from etl.build import BuildResult, build_dataset
 from etl.quality.version_view import view_version
-from etl.tfrecord.types.features import WireFeature
+from tests.etl.built_versions import read_columns
 from tests.etl.logs import RATINGS, build_config, write_logs
-from tests.tfrecord_files import read_file
+from tests.etl.logs import feature as make_feature
 from training.encoders.serving import build_serving_encoders
 
 DAY = 86_400
 RAW_VALUES = ("stars", "stars_fixed", "stars_scaled", "gender_stars", "item_rate", "past_stars")
-HOUR = {"kind": "date_part", "part": "hour"}
 LATE = [(1, 13), (1, 15), (2, 13), (2, 12), (2, 13), (3, 12), (3, 13), (3, 15)]
 
 
 def feature(name: str, column: str, kind: str, role: str = "context", /, **encoding: Any) -> dict:
-    limits = {key: encoding.pop(key) for key in ("max_len", "length") if key in encoding}
-    return {
-        "name": name,
-        "column": column,
-        "role": role,
-        "encoding": {"kind": kind, **encoding},
-        **limits,
-    }
+    return make_feature(name, column, role, kind=kind, **encoding)
 
 
+HALVES = {"kind": "quantile", "buckets": 2}
 FEATURES = [
     feature("user", "user", "vocabulary", "user", incremental=True),
     feature("item", "item", "vocabulary", "item", incremental=True, expire_after_days=1),
@@ -59,93 +50,59 @@ FEATURES = [
     feature("past_age", "past_age", "normalize", "user", max_len=3),
     feature("past_stars", "past_rating", "quantile", "user", buckets=2, max_len=3),
     feature("tag_x_gender", "tags", "cross", crossed_with=["gender"], buckets=999, max_len=2),
-    feature(
-        "hour_x_stars",
-        "ts",
-        "cross",
-        crossed_with=["rating"],
-        buckets=999,
-        prepared={
-            "ts": {"kind": "date_part", "part": "hour"},
-            "rating": {"kind": "bucketize", "boundaries": [2.5]},
-        },
-    ),
+    feature("hour_x_stars", "ts", "cross", crossed_with=["rating"], buckets=999,
+            prepared={"ts": {"kind": "date_part", "part": "hour"},
+                      "rating": {"kind": "bucketize", "boundaries": [2.5]}}),
     feature("gender_stars", "gender", "multi_hot", weights="rating"),
-    feature(
-        "recent_x_tags", "history", "cross", crossed_with=["gender", "tags"], buckets=999, max_len=3
-    ),
-    feature(
-        "stars_x_past",
-        "rating",
-        "cross",
-        crossed_with=["past_rating", "gender"],
-        buckets=999,
-        max_len=2,
-        prepared={
-            "rating": {"kind": "quantile", "buckets": 2},
-            "past_rating": {"kind": "quantile", "buckets": 2},
-        },
-    ),
-]
+    feature("recent_x_tags", "history", "cross", crossed_with=["gender", "tags"], buckets=999,
+            max_len=3),
+    feature("stars_x_past", "rating", "cross", crossed_with=["past_rating", "gender"], buckets=999,
+            max_len=2, prepared=dict.fromkeys(["rating", "past_rating"], HALVES)),
+]  # fmt: skip
 PAST = {"name": "past", "max_len": 3, "columns": ["rating"]}
 PAST |= {"gaps": {"name": "past_age", "unit": "s"}}
 
 
-def crossed(**encoding: Any) -> dict:
-    return feature("x", "gender", "cross", crossed_with=["group"], buckets=9, **encoding)
-
-
-def read(result, split: str) -> list[dict[str, Any]]:
-    schema = result.manifest.schema
-    wire = [WireFeature(spec.name, spec.dtype, spec.is_list) for spec in schema.features]
-    shards = result.manifest.split(split).shards
-    return [
-        row for shard in shards for row in read_file(result.version / shard.path, wire).to_pylist()
-    ]
+def read(result: BuildResult, split: str) -> list[dict[str, Any]]:
+    return read_columns(result, split).to_pylist()
 
 
 @pytest.fixture(scope="module")
-def first_day(spark, tmp_path_factory):
-    """A build, and its config."""
+def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("days")
     logs = write_logs(folder / "logs")
     (logs / "genders.txt").write_text("X\nM\nF\n")
     # All events are of one hour.
     allowed = {"allow": {"constant": ["hour"]}}
-    config = build_config(
-        logs, folder / "out", features=FEATURES, histories=[PAST], contract=allowed
-    )
-    return build_dataset(spark, config), config
+    return build_config(logs, folder / "out", features=FEATURES, histories=[PAST], contract=allowed)
 
 
 @pytest.fixture(scope="module")
-def first(first_day):
-    return first_day[0]
+def first(spark, config):
+    return build_dataset(spark, config)
 
 
 @pytest.fixture(scope="module")
-def second(spark, first_day):
+def second(spark, config, first):
     """The dataset built again: on the second day item 13 is new, and 10 was long not seen."""
-    config = first_day[1]
     late = [f"{user}::{item}::4::{5 * DAY + n}" for n, (user, item) in enumerate(LATE)]
     write_logs(Path(config.data_dir), [*RATINGS, *late])
     return build_dataset(spark, config)
 
 
 def test_records_hold_what_each_encoder_makes(first):
-    result = first
-    schema, rows = result.manifest.schema, read(result, "train")
+    schema, rows = first.manifest.schema, read(first, "train")
     assert schema["week"].shape == (2,)
     assert schema["user_hash"].vocabulary_size == 52
     assert schema["item_key"].vocabulary_size is None
-    tags = read_plan_file(result.version / "encoders").vocabulary("tags_hot")
+    tags = read_plan_file(first.version / "encoders").vocabulary("tags_hot")
     assert schema["tags_hot"].shape == (tags.size,) == (5,)
     stars = {(row["stars"], row["stars_fixed"]) for row in rows}
     assert stars == {(2, 3), (3, 3)}
     np.testing.assert_allclose(sum(row["stars_scaled"] for row in rows), 0, atol=1e-6)
     assert all(row["hour"] == 2 for row in rows)
     assert all(len(row["words"]) == 1 for row in rows)
-    catalog = read(result, "catalog")
+    catalog = read(first, "catalog")
     assert all(row["hour"] == 1 and row["week"] is None for row in catalog)
 
 
@@ -173,45 +130,30 @@ def test_numbers_in_histories_are_fitted_on_what_train_rows_hold(first):
     assert {stars for row in rows for stars in row["past_stars"]} == {2, 3}
 
 
-def test_crosses_of_lists_and_of_parts_and_weighted_vectors(first):
-    rows = read(first, "train")
+def test_crosses_of_lists_of_parts_and_of_quantiles(first):
+    plan, rows = read_plan_file(first.version / "encoders"), read(first, "train")
     tags = {tuple(row["tag_x_gender"]) for row in rows}
-    assert {len(ids) for ids in tags} == {1, 2}
     # Item 10 has the tags x and y, item 11 has x: the same value of one gender has one id.
     assert {ids[0] for ids in tags if len(ids) == 1} <= {ids[0] for ids in tags if len(ids) == 2}
     assert len({row["hour_x_stars"] for row in rows}) == len({row["stars_fixed"] for row in rows})
     assert all(sum(row["gender_stars"]) == max(row["gender_stars"]) >= 3 for row in rows)
-
-
-def test_crosses_of_several_lists_and_of_quantiles(first):
-    version, rows = first.version, read(first, "train")
     for row in rows:
-        lengths = {name: len(row[name] or []) for name in ("recent", "tag_x_gender", "past_stars")}
-        combined = lengths["recent"] * lengths["tag_x_gender"]
+        combined = len(row["recent"] or []) * len(row["tag_x_gender"])
         assert len(row["recent_x_tags"] or []) == min(3, combined)
-        assert len(row["stars_x_past"] or []) == min(2, lengths["past_stars"])
-    assert any(len(row["recent_x_tags"] or []) == 3 for row in rows)
+        assert len(row["stars_x_past"] or []) == min(2, len(row["past_stars"] or []))
     # The boundaries are those of the features that are the quantiles themselves.
-    plan = read_plan_file(version / "encoders")
-    own, past, gender = plan.column("stars_x_past").operation.prepared
-    assert own == plan.column("stars").operation
-    assert past == plan.column("past_stars").operation
-    assert gender is None
+    of_features = [plan.column(name).operation for name in ("stars", "past_stars")]
+    assert plan.column("stars_x_past").operation.prepared == (*of_features, None)
 
 
 def test_a_train_row_does_not_see_its_own_label(first):
-    result = first
-    rows = read(result, "train")
-    table = pq.read_table(result.version / "encoders" / "item_rate.table.parquet")
-    values = {
-        name: column.to_numpy()
-        for name, column in zip(table.schema.names, table.columns, strict=True)
-    }
-    for row in rows:
+    table = pq.read_table(first.version / "encoders" / "item_rate.table.parquet")
+    values = {name: table[name].to_numpy() for name in table.column_names}
+    for row in read(first, "train"):
         assert any(row["item_rate"] == values[f"fold_{fold}"][row["item"]] for fold in range(5))
-    for row in read(result, "catalog") + read(result, "test"):
+    for row in read(first, "catalog") + read(first, "test"):
         assert row["item_rate"] == values["all"][row["item"]]
-    counts = {row["item"]: row["item_count"] for row in read(result, "catalog")}
+    counts = {row["item"]: row["item_count"] for row in read(first, "catalog")}
     assert counts == {2: 3.0, 3: 2.0, 4: 1.0}
 
 
@@ -231,11 +173,8 @@ def test_tomorrow_keeps_ids_and_reports_what_changed(first, second):
     old, new = (pq.read_table(path / "item.parquet").to_pydict() for path in (before, after))
     assert old["token"] == new["token"][:3] == [10, 11, 12]
     assert new["id"] == list(range(2, 2 + len(new["id"])))
-    spec = read_plan_file(after).vocabulary("item")
-    assert (spec.version, spec.parent_crc32c) == (
-        2,
-        read_plan_file(before).vocabulary("item").file_crc32c,
-    )
+    spec, parent = (read_plan_file(path).vocabulary("item") for path in (after, before))
+    assert (spec.version, spec.parent_crc32c) == (2, parent.file_crc32c)
     changes = {c["name"]: c for c in json.loads((after / "vocabulary_changes.json").read_text())}
     assert changes["item"]["retired"] == 2
     assert changes["item"]["examples"]["retired"] == ["10", "11"]
@@ -258,34 +197,3 @@ def test_a_build_s_encoders_are_served(first):
     inputs = {item.feature: item for item in serving.inputs}
     assert inputs["item_rate"].column == "item"
     assert not any(item.column.startswith("__") for item in serving.inputs)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (feature("x", "gender", "normalize"), "int64, float32"),
-        (feature("x", "tags", "target"), "one value per row"),
-        (feature("x", "tags", "cross", crossed_with=["history"], buckets=9), "`max_len`"),
-        (feature("x", "tags", "cross", crossed_with=["history"], buckets=9, length=4), "`max_len`"),
-        (crossed(prepared={"group": {"kind": "quantile", "buckets": 3}}), "int64"),
-        (
-            crossed(prepared={"grp": HOUR}),
-            "`prepared` of",
-        ),
-        (
-            crossed(prepared={"group": HOUR}),
-            "int64",
-        ),
-        (feature("x", "tags", "multi_hot", weights="rating"), "of the shape of"),
-        (feature("x", "gender", "multi_hot", weights="group"), "numbers"),
-        (feature("x", "gender", "weights", of="item"), "int64"),
-        (feature("x", "rating", "weights", of="item"), "lists"),
-        (feature("x", "history", "weights", of="itm"), "did you mean 'item'"),
-        (feature("x", "gender", "cross", crossed_with=["grp"], buckets=9), "did you mean 'group'"),
-        (feature("x", "ts", "cyclical", period="day", length=2), "`length` of a list"),
-    ],
-)
-def test_encodings_that_do_not_fit_are_config_errors(tmp_path, bad, message):
-    config = build_config(tmp_path, tmp_path, features=[*FEATURES[:2], bad])
-    with pytest.raises(ConfigError, match=message):
-        plan_features(config)

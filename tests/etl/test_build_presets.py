@@ -14,23 +14,8 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
 from etl.build import build_dataset
-from etl.encoders.feature_plan import plan_features
 from etl.sample_data.clicks import plan_clicks, write_clicks
-from tests.etl.built_versions import read_sparse, read_split
-from tests.etl.logs import build_config
-
-
-@pytest.mark.exhaustive
-def test_libfm_lines_become_rows_of_a_sparse_tensor(spark, tmp_path):
-    lines = [f"{'1' if i % 3 == 0 else '-1'} {i}:1 {100 + i % 7}:0.5" for i in range(60)]
-    for name, own in (("train.x", lines), ("validation", lines[:9]), ("test", lines[30:])):
-        (tmp_path / f"frappe.{name}.libfm").write_text("\n".join(own) + "\n")
-    overrides = [f"data_dir={tmp_path}", f"output.root={tmp_path / 'out'}", "output.shards=1"]
-    result = build_dataset(spark, load_config(BuildConfig, "etl", "frappe", overrides))
-    assert dict(result.manifest.counts.kept) == {"train": 60, "validation": 9, "test": 30}
-    assert Counter(read_sparse(result, "test", label="used")) == Counter(
-        (float(i % 3 == 0), ((i + 2, 1.0), (102 + i % 7, 0.5))) for i in range(30, 60)
-    )
+from tests.etl.built_versions import read_split
 
 
 def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
@@ -44,6 +29,11 @@ def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
         "missing_value:clicks": 1,
         "empty_entry:clicks": 1,
     }
+
+    def split_click(click: str) -> tuple[int, int]:
+        video, _, column = click.partition("_")
+        return int(video), int(column or 0)
+
     expected = []
     for line in (tmp_path / "log" / "clicks.tsv").read_text().splitlines():
         if "__" in line or line[0] in "_ ":
@@ -65,44 +55,7 @@ def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
     assert counts.kept["train"] == counts.drawn["train"] * 5 // 4
 
 
-@pytest.mark.exhaustive
-def test_a_log_without_times_becomes_a_row_for_each_piece_of_a_sequence(spark, tmp_path):
-    users = {user: [100 * user + i for i in range(300 * user + 50)] for user in (1, 2)}
-    (tmp_path / "ml-1m.txt").write_text(
-        "".join(f"{user} {item}\n" for user, items in users.items() for item in items)
-    )
-    overrides = [f"data_dir={tmp_path}", f"output.root={tmp_path / 'out'}"]
-    overrides += ["output.shards=1", "output.eval_shards=1"]
-    result = build_dataset(spark, load_config(BuildConfig, "etl", "ml_1m_sasrec", overrides))
-    found = {
-        split: {
-            (row["user"], row["item"]): list(row["history"])
-            for row in read_split(result.version, result.manifest, split)
-        }
-        for split in ("train", "validation", "test")
-    }
-    known = {item for items in users.values() for item in items[:-2]}
-    expected: dict[str, dict[tuple[int, int], list[object]]] = {}
-    for user, items in users.items():
-        ends = {"train": range(len(items) - 3, -1, -200)}
-        ends |= {"validation": [len(items) - 2], "test": [len(items) - 1]}
-        for split, of_split in ends.items():
-            for i in of_split:
-                # What came before, the latest first: at test the item of validation too.
-                before = items[:i][::-1][:200]
-                target = items[i] if items[i] in known else "OOV"
-                past = [item if item in known else "OOV" for item in before]
-                expected.setdefault(split, {})[user, target] = past
-    assert found == expected
-    assert result.manifest.counts.dropped == {"inside_sequence": 350 + 650 - 4 - 2 - 4}
-
-
-def split_click(click: str) -> tuple[int, int]:
-    video, _, column = click.partition("_")
-    return int(video), int(column or 0)
-
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "features.md"
+GUIDES = Path(__file__).parents[2] / "docs" / "guide"
 DAY = 86_400
 LOG = [
     (1, 10, "view", 0),
@@ -133,7 +86,7 @@ def shop(spark, tmp_path_factory):
     for name, rows in (("log", LOG), ("items", ITEMS), ("prices", PRICES)):
         lines = ["\t".join(map(str, row)) for row in rows]
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    (block,) = GUIDE.read_text().split("```yaml\n")[1:]
+    (block,) = (GUIDES / "features.md").read_text().split("```yaml\n")[1:]
     data = yaml.safe_load(block.split("```")[0])
     data |= {"data_dir": str(folder), "output": {"root": str(folder / "out"), "shards": 1}}
     data["split"] |= {"validation_from_ts": 4 * DAY, "test_from_ts": 5 * DAY}
@@ -143,11 +96,8 @@ def shop(spark, tmp_path_factory):
 @pytest.mark.exhaustive
 def test_records_hold_the_past_of_their_event(shop):
     train = read_split(shop.version, shop.manifest, "train")
-    (row,) = [
-        r
-        for r in train
-        if r["user_id"] == 1 and r["user_views_7d"] == 1 and r["visit_position"] == 3
-    ]
+    wanted = {"user_id": 1, "user_views_7d": 1, "visit_position": 3}
+    (row,) = [row for row in train if row.items() >= wanted.items()]
     # The view of 11 at 2 days + 1200 s: clicks on 10 (latest of two) and 11, all in this visit.
     assert row["clicked"] == [10, 11]
     assert row["clicked_category"] == ["shoes", "hats"]
@@ -158,14 +108,8 @@ def test_records_hold_the_past_of_their_event(shop):
     assert row["item_ctr"] == pytest.approx((1 + 1) / (0 + 1 + 20))
     (test,) = read_split(shop.version, shop.manifest, "test")
     assert (test["price"], test["visit_position"], test["visit_items"]) == (6, 1, [])
-
-
-@pytest.mark.exhaustive
-def test_unmatched_events_are_counted_by_reason(shop):
-    counts = shop.manifest.counts
-    assert counts.dropped == {"unmatched:items": 1}
-    assert counts.unmatched == {"items": {"unknown_key": 1}}
-    assert counts.joined == len(LOG) - 1
+    assert shop.manifest.counts.dropped == {"unmatched:items": 1}
+    assert shop.manifest.counts.unmatched == {"items": {"unknown_key": 1}}
 
 
 @pytest.mark.exhaustive
@@ -187,33 +131,12 @@ def test_users_and_catalogue_stand_at_the_end_of_the_log(shop):
     assert items[10]["item_ctr"] == pytest.approx((2 + 1) / (3 + 21))
 
 
-ENCODERS_GUIDE_GUIDE = (Path(__file__).parents[2] / "docs/guide/encoders.md").read_text(
-    encoding="utf-8"
-)
-BLOCKS = [
-    yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", ENCODERS_GUIDE_GUIDE, re.S)
-]
-ENCODINGS = re.findall(r"^\| `(\{.*?\})` \|", ENCODERS_GUIDE_GUIDE, re.M)
-
-
-def test_the_first_block_is_a_plan(tmp_path):
-    config = build_config(tmp_path, tmp_path, features=BLOCKS[0]["features"])
-    assert [f.name for f in plan_features(config).features[:2]] == ["user", "item"]
-
-
-def test_the_other_features_are_sound():
-    for block in BLOCKS[1:]:
-        for feature in block["features"]:
-            FeatureConfig.model_validate(feature)
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_each_row_of_the_table_is_an_encoding(encoding):
-    data = {"name": "x", "column": "y", "role": "user", "encoding": yaml.safe_load(encoding)}
-    FeatureConfig.model_validate(data)
-
-
-def test_the_table_has_every_kind():
+def test_the_guide_s_table_of_encodings_has_every_kind_as_it_is_written():
+    text = (GUIDES / "encoders.md").read_text(encoding="utf-8")
+    data = {"name": "x", "column": "y", "role": "user"}
+    kinds = set()
+    for encoding in re.findall(r"^\| `(\{.*?\})` \|", text, re.MULTILINE):
+        feature = FeatureConfig.model_validate({**data, "encoding": yaml.safe_load(encoding)})
+        kinds.add(feature.encoding.kind)
     field = FeatureConfig.model_json_schema()["properties"]["encoding"]
-    kinds = set(field["discriminator"]["mapping"])
-    assert kinds == {yaml.safe_load(encoding)["kind"] for encoding in ENCODINGS}
+    assert kinds == set(field["discriminator"]["mapping"])

@@ -21,6 +21,7 @@ from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import write_table
 from jobs.cli import main
 from jobs.inspection.verify import verify_dataset
+from tests.datasets import count_train_records, read_train_counts
 
 ROWS = 40
 FEATURES = [
@@ -77,28 +78,27 @@ def test_files_become_a_version_that_names_and_counts_them(files):
     manifest = read_manifest(resolve_version(files.parent / "datasets" / "ours"))
     assert manifest == result.manifest
     assert dict(manifest.counts.kept) == {"train": 2 * ROWS, "test": ROWS}
-    sizes = {f.name: (f.dtype, f.shape, f.vocabulary_size) for f in manifest.schema.features}
-    assert sizes == {
+    found = {f.name: (f.dtype, f.shape, f.vocabulary_size) for f in manifest.schema.features}
+    assert found == {
         "user": ("int64", (), 7),
         "item": ("int64", (), 30),
         "history": ("int64", (None,), 30),  # of the items' table
         "price": ("float32", (), None),
         "profile": ("float32", (2,), None),
-        "age": ("int64", (), None),
-        "click": ("int64", (), None),
-        "buy": ("int64", (), None),
+        **dict.fromkeys(("age", "click", "buy"), ("int64", (), None)),
         "stars": ("float32", (), None),
     }
     assert (manifest.keys.user, manifest.keys.label) == ("user", "click")
     assert manifest.label_rate == {"train": 0.5, "test": 0.5}
     assert manifest.label_rates == {"buy": {"train": 0.25, "test": 0.25}}  # stars are no rate
-    shards = manifest.split("train").shards
-    assert [shard.path for shard in shards] == [
-        "train/00000-train-0.tfrecord",
-        "train/00001-train-1.tfrecord",
-    ]
+    # Of the user alone: only that is named as a key.
+    counted = read_train_counts(result.version, manifest)
+    assert counted == count_train_records(result.version, manifest)
+    assert counted.keys() == {"user"}
+    paths = [shard.path for shard in manifest.split("train").shards]
+    assert paths == ["train/00000-train-0.tfrecord", "train/00001-train-1.tfrecord"]
     # A second name, not a copy.
-    assert (result.version / shards[0].path).samefile(files / "train-0.tfrecord")
+    assert (result.version / paths[0]).samefile(files / "train-0.tfrecord")
 
 
 def test_the_same_files_give_no_new_version_and_changed_ones_do(files):
@@ -125,10 +125,6 @@ def test_links_that_cannot_be_hard_are_symbolic(files, monkeypatch):
     # By name the link lies in the version, wherever it leads.
     assert find_version(shard) == result.version
     assert verify_dataset(result.version, result.manifest).problems == ()
-    assert read_manifest(result.version) == result.manifest
-    (files / "test.tfrecord").unlink()
-    with pytest.raises(InputDataError, match="is missing"):
-        read_manifest(result.version)
 
 
 def list_sources(config: ImportConfig) -> list[str]:
@@ -261,10 +257,6 @@ def test_the_command_shows_its_plan_and_imports(files, tmp_path, capsys):
     assert planned["features"]["history"] == "list of int64"
     assert planned["features"]["user"] == "int64"
     assert not (files.parent / "datasets").exists()
-    outside = {**data, "splits": {"train": ["../outside"]}}
-    (tmp_path / "outside.yaml").write_text(json.dumps(outside))
-    assert main(["data", "import", str(tmp_path / "outside.yaml"), "--data", str(files)]) == 2
-    assert "leads out of the folder" in capsys.readouterr().err
     assert main(arguments) == 0
     assert "80 train, 40 test records" in capsys.readouterr().out
     assert main(["data", "import", "none.yaml"]) == 2

@@ -7,48 +7,31 @@ import pytest
 from conf.errors import ConfigError, InputDataError, InternalError
 from etl.tfrecord.spark.failures import describe_failure, known_failures, translate_failure
 
-WRAPPED = """An exception was thrown from the Python worker. Please see the stack trace below.
-Traceback (most recent call last):
-  File "etl/encoders/pipeline.py", line 60, in apply
-    raise InputDataError("column is missing")
-conf.errors.InputDataError: column 'a' is missing
-  received: b, c
-  fix:      declare it
-
-\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
-"""
-
-
-def test_error_of_a_task_keeps_its_type_and_text():
-    found = translate_failure(RuntimeError(WRAPPED))
-    assert isinstance(found, InputDataError)
-    assert str(found) == "column 'a' is missing\n  received: b, c\n  fix:      declare it"
+REGEX = "\tat java.base/java.util.regex.Pattern$Loop.match(Pattern.java:4898)"
+NO_MODULE = "pyspark.errors.PythonException: ...\nModuleNotFoundError: No module named"
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
-    [("etl.tfrecord.spark", "cannot import Sluice"), ("numba", "cannot import 'numba'")],
-)
-def test_executors_that_lack_a_module_are_a_fault_of_the_command(module, says):
-    error = f"pyspark.errors.PythonException: ...\nModuleNotFoundError: No module named '{module}'"
-    found = translate_failure(RuntimeError(error))
-    assert isinstance(found, ConfigError)
-    assert says in str(found)
-    assert ("--py-files" in str(found)) == (module != "numba")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error", "says"),
     [
-        ("java.io.IOException: No space left on device", "disk is full"),
-        ("OSError: [Errno 122] Disk quota exceeded: 'x'", "disk is full"),
-        ("java.lang.OutOfMemoryError: Java heap space", "out of memory"),
+        (f"{NO_MODULE} 'etl.tfrecord.spark'", ConfigError, "--py-files"),
+        (f"{NO_MODULE} 'numba'", ConfigError, "cannot import 'numba'"),
+        ("java.io.IOException: No space left on device", InternalError, "disk is full"),
+        ("OSError: [Errno 122] Disk quota exceeded: 'x'", InternalError, "disk is full"),
+        ("java.lang.OutOfMemoryError: Java heap space", InternalError, "out of memory"),
+        # By its text: Spark ends the process of such a task.
+        (f"java.lang.StackOverflowError\n{REGEX}", InputDataError, "too long"),
     ],
 )
-def test_failures_of_the_machine_are_named(text, says):
+def test_failures_are_known_by_their_text(text, error, says):
     found = translate_failure(RuntimeError(text))
-    assert isinstance(found, InternalError)
-    assert says in str(found)
+    assert isinstance(found, error)
+    assert says in found.render()
+
+
+def test_unknown_failures_are_left_alone():
+    assert translate_failure(RuntimeError("something else")) is None
+    assert translate_failure(RuntimeError("java.lang.StackOverflowError\n\tat x")) is None
 
 
 def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
@@ -100,23 +83,11 @@ def test_what_rows_alone_can_show_is_an_input_that_is_refused(spark, condition, 
     assert "SQLSTATE" not in str(refused.value)
 
 
-def test_a_line_that_is_too_long_for_an_expression_is_refused():
-    """By its text: Spark ends the process of such a task."""
-    at = "\tat java.base/java.util.regex.Pattern$Loop.match(Pattern.java:4898)"
-    found = translate_failure(RuntimeError(f"java.lang.StackOverflowError\n{at}"))
-    assert isinstance(found, InputDataError)
-    assert translate_failure(RuntimeError("java.lang.StackOverflowError\n\tat x")) is None
-
-
 def test_a_line_says_what_java_said():
     wrapped = "An error occurred while calling o1.load.\n: java.io.IOException: Not a file\n\tat x"
     assert describe_failure(RuntimeError(wrapped)) == "java.io.IOException: Not a file"
     assert describe_failure(RuntimeError("\nno such table\nmore")) == "no such table"
     assert describe_failure(RuntimeError()) == "RuntimeError"
-
-
-def test_unknown_failures_are_left_alone():
-    assert translate_failure(RuntimeError("something else")) is None
 
 
 def test_error_raised_in_a_real_task_comes_back(spark):

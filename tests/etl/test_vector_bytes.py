@@ -9,16 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 
 from conf.encoders.bags import VectorBytes
-from conf.errors import ConfigError, InputDataError
-from conf.etl.encodings import FeatureConfig
+from conf.errors import InputDataError
 from conf.training.models import RankingConfig, VectorConfig
 from etl.build import build_dataset
 from etl.encoders.bags import VectorBytesEncoder
 from etl.tfrecord.spark.failures import known_failures
-from tests.etl.logs import build_config, write_logs
+from tests.etl.built_versions import read_split
+from tests.etl.logs import build_config, change_keys, columns, write_logs
 from training.input.batches import build_eval_dataset
 from training.models.embedded_inputs import decode_vectors
 from training.models.registry import build_model
@@ -70,50 +69,30 @@ def _config(folder: Path, **encoding: Any) -> Any:
                           pa.list_(pa.float64())),
     }  # fmt: skip
     pq.write_table(pa.table(table), logs / "items.parquet")
-    given = build_config(logs, folder / "out").model_dump(mode="json", exclude_unset=True)
-    given["sources"]["items"] = {
-        "path": "items.parquet", "format": "parquet", "key": "item",
-        "columns": [
-            {"name": "item", "type": "int64"},
-            {"name": "image", "type": "list<float64>", "nullable": True},
-        ],
-    }  # fmt: skip
-    given["features"] = [f for f in given["features"] if f["name"] != "tags"]
+    items = {"path": "items.parquet", "format": "parquet", "key": "item",
+             "columns": columns(item="int64", image="list<float64>?")}  # fmt: skip
     encoding = {"kind": "vector_bytes", "length": LENGTH, **encoding}
+    # In the place of the tags.
     image = {"name": "image", "column": "image", "role": "item", "encoding": encoding}
-    given["features"].append(image)
-    return build_config(logs, folder / "out", **{
-        part: given[part] for part in ("sources", "features")
-    })  # fmt: skip
+    config = build_config(logs, folder / "out")
+    return change_keys(config, {"sources.items": items, "features.4": image})
 
 
-def test_a_build_is_read_by_tensorflow_and_by_a_model(spark, tmp_path: Path) -> None:
+def test_a_build_is_read_by_a_model(spark, tmp_path: Path) -> None:
     result = build_dataset(spark, _config(tmp_path))
     manifest, spec = result.manifest, result.manifest.schema["image"]
     assert (spec.dtype, spec.shape, spec.pad_value) == ("bytes", (), "")
-    fields = {
-        "item": tf.io.FixedLenFeature([], tf.int64),
-        "image": tf.io.FixedLenFeature([], tf.string, ""),
-    }
-    tokens = dict(
-        zip(*(pq.read_table(result.version / "encoders" / "item.parquet")[name].to_pylist()
-              for name in ("id", "token")), strict=True)
-    )  # fmt: skip
-    seen = set()
-    for split in manifest.splits:
-        if split.name == "users":
-            continue
-        paths = [str(result.version / shard.path) for shard in split.shards]
-        kind = "GZIP" if manifest.compression == "gzip" else ""
-        for record in tf.data.TFRecordDataset(paths, kind):
-            row = tf.io.parse_single_example(record, fields)
-            token = tokens.get(int(row["item"]))
-            if token is None:
-                continue
-            seen.add(token)
-            vector = ITEMS[token]
-            assert row["image"].numpy() == (b"" if vector is None else vector.tobytes())
-    assert {10, 11, 12} <= seen
+    rows = [
+        row
+        for split in manifest.splits
+        if split.name != "users"
+        for row in read_split(result.version, manifest, split.name)
+        if row["item"] != "OOV"
+    ]
+    assert {row["item"] for row in rows} == {10, 11, 12}
+    for row in rows:
+        vector = ITEMS[row["item"]]
+        assert row["image"] == (b"" if vector is None else vector.tobytes())
     settings = {
         "kind": "ranking",
         "network": "lr",
@@ -122,23 +101,17 @@ def test_a_build_is_read_by_tensorflow_and_by_a_model(spark, tmp_path: Path) -> 
         "tasks": {"c": {"label": "label"}},
     }
     model = build_model(RankingConfig.model_validate(settings), manifest, 1)
+    assert "image" in model.inputs
+    tokens = pq.read_table(result.version / "encoders" / "item.parquet")["token"].to_pylist()
     [batch] = build_eval_dataset(result.version, manifest, "train", 64, ("image", "item"))
     vectors = decode_vectors("image", batch["image"], VectorConfig(decode="float64", length=LENGTH))
     for found, item in zip(vectors.numpy(), batch["item"].numpy().tolist(), strict=True):
-        vector = ITEMS[tokens[item]]
+        vector = ITEMS[tokens[item - 2]]
         wanted = np.zeros(LENGTH) if vector is None else vector
         np.testing.assert_array_equal(found, wanted.astype(np.float32))
-    assert "image" in model.inputs
 
 
-def test_wrong_lengths_and_columns_are_refused(spark, tmp_path: Path) -> None:
+def test_wrong_lengths_are_refused(spark, tmp_path: Path) -> None:
     with pytest.raises(InputDataError, match="image") as caught, known_failures():
         build_dataset(spark, _config(tmp_path, length=4))
     assert "has 3 values, not 4" in str(caught.value)
-    feature = {"name": "x", "column": "rating", "role": "item"}
-    config = _config(tmp_path / "b")
-    wrong = FeatureConfig.model_validate(
-        {**feature, "encoding": {"kind": "vector_bytes", "length": 2}}
-    )
-    with pytest.raises(ConfigError, match="lists"):
-        build_dataset(spark, config.model_copy(update={"features": (*config.features, wrong)}))

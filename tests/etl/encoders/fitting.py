@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 
 from etl.encoders.feature_plan import VocabularyPlan
-from etl.encoders.vocabulary import Growth, known_tokens
 from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
 
 
@@ -23,10 +22,3 @@ def fit_vocabulary(
     """Fits the vocabulary of some columns."""
     plan = plan_vocabulary(frame, columns, **limits)
     return fit_vocabularies(frame, [VocabularyFit(plan, tokens=tokens)])[0]
-
-
-def grow_vocabulary(frame: Any, previous: pa.Table | None, last_day: Any) -> pa.Table:
-    """Fits `token` at times `ts`, as the version after another one: for three days, from 2 on."""
-    growth = Growth(known_tokens(previous, "string", 2), last_day, 3)
-    plan = plan_vocabulary(frame, ["token"], min_count=2)
-    return fit_vocabularies(frame, [VocabularyFit(plan, growth)], "ts")[0]

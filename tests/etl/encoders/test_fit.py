@@ -21,7 +21,9 @@ from etl.encoders.number_fit import (
     fit_numbers,
     fit_target,
 )
-from tests.etl.encoders.fitting import fit_vocabulary, grow_vocabulary
+from etl.encoders.vocabulary import Growth, known_tokens
+from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
+from tests.etl.encoders.fitting import fit_vocabulary, plan_vocabulary
 
 ROWS = 200
 EPOCH = datetime.date(1970, 1, 1)
@@ -132,8 +134,12 @@ def test_each_group_keeps_its_own_most_frequent_tokens(spark):
 
 def test_tomorrow_appends_and_remembers_days(spark):
     def grow(rows, previous, last_day):
+        """Tokens of two rows or more, for three days."""
         frame = spark.createDataFrame(rows, "token string, ts bigint")
-        return grow_vocabulary(frame, previous, EPOCH + datetime.timedelta(days=last_day))
+        last = EPOCH + datetime.timedelta(days=last_day)
+        growth = Growth(known_tokens(previous, "string", 2), last, 3)
+        plan = plan_vocabulary(frame, ["token"], min_count=2)
+        return fit_vocabularies(frame, [VocabularyFit(plan, growth)], "ts")[0]
 
     day = 5 * 86_400_000
     table = grow([("a", 0), ("b", 0), ("b", 86_400_000)], None, 1)

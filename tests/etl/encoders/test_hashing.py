@@ -44,17 +44,6 @@ def test_mix64_is_murmur3s_finalizer(key):
     assert int(mix64(np.uint64(key))) == mix64_reference(key)
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=40), st.data())
-def test_each_byte_and_the_length_count(data, draw):
-    assert hash_of(data) != hash_of(data + b"\0")
-    if data:
-        position = draw.draw(st.integers(0, len(data) - 1))
-        other = bytearray(data)
-        other[position] ^= draw.draw(st.integers(1, 255))
-        assert hash_of(data) != hash_of(bytes(other))
-
-
 def test_merged_sketches_rely_on_these_values():
     """Pinned: statistics of shards written by different versions are merged."""
     assert [hash_of(data) for data in (b"", b"abc", b"four", b"0123456789abcdef!")] == PINNED
@@ -109,28 +98,6 @@ def test_more_combinations_than_a_column_holds_are_refused_before_memory_is_take
     assert len(multiply_lists([wide, wide, wide], 3)[1]) == 3
 
 
-def test_a_cross_needs_all_its_fields_and_keeps_them_apart():
-    encoder = CrossEncoder((CrossField(pa.string()), CrossField(pa.int64())), 10**6)
-    fields = [pa.array(["a", "a1", None, "a"]), pa.array([11, 1, 1, None])]
-    first, second, *missing = encoder.encode(fields).to_pylist()
-    assert first != second
-    assert missing == [1, 1]
-
-
-def crossed(*fields: str) -> int:
-    """TensorFlow's bucket of fields that are joined by the unit separator."""
-    joined = tf.strings.join(fields, separator="\x1f")
-    return int(tf.strings.to_hash_bucket_fast(joined, 10**6)) + 2
-
-
-def test_each_value_of_a_list_is_crossed_and_lists_keep_their_shape():
-    fields = (CrossField(pa.string(), is_list=True), CrossField(pa.int64()))
-    encoder = CrossEncoder(fields, 10**6, ListShape(max_len=2, exact_len=None))
-    lists = pa.array([["a", "b", "c"], [], None, [None, "a"], ["a"]])
-    found = encoder.encode([lists, pa.array([1, 1, 1, 2, None])]).to_pylist()
-    assert found == [[crossed("a", "1"), crossed("b", "1")], [], None, [1, crossed("a", "2")], [1]]
-
-
 def test_lists_are_crossed_in_all_combinations_the_last_varying_fastest():
     fields = (
         CrossField(pa.string(), is_list=True),
@@ -138,11 +105,17 @@ def test_lists_are_crossed_in_all_combinations_the_last_varying_fastest():
         CrossField(pa.int64(), is_list=True),
     )
     encoder = CrossEncoder(fields, 10**6, ListShape(max_len=5, exact_len=None))
+
+    def crossed(*values: str) -> int:
+        """TensorFlow's bucket of values that are joined by the unit separator."""
+        joined = tf.strings.join(values, separator="\x1f")
+        return int(tf.strings.to_hash_bucket_fast(joined, 10**6)) + 2
+
     columns = [
-        pa.array([["a", "b", "c"], ["a"], [], None, ["a", None]]),
-        pa.array([9, 9, 9, 9, 9]),
-        pa.array([[1, 2], [], [1], [1], [1]]),
+        pa.array([["a", "b", "c"], ["a"], [], None, ["a", None], ["a"]]),
+        pa.array([9, 9, 9, 9, 9, None]),
+        pa.array([[1, 2], [], [1], [1], [1], [1]]),
     ]
     ids = [crossed(letter, "9", digit) for letter in "abc" for digit in "12"]
     found = encoder.encode(columns).to_pylist()
-    assert found == [ids[:5], [], [], None, [ids[0], 1]]
+    assert found == [ids[:5], [], [], None, [ids[0], 1], [1]]

@@ -81,16 +81,6 @@ def test_parts_are_those_of_the_calendar(moment, offset):
         assert found == expected(local) + 2, part
 
 
-def test_null_is_oov_and_extremes_do_not_overflow():
-    values = pa.array([None, -(2**63), 2**63 - 1])
-    for part, size in PART_SIZES.items():
-        null, *others = (
-            DatePartEncoder(pa.int64(), DatePart(part, "s", 1440)).encode(values).to_pylist()
-        )
-        assert null == 1
-        assert all(2 <= other < 2 + size for other in others)
-
-
 @pytest.mark.parametrize(
     ("period", "seconds", "share"),
     [("day", 6 * 3600, 0.25), ("week", 4 * 86400, 0.0), ("hour", -900, 0.75)],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -136,11 +134,6 @@ def test_columns_of_nulls_alone_are_absent_or_oov(pipeline):
     }  # fmt: skip
 
 
-def _batch(**columns: pa.Array) -> pa.RecordBatch:
-    nulls = {field.name: pa.nulls(1, field.type) for field in RAW}
-    return pa.RecordBatch.from_pydict({**nulls, **columns})
-
-
 @pytest.mark.parametrize(
     ("column", "values"),
     [
@@ -154,14 +147,12 @@ def _batch(**columns: pa.Array) -> pa.RecordBatch:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_column(pipeline, column, values):
+    nulls = {field.name: pa.nulls(1, field.type) for field in RAW}
+    batch = pa.RecordBatch.from_pydict({**nulls, column: values})
     with pytest.raises(InputDataError, match=f"column '{column}'"):
-        pipeline.apply(_batch(**{column: values}))
-
-
-def test_a_missing_column_is_named_with_the_nearest_one(pipeline):
-    batch = _batch().rename_columns(["itemid" if name == "item_id" else name for name in RAW.names])
-    with pytest.raises(InputDataError, match=r"'item_id'(.|\n)*did you mean 'itemid'"):
         pipeline.apply(batch)
+    with pytest.raises(InputDataError, match=f"'{column}'"):
+        pipeline.apply(batch.drop_columns([column]))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])
@@ -169,14 +160,3 @@ def test_damaged_plans_are_refused(tmp_path, text):
     (tmp_path / ENCODERS_FILE).write_text(text)
     with pytest.raises(InputDataError, match=r"encoders\.json"):
         read_pipeline(tmp_path)
-
-
-def test_executors_need_no_spark_pandas_or_pydantic():
-    code = (
-        "import sys, etl.encoders.pipeline, etl.quality.statistics;"
-        "print([m for m in ('pyspark', 'pandas', 'pydantic', 'tensorflow') if m in sys.modules])"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == "[]"

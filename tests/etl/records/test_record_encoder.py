@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.encoders import ENCODERS_FILE, ColumnEncoding, EncoderPlan
-from conf.errors import ConfigError
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.vocabulary import write_vocabulary
 from etl.records.feature_lists import flatten_lists, nest_lists, nest_schema
@@ -48,10 +46,3 @@ def test_nesting_is_undone_by_flattening_also_in_slices(rows, first):
     assert nested.column("h").to_pylist() == wanted
     assert nested.schema == nest_schema(batch.schema, ("h",))
     assert flatten_lists(nested, ("h",)).to_pylist() == batch.to_pylist()
-
-
-def test_only_list_columns_are_taken():
-    schema = pa.schema([("user", pa.int64()), ("history", pa.list_(pa.int64()))])
-    for name in ("user", "histroy"):
-        with pytest.raises(ConfigError, match="history"):
-            nest_schema(schema, (name,))

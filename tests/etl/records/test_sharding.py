@@ -24,23 +24,18 @@ from etl.records.sharding import (
     plan_from_config,
     plan_from_counts,
 )
-from tests.etl.logs import build_config
+from tests.etl.logs import build_config, change_keys, feature
 
 ROWS = 8_000
 DAY_MS = 24 * 3600 * 1000
 
 
 def make_config(**output: Any):
+    features = [feature("user", "user", "user"), feature("item", "item", "item")]
+    features.append(feature("ts", "ts", "id", kind="identity"))
     config = build_config(Path("logs"), Path("datasets"), seen=False, history=None, label=None,
-        features=[
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "item", "column": "item", "role": "item"},
-            {"name": "ts", "column": "ts", "role": "id", "encoding": {"kind": "identity"}},
-        ],
-    )  # fmt: skip
-    return config.model_validate(
-        {**config.model_dump(), "output": {**config.output.model_dump(), **output}}
-    )
+                          features=features)  # fmt: skip
+    return change_keys(config, {f"output.{key}": value for key, value in output.items()})
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +56,8 @@ def records(spark):
 
 def place(records, config, sizes=None) -> dict[str, list[list[Any]]]:
     """Rows by part folder (`train/…`) and shard, in order."""
-    keyed = add_keys(records, config)
-    plan = (
-        plan_from_counts(keyed, config, sizes or {})
-        if needs_row_counts(config)
-        else plan_from_config(config)
-    )
+    keyed, counted = add_keys(records, config), needs_row_counts(config)
+    plan = plan_from_counts(keyed, config, sizes or {}) if counted else plan_from_config(config)
     sharded = assign_shards(keyed, config, plan_features(config), plan)
     rows = sharded.withColumn("shard", F.spark_partition_id()).collect()
     found: dict[str, list[list[Any]]] = {
@@ -83,20 +74,15 @@ def check_balance(shards: list[list[Any]], tolerance: float = 0.05) -> None:
     assert np.abs(sizes - sizes.mean()).max() <= tolerance * sizes.mean()
 
 
-def test_shards_of_a_target_size_are_as_many_as_needed_and_even(records):
-    config = make_config(shard_bytes=200_000)
-    found = place(records, config, {"train": 100.0, "catalog": 100.0})
-    assert len(found["train"]) == 4
+@pytest.mark.parametrize(
+    ("output", "shards"), [({"shard_bytes": 200_000}, 4), ({"shard_rows": -(-ROWS // 3)}, 3)]
+)
+def test_shards_of_a_target_size_are_as_many_as_needed_and_even(records, output, shards):
+    found = place(records, make_config(**output), {"train": 100.0, "catalog": 100.0})
+    assert len(found["train"]) == shards
     assert len(found["catalog"]) == 1
     check_balance(found["train"])
     assert sum(map(len, found["train"])) == ROWS
-
-
-def test_shards_of_a_number_of_rows_are_as_many_as_needed_and_even(records):
-    found = place(records, make_config(shard_rows=-(-ROWS // 3)))
-    assert len(found["train"]) == 3
-    assert len(found["catalog"]) == 1
-    check_balance(found["train"])
 
 
 def test_by_time_shards_are_ranges_of_time_and_even(records):
@@ -168,9 +154,8 @@ def test_partition_columns_are_checked():
         with pytest.raises(ConfigError, match=found):
             check_partition_columns(make_config(partition_by=[name]), types)
     untimed = make_config(order="time")
-    untimed = untimed.model_copy(
-        update={"events": untimed.events.model_copy(update={"time": None})}
-    )
+    events = untimed.events.model_copy(update={"time": None})
+    untimed = untimed.model_copy(update={"events": events})
     with pytest.raises(ConfigError, match="the events have none"):
         check_partition_columns(untimed, types)
 

@@ -35,7 +35,7 @@ from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
 from jobs.support.spark_session import check_work_dir
 from tests.etl.built_versions import publish, shard_digests
-from tests.etl.logs import RATINGS, build_config, write_logs
+from tests.etl.logs import RATINGS, build_config, change_keys, feature, write_logs
 from tests.etl.versions.test_runs import DAY_S, change, dated_config, days, write_days
 from tests.fake_store import FakeStore
 from tests.object_servers import SCHEMES, ObjectServer, upload
@@ -93,45 +93,6 @@ def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
     assert [read_manifest(dataset().version(v)).parent for v in ("v2", "v3")] == ["v1", "v2"]
 
 
-class Killed(BaseException):
-    """In place of a signal."""
-
-
-def test_a_build_killed_while_it_brings_its_version_is_ended_by_the_next_one(
-    store: FakeStore, machine: Machine
-) -> None:
-    build("v1")
-    steps = 0
-
-    def killed(doomed: int) -> bool:
-        """Builds until so many requests have followed the local publication."""
-
-        def kill(name: str) -> None:
-            nonlocal steps
-            steps += 1
-            if steps > doomed:
-                raise Killed
-
-        nonlocal steps
-        steps = 0
-        try:
-            build(f"v{doomed + 2}", meanwhile=lambda: setattr(store, "hook", kill))
-        except Killed:
-            return True
-        finally:
-            store.hook = lambda name: None
-        return False
-
-    count = 0
-    while killed(count):
-        version_id = f"v{count + 2}"
-        here = build_nothing()
-        assert read_current(here) == version_id == read_current(dataset())
-        assert read_manifest(dataset().version(version_id)).parent == f"v{count + 1}"
-        count += 1
-    assert count >= 4  # a listing, the shard, the manifest, the pointer read and put
-
-
 def test_a_version_that_the_store_did_not_take_gets_there_with_the_next_build(
     store: FakeStore, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,32 +129,6 @@ def test_a_pointer_that_leaves_the_copy_is_refused(store: FakeStore, machine: Ma
     dataset().copy.remote.put("CURRENT", b"../../elsewhere\n")
     with pytest.raises(InputDataError, match="names no version"):
         build("v1")
-
-
-def test_versions_there_are_listed_compared_and_rolled_back(
-    store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for version_id in ("v1", "v2", "v3"):
-        build(version_id)
-    machine("second")
-    place = f"{ROOT}/d"
-    assert main(["versions", "list", place, "--log-format", "json"]) == 0
-    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(v["version_id"], v["is_current"], v["parent"]) for v in listed] == [
-        ("v1", False, None), ("v2", False, "v1"), ("v3", True, "v2"),
-    ]  # fmt: skip
-    assert main(["versions", "current", place]) == 0
-    assert capsys.readouterr().out.strip() == f"{place}/versions/v3"
-    assert main(["versions", "diff", place]) == 0
-    assert capsys.readouterr().out.startswith("v2 -> v3")
-    assert main(["versions", "list", f"{place}/versions/v1"]) == 2
-    assert f"give {place}" in capsys.readouterr().err
-    assert main(["versions", "rollback", place]) == 0
-    assert read_current(dataset()) == "v2"
-    dataset().copy.remote.delete(f"versions/v1/{SHARD}")
-    with pytest.raises(InputDataError, match="is missing"):
-        roll_back(dataset(), "v1")
-    assert read_current(dataset()) == "v2"
 
 
 def test_old_versions_there_go_the_current_one_stays(
@@ -264,9 +199,7 @@ def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
         ("s3://other/d", "no such bucket"),
         ("s3://", "no place"),
     ):
-        stored = config.model_copy(
-            update={"output": config.output.model_copy(update={"root": root})}
-        )
+        stored = change_keys(config, {"output.root": root})
         if root == ROOT:
             store.hook = lambda name: (_ for _ in ()).throw(OSError("403 ExpiredToken"))
         with pytest.raises(ConfigError, match=message):
@@ -301,14 +234,14 @@ def test_a_build_goes_on_with_what_another_machine_has_built(
     upload(before.version, place.child(f"versions/{before.version.name}"))
     place.put("CURRENT", f"{before.version.name}\n".encode())
     store.log.clear()
-    stored = change_config(config, output={"root": ROOT})
+    stored = change_keys(config, {"output.root": ROOT})
     same = build_dataset(spark, stored)
     assert not same.is_new
     assert describe_place(same.version) == f"{ROOT}/small/versions/{before.version.name}"
     assert not [line for line in store.log if line.startswith("put") or "tfrecord" in line]
 
     logs = write_logs(tmp_path / "logs", [*RATINGS, "2::99::5::150"])
-    after = build_dataset(spark, growing(change_config(stored, data_dir=str(logs))))
+    after = build_dataset(spark, growing(change_keys(stored, {"data_dir": str(logs)})))
     assert after.manifest.parent == before.version.name
     old, new = tokens(before.version), tokens(after.version)
     assert new[: len(old)] == old
@@ -320,20 +253,16 @@ def test_a_build_goes_on_with_what_another_machine_has_built(
     assert shard_digests(copied, after.manifest) == shard_digests(after.version, after.manifest)
 
 
-def change_config(config: BuildConfig, **changes: Any) -> BuildConfig:
-    data = config.model_dump()
-    output = {**data["output"], **changes.pop("output", {})}
-    return BuildConfig.model_validate({**data, **changes, "output": output})
-
-
 def growing(config: BuildConfig) -> BuildConfig:
     """A vocabulary of items that later versions append to, and little else."""
-    encoding = {"kind": "vocabulary", "name": "item", "incremental": True}
-    user, *others = [f.model_dump() for f in config.features]
-    items = [f for f in others if f["column"] in ("history", "item")]
-    features = [user, *({**feature, "encoding": encoding} for feature in items)]
-    small = {"shards": 1, "eval_shards": 1}
-    return change_config(config, features=features, joins=[], label=None, output=small)
+    items = {"kind": "vocabulary", "name": "item", "incremental": True}
+    features = [
+        feature("user", "user", "user"),
+        feature("history", "history", "user", **items, max_len=3),
+        feature("item", "item", "item", **items),
+    ]
+    changes = {"features": features, "joins": [], "label": None}
+    return change_keys(config, {**changes, "output.shards": 1, "output.eval_shards": 1})
 
 
 def tokens(version: Path) -> list[Any]:
@@ -377,7 +306,7 @@ def test_a_day_is_replaced_on_another_machine(
     local = dated_config(
         logs, tmp_path / "datasets", partition_by=["date"], partition_overwrite="dynamic"
     )
-    stored = change_config(local, output={"root": ROOT})
+    stored = change_keys(local, {"output.root": ROOT})
     for config in (local, stored):
         build_dataset(spark, config, request=days(0, 3))
     change(logs, f"2::10::5::{DAY_S + 999}")
@@ -391,24 +320,3 @@ def test_a_day_is_replaced_on_another_machine(
     )
     machine("third")
     assert not build_dataset(spark, stored, request=days(1)).is_new
-
-
-@pytest.mark.exhaustive
-def test_a_dataset_in_a_store_is_trained_on(
-    store: FakeStore, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = import_dataset(imported(tmp_path / "files", ROOT)).version.name
-    plan = {
-        "name": "t",
-        "root": str(tmp_path / "runs"),
-        "model": {"kind": "ranking", "embedding_dim": 4},
-        "input": {"batch_size": 8, "shuffle_buffer": 40},
-        "fit": {"epochs": 1},
-    }
-    (tmp_path / "train.yaml").write_text(json.dumps(plan))
-    machine("second")
-    train = ["train", str(tmp_path / "train.yaml"), "--dataset", f"{ROOT}/ours"]
-    assert main([*train, "--log-format", "json"]) == 0
-    [card] = tmp_path.glob("runs/t/runs/*/run_card.json")
-    assert f"{ROOT}/ours/versions/{first}" in card.read_text()
-    assert main(["evaluate", "--run", str(tmp_path / "runs" / "t")]) == 0
