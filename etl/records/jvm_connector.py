@@ -12,10 +12,8 @@ import pyarrow as pa
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.errors import ConfigError
-from etl.encoders.pipeline import read_pipeline
-from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator
-from etl.records.train_counts import CountsRequest
+from etl.records.record_hooks import RecordHooks
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.tfrecord.codec.decode import build_decoder
 from etl.tfrecord.codec.framing import read_record_blocks
@@ -51,18 +49,16 @@ def check_connector(spark: SparkSession) -> None:
 class ConnectorWrite:
     """A write by the connector: one `save`, and one read of each file for what its entry says."""
 
-    encoders: str
+    hooks: RecordHooks
     compression: str | None
-    focus: LabelFocus | None
     ranges: tuple[ShardRange, ...]
-    counts: CountsRequest
 
     def write(self, records: DataFrame, target: Path) -> list[dict[str, Any]]:
         """Writes one shard per partition that holds records, as `write_natively` does."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         folder = target / "records"
-        schema = from_arrow_schema(read_pipeline(self.encoders).output_schema)
+        schema = from_arrow_schema(self.hooks.output_schema)
         # By its class: the short name may belong to another source.
         writer = records.mapInArrow(self._encode, schema).write.format(CONNECTOR_CLASS)
         writer = writer.options(**_OPTIONS, **_CODECS.get(self.compression or "", {}))
@@ -79,15 +75,15 @@ class ConnectorWrite:
         return written
 
     def _encode(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(read_pipeline(self.encoders).apply, batches)
+        return map(self.hooks.apply, batches)
 
     def _describe(self, file: Path) -> dict[str, Any]:
         partition, rows = int(file.name.split("-")[1]), 0
         path = find_stem(self.ranges, partition) + "".join(file.suffixes)
-        features = read_plan_file(Path(self.encoders)).schema.features
+        features = read_plan_file(Path(self.hooks.encoders)).schema.features
         decoder = build_decoder([WireFeature(f.name, f.dtype, f.is_list) for f in features])
-        statistics = StatisticsAccumulator(decoder.schema, self.focus)
-        counts = self.counts.open(path)
+        statistics = StatisticsAccumulator(decoder.schema, self.hooks.focus)
+        counts = None if self.hooks.counts is None else self.hooks.counts.open(path)
         for block in read_record_blocks(file):
             batch = decoder.decode_block(block, str(file))
             statistics.update(batch)

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from etl.tfrecord.files.writer import ShardStatistics
 
 
-def open_encoders(path: str) -> EncoderPipeline:
+def open_encoders(path: str, joined: tuple[str, ...] = ()) -> EncoderPipeline:
     """Reads fitted encoders; the tasks of a process share them while their plan is the same file.
 
     Args:
         path: Directory of the encoders.
+        joined: Vocabularies whose tokens are looked up before.
 
     Raises:
         InputDataError: They are missing or damaged.
@@ -38,14 +39,16 @@ def open_encoders(path: str) -> EncoderPipeline:
     file = local_path(path) / ENCODERS_FILE
     # A plan that is not there has no state: what reads it says so.
     state = file.stat() if file.is_file() else None
-    return _read_pipeline(path, state and (state.st_ino, state.st_mtime_ns, state.st_size))
+    return _read_pipeline(path, joined, state and (state.st_ino, state.st_mtime_ns, state.st_size))
 
 
 @lru_cache(maxsize=1)
-def _read_pipeline(path: str, state: tuple[int, int, int] | None) -> EncoderPipeline:
+def _read_pipeline(
+    path: str, joined: tuple[str, ...], state: tuple[int, int, int] | None
+) -> EncoderPipeline:
     from etl.encoders.pipeline import read_pipeline
 
-    return read_pipeline(path)
+    return read_pipeline(path, joined=joined)
 
 
 @dataclass(frozen=True)
@@ -57,21 +60,28 @@ class RecordHooks:
         feature_lists: Encoded lists whose values become steps.
         focus: The label that features are compared with.
         counts: What is counted of the train split.
+        joined: Vocabularies whose tokens are looked up before.
     """
 
     encoders: str
     feature_lists: tuple[str, ...] = ()
     focus: LabelFocus | None = None
     counts: CountsRequest | None = None
+    joined: tuple[str, ...] = ()
+
+    @property
+    def pipeline(self) -> EncoderPipeline:
+        """The encoders."""
+        return open_encoders(self.encoders, self.joined)
 
     @property
     def output_schema(self) -> pa.Schema:
         """Schema of the records."""
-        return nest_schema(open_encoders(self.encoders).output_schema, self.feature_lists)
+        return nest_schema(self.pipeline.output_schema, self.feature_lists)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Encodes rows."""
-        return nest_lists(open_encoders(self.encoders).apply(batch), self.feature_lists)
+        return nest_lists(self.pipeline.apply(batch), self.feature_lists)
 
     def build_statistics(self, schema: pa.Schema, path: str) -> ShardStatistics:
         """Builds the statistics of a shard, and what counts its keys where that is asked for."""
@@ -83,7 +93,7 @@ class RecordHooks:
         """Statistics of flat records, and of the raw values that they are encoded from."""
         from etl.quality.statistics import StatisticsAccumulator, plan_raw_features
 
-        raw = plan_raw_features(open_encoders(self.encoders).plan, schema.names)
+        raw = plan_raw_features(self.pipeline.plan, schema.names)
         return StatisticsAccumulator(schema, self.focus, raw)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -27,8 +27,6 @@ from etl.events.columns import (
     SPLIT_COLUMN,
     identity_columns,
 )
-from etl.features.plan import FeaturePlan
-from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange, partition_path
 from etl.tfrecord.spark.frames import assign_buckets
 
@@ -386,7 +384,7 @@ _SHARD_OF_BUCKET = "__shard_of_bucket"
 
 
 def assign_shards(
-    keyed: DataFrame, config: BuildConfig, plan: FeaturePlan, shards: ShardPlan
+    keyed: DataFrame, config: BuildConfig, columns: Sequence[str], shards: ShardPlan
 ) -> DataFrame:
     """Puts each record into its shard and place by a hash of its content, or by its time.
 
@@ -396,16 +394,16 @@ def assign_shards(
     Args:
         keyed: Records with their keys (`add_keys`).
         config: The build's config.
-        plan: Its features.
+        columns: What records are encoded from.
         shards: The shards.
 
     Returns:
-        The features' raw columns, partitioned by shard and sorted within.
+        These columns, partitioned by shard and sorted within.
     """
     placed = _add_shard_column(keyed, config, shards)
     by_shard = placed.repartitionById(shards.total, F.col(SHARD_COLUMN))
     ordered = by_shard.sortWithinPartitions(*_order(config))
-    return ordered.select(*[F.col(name) for name in raw_columns(plan)])
+    return ordered.select(*[F.col(name) for name in columns])
 
 
 def _add_shard_column(keyed: DataFrame, config: BuildConfig, shards: ShardPlan) -> DataFrame:

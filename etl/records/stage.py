@@ -16,6 +16,7 @@ from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.splits import CATALOG, TRAIN, USERS
+from etl.encoders.joined_vocabulary import join_vocabularies, plan_joins, read_tokens
 from etl.events.most_frequent import add_most_frequent
 from etl.features.plan import FeaturePlan
 from etl.quality.statistics import merge_statistics, summarize_statistics
@@ -129,7 +130,8 @@ class RecordStage:
             base: Version whose other days are kept, or None.
         """
         encoders_dir = self.staging / ENCODERS_DIR
-        records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config)
+        joined = plan_joins(encoders_dir, encoders.plan, self.config.spark.vocabulary_bytes)
+        records_format = RecordFormat(encoders_dir, encoders.plan.schema, self.config, joined)
         keeps_served = base is not None and _ends_before(rows, base[1])
         if keeps_served:
             logger.info(
@@ -139,8 +141,10 @@ class RecordStage:
         records = add_raw_values(made, self.config, self.plan)
         records = add_train_folds(records, self.config, self.plan)
         keyed = add_keys(records, self.config)
-        shards = self._plan_shards(keyed, records_format)
-        arranged = assign_shards(keyed, self.config, self.plan, shards)
+        columns = (*raw_columns(self.plan), *(column.name for column in joined))
+        shards = self._plan_shards(keyed, records_format, columns)
+        with_ids = join_vocabularies(keyed, joined)
+        arranged = assign_shards(with_ids, self.config, columns, shards)
         counts = self._plan_counts(encoders)
         built = write_splits(arranged, records_format, self.staging, shards, counts)
         kept = {} if base is None else self._link(*base, with_served=keeps_served)
@@ -169,12 +173,13 @@ class RecordStage:
         shutil.rmtree(request.directory, ignore_errors=True)
         return write_counts(self.staging, merge_counts(files))
 
-    def _plan_shards(self, keyed: DataFrame, records_format: RecordFormat) -> ShardPlan:
+    def _plan_shards(
+        self, keyed: DataFrame, records_format: RecordFormat, columns: Sequence[str]
+    ) -> ShardPlan:
         if not needs_row_counts(self.config):
             return plan_from_config(self.config)
         sizes: dict[str, float] = {}
         if self.config.output.shard_bytes is not None:
-            columns = raw_columns(self.plan)
             sizes = estimate_bytes_per_row(keyed, records_format, columns, self.staging)
         return plan_from_counts(keyed, self.config, sizes)
 
@@ -183,8 +188,9 @@ class RecordStage:
     ) -> DataFrame:
         config, plan, records = self.config, self.plan, rows.samples
         served = self._served_splits if with_served else ()
-        if encoders.item_tokens is not None and CATALOG in served:
-            tokens = self.spark.createDataFrame(encoders.item_tokens)
+        if encoders.items is not None and CATALOG in served:
+            directory = self.staging / ENCODERS_DIR
+            tokens = read_tokens(self.spark, directory, encoders.items).select("token")
             self._warn_of_unknown_items(rows.sources, tokens)
             catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
             records = records.unionByName(catalog, allowMissingColumns=True)

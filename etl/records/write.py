@@ -20,6 +20,7 @@ from conf.manifest import ShardInfo
 from conf.schema import FeatureSchema
 from conf.splits import ALL_SPLITS
 from conf.storage.locations import Compression
+from etl.encoders.joined_vocabulary import JoinedColumn, join_vocabularies
 from etl.events.columns import SPLIT_COLUMN
 from etl.quality.label_statistics import LabelFocus
 from etl.records.jvm_connector import ConnectorWrite
@@ -55,11 +56,13 @@ class RecordFormat:
         encoders: Directory of the fitted encoders.
         schema: Features of the records.
         config: The build's config; its `output` says the rest.
+        joined: Columns whose tokens are looked up before records are encoded.
     """
 
     encoders: Path
     schema: FeatureSchema
     config: BuildConfig
+    joined: tuple[JoinedColumn, ...] = ()
 
     @property
     def feature_lists(self) -> tuple[str, ...]:
@@ -69,6 +72,13 @@ class RecordFormat:
             return ()
         lists = tuple(spec.name for spec in self.schema.features if spec.is_list)
         return lists if output.feature_lists is None else output.feature_lists
+
+    def build_hooks(self, counts: CountsRequest | None) -> RecordHooks:
+        """Builds what tasks do with rows, and count of the train split."""
+        joined = tuple(sorted({column.spec.name for column in self.joined}))
+        focus = _find_focus(self.config)
+        encoders = str(self.encoders.absolute())
+        return RecordHooks(encoders, self.feature_lists, focus, counts, joined)
 
 
 def write_splits(
@@ -124,8 +134,7 @@ def write_natively(
         One entry per shard: `path` (relative to the target), `rows`, `bytes`, `crc32c`,
         `partition`, `statistics`.
     """
-    output, encoders = records_format.config.output, str(records_format.encoders.absolute())
-    focus = _find_focus(records_format.config)
+    output = records_format.config.output
     options = WriteOptions(
         directory=str(target.absolute()),
         mode="overwrite",
@@ -134,8 +143,7 @@ def write_natively(
         deterministic_names=True,
         shard_ranges=tuple(ranges),
     )
-    hooks = RecordHooks(encoders, records_format.feature_lists, focus, counts)
-    plan = plan_write(records.schema, options, hooks)
+    plan = plan_write(records.schema, options, records_format.build_hooks(counts))
     written = run_write(records, plan)
     return [] if written is None else [vars(shard) for shard in written.shards]
 
@@ -155,9 +163,8 @@ def _write_by_connector(
     ranges: Sequence[ShardRange],
     counts: CountsRequest,
 ) -> list[dict[str, Any]]:
-    config, encoders = records_format.config, str(records_format.encoders)
-    compression = config.output.compression
-    write = ConnectorWrite(encoders, compression, _find_focus(config), tuple(ranges), counts)
+    compression = records_format.config.output.compression
+    write = ConnectorWrite(records_format.build_hooks(counts), compression, tuple(ranges))
     return write.write(records, target)
 
 
@@ -179,11 +186,11 @@ def estimate_bytes_per_row(
     Args:
         keyed: Records with their keys.
         records_format: How records become shards.
-        columns: Raw columns of the features.
+        columns: What records are encoded from.
         staging: Where a folder for the sample may be made.
     """
     counts = _count(keyed)
-    sample = keyed.where(_is_sampled(counts))
+    sample = join_vocabularies(keyed.where(_is_sampled(counts)), records_format.joined)
     split = F.lit(None).cast("int")
     for place, name in enumerate(ALL_SPLITS):
         split = F.when(F.col(SPLIT_COLUMN) == name, F.lit(place)).otherwise(split)

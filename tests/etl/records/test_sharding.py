@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.features.plan import plan_features
+from etl.records.samples import raw_columns
 from etl.records.sharding import (
     add_keys,
     assign_heaviest_first,
@@ -67,7 +68,7 @@ def place(records, config, sizes=None) -> dict[str, list[list[Any]]]:
         if needs_row_counts(config)
         else plan_from_config(config)
     )
-    sharded = assign_shards(keyed, config, plan_features(config), plan)
+    sharded = assign_shards(keyed, config, raw_columns(plan_features(config)), plan)
     rows = sharded.withColumn("shard", F.spark_partition_id()).collect()
     found: dict[str, list[list[Any]]] = {
         f"{c.split}/{c.folder}".rstrip("/"): [[] for _ in range(c.count)] for c in plan.partitions
