@@ -77,8 +77,7 @@ class EncoderFiles:
     def _read_parquet(
         self, spec: VocabularySpec | TableSpec, columns: Sequence[str] | None
     ) -> tuple[ReadablePath, pa.Table]:
-        data = self.read_bytes(spec)
-        file = (self.directory / spec.file).resolve()
+        data, file = self.read_bytes(spec), self.directory / spec.file
         return file, parse_parquet(data, str(file), columns)
 
     def read_bytes(self, spec: VocabularySpec | TableSpec) -> bytes:

@@ -66,6 +66,7 @@ class VocabularyFit:
     plan: VocabularyPlan
     growth: Growth | None = None  # of one that grows
     tokens: pa.Array | None = None  # by rising id, each once; None: those of the train split
+    parent: VocabularySpec | None = None  # what it grows out of
 
     @property
     def dtype(self) -> TokenDType:
@@ -250,28 +251,21 @@ def fit_vocabulary_files(
             grow, and the tokens of a file, whatever their size.
         previous: Folder of encoders that vocabularies append to, or None.
     """
-    specs = [] if previous is None else read_plan_file(previous).vocabularies
-    grown = {vocabulary.name for vocabulary in plan.vocabularies if vocabulary.incremental}
-    parents = {spec.name: spec for spec in specs if spec.name in grown}
-    known = {name: load_vocabulary(cast(Path, previous), s) for name, s in parents.items()}
-    last_day = _find_last_day(train) if grown else None
-    fits = [_plan_fit(train, v, known.get(v.name), last_day) for v in plan.vocabularies]
+    fits = _plan_fits(train, plan, previous)
     if not fits:
         return []
     counted = _count_tokens(train.rows, fits, train.time_column_ms).persist()
     try:
         large = _find_large(counted, fits, most_bytes)
-        fitted = {
-            number: _write_sorted(counted, number, fits[number], directory) for number in large
-        }
+        fitted = {n: _write_sorted(counted, n, fits[n], directory) for n in large}
         held = counted.where(~F.col(_NUMBER).isin(large)) if large else counted
         tables = _number_all(held.toArrow(), fits)
     finally:
         counted.unpersist()
     for number, (fit, table) in enumerate(zip(fits, tables, strict=True)):
-        if number not in large:
-            path, parent = directory / f"{fit.plan.name}.parquet", parents.get(fit.plan.name)
-            fitted[number] = write_vocabulary(table, path, fit.plan.oov_buckets, parent)
+        if number not in fitted:
+            path = directory / f"{fit.plan.name}.parquet"
+            fitted[number] = write_vocabulary(table, path, fit.plan.oov_buckets, fit.parent)
     specs = [fitted[number] for number in range(len(fits))]
     _report(specs, fits, tables, directory)
     return specs
@@ -338,16 +332,20 @@ def _find_last_day(train: TrainSplit) -> datetime.date | None:
     return None if last_ms is None else _EPOCH + datetime.timedelta(milliseconds=last_ms)
 
 
-def _plan_fit(
-    train: TrainSplit,
-    plan: VocabularyPlan,
-    known: pa.Table | None,
-    last_day: datetime.date | None,
-) -> VocabularyFit:
-    fit = VocabularyFit(plan)
-    if plan.incremental:
-        tokens = known_tokens(known, fit.dtype, fit.first_id)
-        return VocabularyFit(plan, Growth(tokens, last_day, plan.expire_after_days))
-    if plan.path is not None:
-        return VocabularyFit(plan, None, read_token_file(train.find_file(plan.path), fit.dtype))
-    return fit
+def _plan_fits(train: TrainSplit, plan: FeaturePlan, previous: Path | None) -> list[VocabularyFit]:
+    specs = [] if previous is None else read_plan_file(previous).vocabularies
+    parents = {spec.name: spec for spec in specs}
+    last_day = _find_last_day(train) if plan.has_incremental_vocabulary else None
+    fits = []
+    for vocabulary in plan.vocabularies:
+        fit, parent = VocabularyFit(vocabulary), parents.get(vocabulary.name)
+        if vocabulary.incremental:
+            known = None if parent is None else load_vocabulary(cast(Path, previous), parent)
+            tokens = known_tokens(known, fit.dtype, fit.first_id)
+            growth = Growth(tokens, last_day, vocabulary.expire_after_days)
+            fit = VocabularyFit(vocabulary, growth, parent=parent)
+        elif vocabulary.path is not None:
+            file = train.find_file(vocabulary.path)
+            fit = VocabularyFit(vocabulary, tokens=read_token_file(file, fit.dtype))
+        fits.append(fit)
+    return fits

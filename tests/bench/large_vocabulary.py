@@ -34,7 +34,7 @@ def build_config(folder: Path, spark: dict[str, Any]) -> BuildConfig:
             "columns": [{"name": name, "type": kind} for name, kind in columns],
         }},
         "events": {"source": "log", "time": "ts"},
-        "split": {"strategy": "time"},
+        "split": {"strategy": "temporal"},
         "features": [
             {"name": "token", "column": "token", "role": "user", "encoding": VOCABULARY},
             {"name": "tokens", "column": "tokens", "role": "user", "encoding": VOCABULARY},
