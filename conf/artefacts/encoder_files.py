@@ -77,7 +77,15 @@ class EncoderFiles:
     def _read_parquet(
         self, spec: VocabularySpec | TableSpec, columns: Sequence[str] | None
     ) -> tuple[ReadablePath, pa.Table]:
-        """Reads a file that the plan names; its place and checksum are looked at first."""
+        data, file = self.read_bytes(spec), self.directory / spec.file
+        return file, parse_parquet(data, str(file), columns)
+
+    def read_bytes(self, spec: VocabularySpec | TableSpec) -> bytes:
+        """Reads a file that the plan names, and checks its place and checksum.
+
+        Raises:
+            InputDataError: It is missing, damaged, elsewhere, or not the one that the plan names.
+        """
         file = (self.directory / spec.file).resolve()
         if not file.is_relative_to(self.directory.resolve()):
             raise InputDataError(
@@ -88,7 +96,7 @@ class EncoderFiles:
         data = _read_bytes(file)
         if (checksum := f"{self.crc32c(data):08x}") != spec.file_crc32c:
             raise _differs(file, "checksum", checksum, spec.file_crc32c)
-        return file, parse_parquet(data, str(file), columns)
+        return data
 
 
 def read_plan_file(directory: ReadablePath) -> EncoderPlan:

@@ -20,6 +20,12 @@ class SparkConfig(Strict):
         description="Partitions of joins and aggregations; None: those of the session, and where "
         "it sets none, 8 on one machine, on a cluster one for 64 MB of input, from 8 to 200.",
     )
+    vocabulary_bytes: int = Field(
+        256 << 20,
+        ge=1,
+        description="Bytes of tokens up to which each Python worker holds a vocabulary: a number "
+        "has 8, a text 4 and its own. Those of a larger one become ids by a join in Spark.",
+    )
     event_log: str | None = Field(
         None,
         description="Folder or URI that Spark writes its event log to; None leaves that to Spark's "

@@ -42,7 +42,9 @@ from conf.etl.encodings import (
 )
 from conf.local_paths import local_path
 from conf.schema import OOV_ID, DType, FeatureSchema, FeatureSpec
+from conf.storage.table_files import read_parquet
 from etl.encoders.feature_plan import FeaturePlan
+from etl.encoders.joined_vocabulary import read_tokens
 from etl.encoders.number_fit import (
     FittedNumbers,
     NumberRequest,
@@ -120,8 +122,8 @@ class OperationFit:
     """What operations are fitted on, and by feature and column the numbers of the train split."""
 
     train: TrainSplit
-    vocabularies: Mapping[str, pa.Table]
-    directory: Path  # where tables of statistics go
+    vocabularies: Mapping[str, VocabularySpec]
+    directory: Path  # of the vocabularies, where tables of statistics go
     earlier: EarlierEncoders | None
     numbers: Mapping[str, FittedNumbers]
     tables: list[TableSpec] = field(default_factory=list)  # that were written
@@ -135,13 +137,14 @@ class OperationFit:
 def fit_operations(
     train: TrainSplit,
     plan: FeaturePlan,
-    vocabularies: Mapping[str, pa.Table],
+    vocabularies: Sequence[VocabularySpec],
     directory: Path,
     earlier: EarlierEncoders | None = None,
 ) -> tuple[dict[str, Operation], list[TableSpec]]:
     """Makes the operation of each feature that needs one, and the tables of statistics.
 
-    Numbers of earlier encoders may be kept; where there are none, all are fitted.
+    The vocabularies lie in the directory. Numbers of earlier encoders may be kept; where there are
+    none, all are fitted.
     """
     operations: dict[str, Operation] = {}
     requests: dict[str, NumberRequest] = {}
@@ -157,7 +160,8 @@ def fit_operations(
             fitted.append(feature)
             requests |= _request_numbers(feature, plan)
     numbers = fit_numbers(train.samples, requests, train.key)
-    fit = OperationFit(train, vocabularies, directory, earlier, numbers)
+    specs = {spec.name: spec for spec in vocabularies}
+    fit = OperationFit(train, specs, directory, earlier, numbers)
     for feature in fitted:
         operations[feature.name] = fit_operation(feature.encoding, feature, fit)
     return operations, fit.tables
@@ -260,32 +264,36 @@ def _(config: LengthConfig, feature: FeatureConfig, fit: OperationFit) -> Length
 
 @fit_operation.register(MultiHotConfig)
 def _(config: MultiHotConfig, feature: FeatureConfig, fit: OperationFit) -> MultiHot:
-    name = cast(str, feature.vocabulary)
-    vocabulary = fit.vocabularies[name]
-    size = first_token_id(vocabulary) + len(vocabulary)
-    if size > _MAX_MULTI_HOT:
+    spec = fit.vocabularies[cast(str, feature.vocabulary)]
+    if spec.size > _MAX_MULTI_HOT:
         raise ConfigError(
-            f"feature {feature.name!r} would be a vector of {size:,} numbers per row",
+            f"feature {feature.name!r} would be a vector of {spec.size:,} numbers per row",
             allowed=f"at most {_MAX_MULTI_HOT:,}",
             fix="set `max_size`, or encode it by `vocabulary`, which keeps a list of ids",
         )
-    return MultiHot(name, size, config.weights is not None)
+    return MultiHot(spec.name, spec.size, config.weights is not None)
 
 
 @fit_operation.register(CountConfig)
 def _(config: CountConfig, feature: FeatureConfig, fit: OperationFit) -> Statistic:
-    vocabulary = fit.vocabularies[cast(str, feature.vocabulary)]
-    return _fit_statistic(feature, fit, lambda: fit_counts(vocabulary, config.log1p))
+    spec = fit.vocabularies[cast(str, feature.vocabulary)]
+
+    def compute() -> np.ndarray:
+        counts = read_parquet(fit.directory / spec.file, ["count"])["count"].to_numpy()
+        return fit_counts(counts, spec.first_token_id, config.log1p)
+
+    return _fit_statistic(feature, fit, compute)
 
 
 @fit_operation.register(TargetConfig)
 def _(config: TargetConfig, feature: FeatureConfig, fit: OperationFit) -> Statistic:
-    vocabulary = fit.vocabularies[cast(str, feature.vocabulary)]
+    spec = fit.vocabularies[cast(str, feature.vocabulary)]
     label = cast(str, config.label or fit.train.label)
 
     def compute() -> np.ndarray:
         rows = add_folds(fit.train.samples, fit.train.key)
-        return fit_target(rows, vocabulary, feature.column, label)
+        tokens = read_tokens(rows.sparkSession, fit.directory, spec)
+        return fit_target(rows, tokens, spec, feature.column, label)
 
     return _fit_statistic(feature, fit, compute)
 
@@ -299,7 +307,8 @@ def _fit_statistic(
     if fit.earlier is None or not isinstance(kept, Statistic):
         values = compute()
     else:
-        values = _find_known(fit.earlier, kept, fit.vocabularies[name])
+        vocabulary = load_vocabulary(fit.directory, fit.vocabularies[name])
+        values = _find_known(fit.earlier, kept, vocabulary)
         unknown = np.isnan(values)
         values = np.where(unknown, compute(), values) if unknown.any() else values
     path = fit.directory / f"{feature.name}.table.parquet"

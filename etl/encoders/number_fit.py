@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from conf.encoders import VocabularySpec
 from conf.encoders.numbers import Normalize
 from conf.encoders.target import FOLD_COLUMN, FOLDS
 from conf.errors import InputDataError
-from etl.encoders.vocabulary import first_token_id, live_tokens
 from etl.tfrecord.spark.schema import quote_name
 
 SAMPLE_VALUES = 1_000_000
@@ -190,7 +189,9 @@ def add_folds(rows: DataFrame, key: Sequence[str]) -> DataFrame:
     return rows.withColumn(FOLD_COLUMN, F.pmod(row_key, F.lit(FOLDS)).cast("bigint"))
 
 
-def fit_target(df: DataFrame, vocabulary: pa.Table, token: str, label: str) -> np.ndarray:
+def fit_target(
+    df: DataFrame, tokens: DataFrame, spec: VocabularySpec, token: str, label: str
+) -> np.ndarray:
     """Fits the smoothed mean of the label per token: `(sum + w * prior) / (count + w)`.
 
     The prior of a fold is the mean of the other folds, as its counts and sums are: nothing in a
@@ -199,7 +200,8 @@ def fit_target(df: DataFrame, vocabulary: pa.Table, token: str, label: str) -> n
 
     Args:
         df: The samples of the train split with their folds.
-        vocabulary: The fitted vocabulary of the tokens.
+        tokens: Columns `token` and `id` of the fitted vocabulary.
+        spec: Its entry in the plan.
         token: Column of the tokens.
         label: Numeric column.
 
@@ -214,15 +216,12 @@ def fit_target(df: DataFrame, vocabulary: pa.Table, token: str, label: str) -> n
     ).where(F.col("label").isNotNull())
     measures = (F.count("*").alias("n"), F.sum("label").cast("double").alias("total"))
     overall = rows.groupBy("fold").agg(*measures).toArrow()
-    tokens = df.sparkSession.createDataFrame(live_tokens(vocabulary))
-    by_token = rows.join(tokens, "token", "left_semi").groupBy("token", "fold").agg(*measures)
-    grouped = by_token.toArrow()
-    places = pc.index_in(grouped["token"], value_set=vocabulary["token"].combine_chunks())
-    counts, sums = _total(grouped, places.to_numpy(), len(vocabulary))
+    by_token = rows.join(tokens, "token").groupBy("id", "fold").agg(*measures).toArrow()
+    first = spec.first_token_id
+    counts, sums = _total(by_token, by_token["id"].to_numpy() - first, spec.size - first)
     all_counts, all_sums = _total(overall, np.zeros(len(overall), np.int64), 1)
     prior = all_sums / np.maximum(all_counts, 1.0)
     smoothed = (sums + _PRIOR_ROWS * prior) / (counts + _PRIOR_ROWS)
-    first = first_token_id(vocabulary)
     return np.concatenate([np.repeat(prior, first, axis=0), smoothed])
 
 
@@ -236,11 +235,10 @@ def _total(grouped: pa.Table, rows: np.ndarray, size: int) -> tuple[np.ndarray, 
     return counts, sums
 
 
-def fit_counts(vocabulary: pa.Table, log1p: bool) -> np.ndarray:
+def fit_counts(counts: np.ndarray, first_token_id: int, log1p: bool) -> np.ndarray:
     """Returns how often each id's token occurs in the train split, or `log(1 + count)` of it.
 
-    The vocabulary has counted already; `[vocabulary_size, 1]`.
+    The vocabulary has counted its tokens already; `[vocabulary_size, 1]`.
     """
-    first = first_token_id(vocabulary)
-    counts = np.concatenate([np.zeros(first), vocabulary["count"].to_numpy()])
+    counts = np.concatenate([np.zeros(first_token_id), counts])
     return (np.log1p(counts) if log1p else counts)[:, None]

@@ -38,7 +38,13 @@ from etl.encoders.numbers import (
     MissingEncoder,
     NormalizeEncoder,
 )
-from etl.encoders.token_lookup import ListTokenEncoder, StatisticEncoder, TokenEncoder
+from etl.encoders.token_lookup import (
+    JoinedTokenEncoder,
+    ListTokenEncoder,
+    StatisticEncoder,
+    TokenEncoder,
+    found_column,
+)
 from etl.encoders.vocabulary import load_statistic_table, load_vocabulary
 from etl.tfrecord.types.features import is_list
 
@@ -171,10 +177,21 @@ def raw_inputs(spec: FeatureSpec, column: ColumnEncoding) -> tuple[RawColumn, ..
     return column.inputs or (RawColumn(column.column, column.raw_dtype, spec.is_list),)
 
 
+def _find_inputs(
+    spec: FeatureSpec, column: ColumnEncoding, joined: Collection[str]
+) -> tuple[RawColumn, ...]:
+    """The columns that a feature is made of: of a joined vocabulary what was found of tokens."""
+    first, *others = raw_inputs(spec, column)
+    if column.vocabulary is not None and column.vocabulary in joined:
+        first = replace(first, name=found_column(column.vocabulary, first.name))
+    return (first, *others)
+
+
 class EncoderPipeline:
     """Applies a plan to Arrow batches. Built once per task; safe to share between threads.
 
-    It takes the table of each vocabulary and of each statistic that the plan names.
+    It takes the table of each statistic that the plan names and of each vocabulary, but for those
+    that are `joined`: a join has looked their tokens up (`etl.encoders.joined_vocabulary`).
     """
 
     def __init__(
@@ -182,12 +199,14 @@ class EncoderPipeline:
         plan: EncoderPlan,
         vocabularies: Mapping[str, pa.Table],
         tables: Mapping[str, pa.Table] | None = None,
+        joined: Collection[str] = (),
     ) -> None:
         self.plan = plan
-        tokens = {
+        tokens: dict[str, Encoder] = {
             name: TokenEncoder.of(plan.vocabulary(name), table)
             for name, table in vocabularies.items()
         }
+        tokens |= {n: JoinedTokenEncoder(plan.vocabulary(n).oov_buckets) for n in joined}
         padded = {
             spec.name: ListTokenEncoder(tokens[spec.name], spec.pad_token)
             for spec in plan.vocabularies
@@ -195,7 +214,9 @@ class EncoderPipeline:
         }
         fitted = Fitted(tokens, {**tokens, **padded}, tables or {})
         self._encoders = tuple(
-            _FeatureEncoder(spec, raw_inputs(spec, column), build_encoder(spec, column, fitted))
+            _FeatureEncoder(
+                spec, _find_inputs(spec, column, joined), build_encoder(spec, column, fitted)
+            )
             for spec, column in zip(plan.schema.features, plan.columns, strict=True)
         )
         self.output_schema: pa.Schema = pa.schema(
@@ -265,13 +286,16 @@ class _FeatureEncoder:
 
 
 def read_pipeline(
-    directory: str | os.PathLike[str], features: Collection[str] | None = None
+    directory: str | os.PathLike[str],
+    features: Collection[str] | None = None,
+    joined: Collection[str] = (),
 ) -> EncoderPipeline:
     """Reads a pipeline: `encoders.json` and what lies beside it.
 
     Args:
         directory: Where they lie; a plain path or a `file:` URI.
         features: Features to make, in the plan's order; None for all.
+        joined: Vocabularies whose tokens were looked up before; their files are not read.
 
     Raises:
         InputDataError: A file is missing or damaged, of another format version, or not the one
@@ -287,6 +311,7 @@ def read_pipeline(
         )
     return EncoderPipeline(
         plan,
-        {spec.name: load_vocabulary(root, spec) for spec in plan.vocabularies},
+        {s.name: load_vocabulary(root, s) for s in plan.vocabularies if s.name not in joined},
         {spec.name: load_statistic_table(root, spec) for spec in plan.tables},
+        joined,
     )

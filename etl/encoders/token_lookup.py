@@ -11,6 +11,7 @@ which is falling frequency, so the bytes of the common ones share few cache line
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -177,11 +178,7 @@ class TokenEncoder:
             values = cast_values(values, pa.string())
         ids = np.empty(len(values), np.int64)
         self._find(values, FIRST_TOKEN_ID + (self._oov_buckets or 0), ids)
-        if self._oov_buckets is not None:
-            unknown = (ids == OOV_ID) & valid_mask(values)
-            if unknown.any():
-                rest = values.filter(pa.array(unknown))
-                ids[unknown] = hash_to_buckets(rest, self._oov_buckets) + FIRST_TOKEN_ID
+        _hash_unknown(values, ids, self._oov_buckets)
         return to_arrow(ids)
 
     def _find(self, values: pa.Array, first_id: int, ids: np.ndarray) -> None:
@@ -192,12 +189,46 @@ class TokenEncoder:
             _find_bytes(bytes_buffers(values), tokens, first_id, self._slots, ids)
 
 
+def _hash_unknown(values: pa.Array, ids: np.ndarray, oov_buckets: int | None) -> None:
+    """Gives the values that are no token, `OOV_ID` before, the ids of their buckets."""
+    if oov_buckets is None:
+        return
+    unknown = (ids == OOV_ID) & valid_mask(values)
+    if unknown.any():
+        rest = values.filter(pa.array(unknown))
+        ids[unknown] = hash_to_buckets(rest, oov_buckets) + FIRST_TOKEN_ID
+
+
+def found_column(vocabulary: str, column: str) -> str:
+    """Returns the column that holds what a join has found of the tokens of a raw column.
+
+    Its values are structs: `id`, null where the token is not in the vocabulary, and `unknown`, that
+    token where it has a bucket. Both are null where there is no token.
+    """
+    return f"__found:{vocabulary}:{column}"
+
+
+@dataclass(frozen=True)
+class JoinedTokenEncoder:
+    """Ids of tokens that a join has looked up; the values are those of a `found_column`."""
+
+    oov_buckets: int | None = None
+    output_type = pa.int64()
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """Encodes structs `[values]` to int64 ids."""
+        found = pc.struct_field(values, "id").fill_null(OOV_ID)
+        ids = np.array(found.to_numpy(zero_copy_only=False), np.int64)
+        _hash_unknown(pc.struct_field(values, "unknown"), ids, self.oov_buckets)
+        return to_arrow(ids)
+
+
 class ListTokenEncoder:
     """Ids of the tokens of lists that the raw data pads: `PAD_ID` in the place of `pad_token`."""
 
     output_type = pa.int64()
 
-    def __init__(self, tokens: TokenEncoder, pad_token: int) -> None:
+    def __init__(self, tokens: Encoder, pad_token: int) -> None:
         self._tokens, self._pad_token = tokens, pad_token
 
     def encode(self, values: pa.Array) -> pa.Array:

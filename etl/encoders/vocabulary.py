@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,22 @@ from conf.encoders import TableSpec, TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
-from conf.storage.atomic_output import write_bytes_atomic
-from etl.tfrecord.codec.crc32c import crc32c
+from conf.storage.atomic_output import atomic_file, write_bytes_atomic
+from conf.storage.table_files import open_parquet, read_parquet
+from etl.tfrecord.codec.crc32c import crc32c, describe_file
 
 _SUFFIX = ".parquet"
 LAST_SEEN_COLUMN = "last_seen"
+SPARK_TYPES: dict[TokenDType, str] = {"int64": "bigint", "string": "string"}
+"""How Spark calls the types of tokens."""
 _MOST_TOKEN_BYTES = 8 << 30
 _SAMPLE = 20  # tokens that a report names of each kind
+_GROUP_ROWS = 1 << 20
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": False,
+    "store_schema": False,
+}
 
 
 def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.Schema:
@@ -266,17 +275,24 @@ class OddTokens:
     headers: tuple[str, ...]  # that name their column, with or without `id`, as a header does
 
 
-def find_odd_tokens(table: pa.Table, columns: Sequence[str]) -> OddTokens:
-    """Finds tokens of a vocabulary of some columns that are likely no values."""
-    tokens = live_tokens(table)["token"]
-    if not pa.types.is_string(tokens.type):
-        return OddTokens(0, None, ())
-    quoted = tokens.filter(pc.match_substring_regex(tokens, '^".*"$'))
+def find_odd_tokens(tables: Iterable[pa.Table], columns: Sequence[str]) -> OddTokens:
+    """Finds tokens of a vocabulary of some columns that are likely no values.
+
+    The vocabulary comes a part at a time.
+    """
     stems = {name.lower().removesuffix("id").removesuffix("_") or name.lower() for name in columns}
-    names = pa.array([stem + end for stem in stems for end in ("", "_id", "id")], tokens.type)
-    plain = pc.utf8_lower(pc.utf8_trim(tokens, '"'))
-    headers = tokens.filter(pc.is_in(plain, value_set=names)).to_pylist()
-    return OddTokens(len(quoted), quoted[0].as_py() if len(quoted) else None, tuple(headers))
+    names = pa.array([stem + end for stem in stems for end in ("", "_id", "id")], pa.string())
+    quotes, example, headers = 0, None, []
+    for table in tables:
+        tokens = live_tokens(table)["token"]
+        if not pa.types.is_string(tokens.type):
+            break
+        quoted = tokens.filter(pc.match_substring_regex(tokens, '^".*"$'))
+        example = quoted[0].as_py() if len(quoted) and not quotes else example
+        quotes += len(quoted)
+        plain = pc.utf8_lower(pc.utf8_trim(tokens, '"'))
+        headers += tokens.filter(pc.is_in(plain, value_set=names)).to_pylist()
+    return OddTokens(quotes, example, tuple(headers))
 
 
 def first_token_id(table: pa.Table, empty: int = FIRST_TOKEN_ID) -> int:
@@ -320,12 +336,67 @@ def write_vocabulary(
     )
 
 
+def write_ordered(
+    counted: Iterable[pa.RecordBatch],
+    path: Path,
+    token_dtype: TokenDType,
+    oov_buckets: int | None = None,
+) -> VocabularySpec:
+    """Writes tokens with their `count` that come in the order of their ids, a part at a time.
+
+    The file is that which `write_vocabulary` makes of all of them.
+    """
+    schema, size = vocabulary_schema(token_dtype), FIRST_TOKEN_ID + (oov_buckets or 0)
+    with atomic_file(path) as file, pq.ParquetWriter(file, schema, **_PARQUET) as writer:
+        for part in _regroup(counted):
+            writer.write_table(_build(part["token"], part["count"], token_dtype, size))
+            size += len(part)
+    crc32c = describe_file(path.parent, path).crc32c
+    return VocabularySpec(path.stem, token_dtype, path.name, size, crc32c, oov_buckets)
+
+
+def _regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Puts batches together to tables of `_GROUP_ROWS`; the last one has the rest."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held, rows = [*held, batch], rows + len(batch)
+        while rows >= _GROUP_ROWS:
+            table = pa.Table.from_batches(held)
+            yield table.slice(0, _GROUP_ROWS)
+            held, rows = table.slice(_GROUP_ROWS).to_batches(), rows - _GROUP_ROWS
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def read_groups(file: Path) -> Iterator[pa.Table]:
+    """Reads a vocabulary's file, a part at a time."""
+    with open_parquet(file) as opened:
+        yield from map(opened.read_row_group, range(opened.num_row_groups))
+
+
+def measure_tokens(file: Path) -> int:
+    """Returns the bytes of all tokens of a vocabulary: 8 each, or 4 and those of the text."""
+    metadata = pq.read_metadata(file)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return sum(group.column(0).total_uncompressed_size for group in groups)
+
+
+def count_live(directory: Path, spec: VocabularySpec) -> int:
+    """Returns how many tokens of a vocabulary are not retired."""
+    if not spec.incremental:
+        return spec.size - spec.first_token_id
+    retired = read_parquet(directory / spec.file, [RETIRED_COLUMN])[RETIRED_COLUMN]
+    return len(retired) - (pc.sum(retired).as_py() or 0)
+
+
 def to_parquet(table: pa.Table, schema: pa.Schema) -> pa.Buffer:
     """Returns the bytes of a Parquet file; the same rows give the same bytes."""
     # Chunks and foreign metadata would show in the bytes; distinct tokens gain no dictionary.
     plain = pa.Table.from_arrays(table.combine_chunks().columns, schema=schema)
     sink = pa.BufferOutputStream()
-    pq.write_table(plain, sink, compression="zstd", use_dictionary=False, store_schema=False)
+    with pq.ParquetWriter(sink, schema, **_PARQUET) as writer:
+        writer.write_table(plain, _GROUP_ROWS)
     return sink.getvalue()
 
 

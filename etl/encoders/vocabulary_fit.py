@@ -1,7 +1,8 @@
 """Fitted vocabularies: Spark counts the tokens of the train split, the driver assigns their ids.
 
 All vocabularies share one job: its start costs more than the counting of most columns. Those of
-one type that ask for no more than how often tokens occur share one scan.
+one type that ask for no more than how often tokens occur share one scan. The tokens of a large
+vocabulary are sorted by Spark, and pass through the driver a part at a time.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -25,9 +28,11 @@ from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import TokenDType, VocabularySpec
 from conf.schema import FIRST_TOKEN_ID
 from conf.storage.atomic_output import write_text_atomic
+from conf.storage.table_files import open_parquet
 from etl.encoders.feature_plan import VocabularyPlan
 from etl.encoders.vocabulary import (
     LAST_SEEN_COLUMN,
+    SPARK_TYPES,
     Growth,
     assign_ids,
     describe_changes,
@@ -36,6 +41,7 @@ from etl.encoders.vocabulary import (
     load_vocabulary,
     number_given,
     read_token_file,
+    write_ordered,
     write_vocabulary,
 )
 from etl.tfrecord.spark.schema import quote_name
@@ -48,9 +54,9 @@ logger = logging.getLogger("sluice.encoders")
 
 CHANGES_FILE = "vocabulary_changes.json"
 _NUMBER = "__vocabulary"
+_PARTS_DIR = ".sorted_tokens"
 _EPOCH = datetime.date(1970, 1, 1)
 _DAY_MS = 86_400_000
-_SPARK_TYPES = {"int64": "bigint", "string": "string"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class VocabularyFit:
     plan: VocabularyPlan
     growth: Growth | None = None  # of one that grows
     tokens: pa.Array | None = None  # by rising id, each once; None: those of the train split
+    parent: VocabularySpec | None = None  # what it grows out of
 
     @property
     def dtype(self) -> TokenDType:
@@ -70,6 +77,11 @@ class VocabularyFit:
     def first_id(self) -> int:
         """Id of the first token: 2, or more where unknown tokens have buckets."""
         return FIRST_TOKEN_ID + (self.plan.oov_buckets or 0)
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the driver numbers the tokens beside others, and so holds all of them."""
+        return self.growth is not None or self.tokens is not None
 
     @property
     def is_plain(self) -> bool:
@@ -97,8 +109,11 @@ def fit_vocabularies(
         from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
         token that the train split lacks has the count 0.
     """
-    if not fits:
-        return []
+    return _number_all(_count_tokens(df, fits, time_ms).toArrow(), fits) if fits else []
+
+
+def _count_tokens(df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None) -> DataFrame:
+    """The tokens of all vocabularies, of one or more, with the number of theirs."""
     alone: list[DataFrame] = []
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
@@ -107,7 +122,10 @@ def fit_vocabularies(
         else:
             alone.append(_label(_find_tokens(df, number, fit, time_ms), fit.dtype))
     shared = [_label(_count_together(df, some), dtype) for dtype, some in together.items()]
-    found = reduce(lambda one, other: one.unionByName(other), [*alone, *shared]).toArrow()
+    return reduce(lambda one, other: one.unionByName(other), [*alone, *shared])
+
+
+def _number_all(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
     return [
         _number(found.filter(pc.equal(found[_NUMBER], number)), fit)
         for number, fit in enumerate(fits)
@@ -146,7 +164,7 @@ def _select_tokens(df: DataFrame, fits: Mapping[int, VocabularyFit], *more: Colu
     scalars: list[Column] = []
     parts = []
     for number, fit in fits.items():
-        kind = _SPARK_TYPES[fit.dtype]
+        kind = SPARK_TYPES[fit.dtype]
         for column in fit.plan.columns:
             values = F.col(quote_name(column))
             if df.schema[column].dataType.typeName() == "array":
@@ -217,28 +235,86 @@ def _most_frequent(counted: DataFrame, tokens: DataFrame, fit: VocabularyFit) ->
 
 
 def fit_vocabulary_files(
-    train: TrainSplit, plan: FeaturePlan, directory: Path, previous: Path | None = None
-) -> dict[str, tuple[VocabularySpec, pa.Table]]:
-    """Fits all vocabularies, and writes them; returns their entries in the plan, and tables.
+    train: TrainSplit,
+    plan: FeaturePlan,
+    directory: Path,
+    most_bytes: int,
+    previous: Path | None = None,
+) -> list[VocabularySpec]:
+    """Fits all vocabularies, and writes them; returns their entries in the plan.
 
-    `previous` is the folder of encoders that vocabularies append to, or None.
+    Args:
+        train: The train split.
+        plan: The features.
+        directory: Where the files go.
+        most_bytes: Bytes of tokens up to which the driver holds a vocabulary. It holds those that
+            grow, and the tokens of a file, whatever their size.
+        previous: Folder of encoders that vocabularies append to, or None.
     """
-    specs = [] if previous is None else read_plan_file(previous).vocabularies
-    grown = {vocabulary.name for vocabulary in plan.vocabularies if vocabulary.incremental}
-    parents = {spec.name: spec for spec in specs if spec.name in grown}
-    known = {name: load_vocabulary(cast(Path, previous), s) for name, s in parents.items()}
-    last_day = _find_last_day(train) if grown else None
-    fits = [_plan_fit(train, v, known.get(v.name), last_day) for v in plan.vocabularies]
-    tables = fit_vocabularies(train.rows, fits, train.time_column_ms)
-    fitted, changes = {}, []
-    for vocabulary, table in zip(plan.vocabularies, tables, strict=True):
-        name = vocabulary.name
-        path = directory / f"{name}.parquet"
-        spec = write_vocabulary(table, path, vocabulary.oov_buckets, parents.get(name))
-        logger.info("vocabulary %s: %s tokens", name, f"{table.num_rows:,}")
-        fitted[name] = spec, table
-        if vocabulary.incremental:
-            changes.append(describe_changes(spec, known.get(name), table))
+    fits = _plan_fits(train, plan, previous)
+    if not fits:
+        return []
+    counted = _count_tokens(train.rows, fits, train.time_column_ms).persist()
+    try:
+        large = _find_large(counted, fits, most_bytes)
+        fitted = {n: _write_sorted(counted, n, fits[n], directory) for n in large}
+        held = counted.where(~F.col(_NUMBER).isin(large)) if large else counted
+        tables = _number_all(held.toArrow(), fits)
+    finally:
+        counted.unpersist()
+    for number, (fit, table) in enumerate(zip(fits, tables, strict=True)):
+        if number not in fitted:
+            path = directory / f"{fit.plan.name}.parquet"
+            fitted[number] = write_vocabulary(table, path, fit.plan.oov_buckets, fit.parent)
+    specs = [fitted[number] for number in range(len(fits))]
+    _report(specs, fits, tables, directory)
+    return specs
+
+
+def _find_large(counted: DataFrame, fits: Sequence[VocabularyFit], most_bytes: int) -> list[int]:
+    """The vocabularies that the driver is not to hold, by number."""
+    candidates = [number for number, fit in enumerate(fits) if not fit.needs_all]
+    if not candidates:
+        return []
+    bytes_each = F.coalesce(F.octet_length("string") + 4, F.lit(8)).cast("bigint")
+    sizes = counted.groupBy(_NUMBER).agg(F.sum(bytes_each).alias("bytes"))
+    large = sizes.where(F.col(_NUMBER).isin(candidates) & (F.col("bytes") > most_bytes))
+    return [row[_NUMBER] for row in large.collect()]
+
+
+def _write_sorted(
+    counted: DataFrame, number: int, fit: VocabularyFit, directory: Path
+) -> VocabularySpec:
+    """Writes a vocabulary whose tokens Spark sorts into files, which are read one by one."""
+    tokens = counted.where(F.col(_NUMBER) == number)
+    tokens = tokens.select(F.col(fit.dtype).alias("token"), "count")
+    parts, file = directory / _PARTS_DIR, directory / f"{fit.plan.name}.parquet"
+    try:
+        ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
+        ordered.write.mode("overwrite").parquet(parts.absolute().as_uri())
+        batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("part-*"))))
+        return write_ordered(batches, file, fit.dtype, fit.plan.oov_buckets)
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+
+
+def _read_batches(part: Path) -> Iterator[pa.RecordBatch]:
+    with open_parquet(part) as opened:
+        yield from opened.iter_batches()
+
+
+def _report(
+    specs: Sequence[VocabularySpec],
+    fits: Sequence[VocabularyFit],
+    tables: Sequence[pa.Table],
+    directory: Path,
+) -> None:
+    """Logs the vocabularies, and writes down how those that grow have changed."""
+    changes = []
+    for spec, fit, table in zip(specs, fits, tables, strict=True):
+        logger.info("vocabulary %s: %s tokens", spec.name, f"{spec.size - fit.first_id:,}")
+        if fit.growth is not None:
+            changes.append(describe_changes(spec, fit.growth.known, table))
             logger.info(
                 "vocabulary {name}, version {version}: {kept} kept, {added} added, "
                 "{retired} retired, {revived} revived".format(**changes[-1])
@@ -246,7 +322,6 @@ def fit_vocabulary_files(
     if changes:
         text = json.dumps(changes, indent=1, ensure_ascii=False)
         write_text_atomic(directory / CHANGES_FILE, text + "\n")
-    return fitted
 
 
 def _find_last_day(train: TrainSplit) -> datetime.date | None:
@@ -257,16 +332,20 @@ def _find_last_day(train: TrainSplit) -> datetime.date | None:
     return None if last_ms is None else _EPOCH + datetime.timedelta(milliseconds=last_ms)
 
 
-def _plan_fit(
-    train: TrainSplit,
-    plan: VocabularyPlan,
-    known: pa.Table | None,
-    last_day: datetime.date | None,
-) -> VocabularyFit:
-    fit = VocabularyFit(plan)
-    if plan.incremental:
-        tokens = known_tokens(known, fit.dtype, fit.first_id)
-        return VocabularyFit(plan, Growth(tokens, last_day, plan.expire_after_days))
-    if plan.path is not None:
-        return VocabularyFit(plan, None, read_token_file(train.find_file(plan.path), fit.dtype))
-    return fit
+def _plan_fits(train: TrainSplit, plan: FeaturePlan, previous: Path | None) -> list[VocabularyFit]:
+    specs = [] if previous is None else read_plan_file(previous).vocabularies
+    parents = {spec.name: spec for spec in specs}
+    last_day = _find_last_day(train) if plan.has_incremental_vocabulary else None
+    fits = []
+    for vocabulary in plan.vocabularies:
+        fit, parent = VocabularyFit(vocabulary), parents.get(vocabulary.name)
+        if vocabulary.incremental:
+            known = None if parent is None else load_vocabulary(cast(Path, previous), parent)
+            tokens = known_tokens(known, fit.dtype, fit.first_id)
+            growth = Growth(tokens, last_day, vocabulary.expire_after_days)
+            fit = VocabularyFit(vocabulary, growth, parent=parent)
+        elif vocabulary.path is not None:
+            file = train.find_file(vocabulary.path)
+            fit = VocabularyFit(vocabulary, tokens=read_token_file(file, fit.dtype))
+        fits.append(fit)
+    return fits

@@ -8,29 +8,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from conf.artefacts.encoder_files import read_plan_file
-from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan
+from conf.artefacts.encoder_files import EncoderFiles, read_plan_file
+from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError
 from conf.splits import TRAIN
 from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.feature_plan import FeaturePlan, history_names
 from etl.encoders.fit import EarlierEncoders, TrainSplit, build_plan, fit_operations
-from etl.encoders.vocabulary import OddTokens, find_odd_tokens, live_tokens, load_vocabulary
+from etl.encoders.vocabulary import OddTokens, count_live, find_odd_tokens, read_groups
 from etl.encoders.vocabulary_fit import fit_vocabulary_files
 from etl.events.columns import EVENT_TS_COLUMN, SPLIT_COLUMN, fold_columns
 from etl.events.counted_features import fit_most_frequent
 from etl.events.histories import add_histories
 from etl.events.splits import is_not_after
-from etl.tfrecord.codec.crc32c import describe_file
+from etl.tfrecord.codec.crc32c import crc32c, describe_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from conf.dates import DateRange
     from conf.etl.build import BuildConfig
-    from conf.etl.encodings import FeatureConfig
     from conf.manifest import FileInfo
 
 KEPT_FILE = "kept_numbers.json"
@@ -44,14 +41,14 @@ class FittedEncoders:
     Attributes:
         plan: What they do.
         files: Their files.
-        item_tokens: The items' vocabulary, one column `token`; None where records have no item.
+        items: The items' vocabulary; None where records have no item.
         tokens: Number of tokens by vocabulary, retired ones left out.
         odd: By vocabulary, those of its new tokens that are likely a header or hold quotes.
     """
 
     plan: EncoderPlan
     files: tuple[FileInfo, ...]
-    item_tokens: pa.Table | None
+    items: VocabularySpec | None
     tokens: Mapping[str, int]
     odd: Mapping[str, OddTokens] = field(default_factory=dict)
 
@@ -94,17 +91,18 @@ def fit_encoders(
     known = events if train.dates is None else events.where(is_not_after(train.dates))
     fit_most_frequent(known, config, directory)
     previous = None if earlier is None else earlier.directory
-    vocabularies = fit_vocabulary_files(train, features, directory, previous)
-    tables = {name: table for name, (_, table) in vocabularies.items()}
-    operations, statistics = fit_operations(train, features, tables, directory, earlier)
-    specs = [spec for spec, _ in vocabularies.values()]
+    most_bytes = config.spark.vocabulary_bytes
+    specs = fit_vocabulary_files(train, features, directory, most_bytes, previous)
+    operations, statistics = fit_operations(train, features, specs, directory, earlier)
     plan = build_plan(features, specs, operations, statistics)
     write_text_atomic(directory / ENCODERS_FILE, plan.dumps())
     if earlier is not None:
         _write_kept(earlier, directory)
-    fitted = _check_fitted(plan, features, staging, tables)
-    odd = {v.name: find_odd_tokens(tables[v.name], v.columns) for v in features.vocabularies}
-    return replace(fitted, odd=odd)
+    odd = {
+        vocabulary.name: find_odd_tokens(read_groups(directory / spec.file), vocabulary.columns)
+        for vocabulary, spec in zip(features.vocabularies, specs, strict=True)
+    }
+    return replace(_check_fitted(plan, features, staging), odd=odd)
 
 
 def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
@@ -123,28 +121,16 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
     for file in sorted((parent / ENCODERS_DIR).iterdir()):
         link_file(file, directory / file.name)
     plan = read_plan_file(directory)
-    name = _item_vocabulary(features)
-    # Only the items are needed, and of those that retire tokens how many are left.
-    needed = [spec for spec in plan.vocabularies if spec.incremental or spec.name == name]
-    tables = {spec.name: load_vocabulary(directory, spec) for spec in needed}
-    return _check_fitted(plan, features, staging, tables)
+    for spec in plan.vocabularies:
+        EncoderFiles(directory, crc32c).read_bytes(spec)
+    return _check_fitted(plan, features, staging)
 
 
-def _item_feature(features: FeaturePlan) -> FeatureConfig | None:
-    return next((f for f in features.features if f.name == features.keys.item), None)
-
-
-def _item_vocabulary(features: FeaturePlan) -> str | None:
-    item = _item_feature(features)
-    return None if item is None else item.vocabulary
-
-
-def _check_fitted(
-    plan: EncoderPlan, features: FeaturePlan, staging: Path, tables: Mapping[str, pa.Table]
-) -> FittedEncoders:
-    item, items = _item_feature(features), tables.get(_item_vocabulary(features) or "")
-    tokens = None if items is None else live_tokens(items)
-    if item is not None and (tokens is None or not tokens.num_rows):
+def _check_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> FittedEncoders:
+    tokens = {spec.name: count_live(staging / ENCODERS_DIR, spec) for spec in plan.vocabularies}
+    item = next((f for f in features.features if f.name == features.keys.item), None)
+    name = None if item is None else item.vocabulary
+    if item is not None and not tokens.get(name or ""):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
             received=f"feature {item.name!r}: {item.encoding}",
@@ -155,13 +141,4 @@ def _check_fitted(
         for path in sorted((staging / ENCODERS_DIR).iterdir())
         if path.is_file()
     )
-    return FittedEncoders(plan, files, tokens, _count_tokens(plan, tables))
-
-
-def _count_tokens(plan: EncoderPlan, tables: Mapping[str, pa.Table]) -> dict[str, int]:
-    return {
-        spec.name: live_tokens(tables[spec.name]).num_rows
-        if spec.incremental
-        else spec.size - spec.first_token_id
-        for spec in plan.vocabularies
-    }
+    return FittedEncoders(plan, files, None if name is None else plan.vocabulary(name), tokens)

@@ -16,13 +16,14 @@ from conf.local_paths import local_path
 from etl.records.feature_lists import flatten_lists, nest_lists, nest_schema
 
 if TYPE_CHECKING:
+    from etl.encoders.joined_vocabulary import JoinedColumn
     from etl.encoders.pipeline import EncoderPipeline
     from etl.quality.label_statistics import LabelFocus
     from etl.quality.statistics import StatisticsAccumulator
     from etl.records.train_counts import CountedColumns, ShardCounter
 
 
-def open_encoders(path: str) -> EncoderPipeline:
+def open_encoders(path: str, joined: tuple[str, ...] = ()) -> EncoderPipeline:
     """Reads fitted encoders; the tasks of a process share them while their plan is the same file.
 
     Raises:
@@ -31,14 +32,16 @@ def open_encoders(path: str) -> EncoderPipeline:
     file = local_path(path) / ENCODERS_FILE
     # A plan that is not there has no state: what reads it says so.
     state = file.stat() if file.is_file() else None
-    return _read_pipeline(path, state and (state.st_ino, state.st_mtime_ns, state.st_size))
+    return _read_pipeline(path, joined, state and (state.st_ino, state.st_mtime_ns, state.st_size))
 
 
 @lru_cache(maxsize=1)
-def _read_pipeline(path: str, state: tuple[int, int, int] | None) -> EncoderPipeline:
+def _read_pipeline(
+    path: str, joined: tuple[str, ...], state: tuple[int, int, int] | None
+) -> EncoderPipeline:
     from etl.encoders.pipeline import read_pipeline
 
-    return read_pipeline(path)
+    return read_pipeline(path, joined=joined)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class RecordEncoder:
         focus: The label that features are compared with; None: there is none.
         counted: What is counted of the train split.
         counts_dir: Where the counts are left.
+        joined: Columns whose tokens are looked up before records are encoded.
     """
 
     encoders: str
@@ -58,15 +62,22 @@ class RecordEncoder:
     focus: LabelFocus | None
     counted: CountedColumns
     counts_dir: str
+    joined: tuple[JoinedColumn, ...] = ()
+
+    @property
+    def pipeline(self) -> EncoderPipeline:
+        """The encoders."""
+        joined = sorted({column.spec.name for column in self.joined})
+        return open_encoders(self.encoders, tuple(joined))
 
     @property
     def output_schema(self) -> pa.Schema:
         """Schema of the records."""
-        return nest_schema(open_encoders(self.encoders).output_schema, self.feature_lists)
+        return nest_schema(self.pipeline.output_schema, self.feature_lists)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Encodes rows."""
-        return nest_lists(open_encoders(self.encoders).apply(batch), self.feature_lists)
+        return nest_lists(self.pipeline.apply(batch), self.feature_lists)
 
     def build_statistics(self, schema: pa.Schema, path: str) -> ShardReport:
         """Builds what reports of a shard, by the records' schema and its path in the version."""
@@ -75,7 +86,7 @@ class RecordEncoder:
 
         empty = pa.RecordBatch.from_pylist([], schema=schema)
         flat = flatten_lists(empty, self.feature_lists).schema
-        raw = plan_raw_features(open_encoders(self.encoders).plan, flat.names)
+        raw = plan_raw_features(self.pipeline.plan, flat.names)
         statistics = StatisticsAccumulator(flat, self.focus, raw)
         counter = open_counter(self.counted, self.counts_dir, path)
         return ShardReport(self.feature_lists, statistics, counter)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from conf.encoders import VocabularySpec
 from conf.encoders.target import FOLD_COLUMN
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
@@ -26,6 +27,7 @@ from etl.encoders.feature_plan import (
     history_names,
     raw_value_columns,
 )
+from etl.encoders.joined_vocabulary import read_tokens
 from etl.encoders.number_fit import add_folds
 from etl.events.columns import (
     EVENT_TS_COLUMN,
@@ -47,7 +49,6 @@ from etl.events.joins import plan_joins, select_latest
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 logger = logging.getLogger("sluice.build")
@@ -289,14 +290,14 @@ def build_record_rows(
     rows: EventRows,
     config: BuildConfig,
     plan: FeaturePlan,
-    item_tokens: pa.Table | None,
+    items: VocabularySpec | None,
     served: Sequence[str],
     encoders_dir: Path,
 ) -> DataFrame:
     """Builds one row per record, of the samples and of served splits, with what encoders read."""
     records = rows.samples
-    if item_tokens is not None and CATALOG in served:
-        tokens = records.sparkSession.createDataFrame(item_tokens)
+    if items is not None and CATALOG in served:
+        tokens = read_tokens(records.sparkSession, encoders_dir, items).select("token")
         _warn_of_unknown_items(config, plan, rows.sources, tokens)
         catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
         records = records.unionByName(catalog, allowMissingColumns=True)

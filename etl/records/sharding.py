@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -21,14 +21,12 @@ from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
 from conf.etl.output import DATE_PARTITION
 from conf.splits import EVENT_SPLITS, TRAIN
-from etl.encoders.feature_plan import FeaturePlan
 from etl.events.columns import (
     EVENT_TS_COLUMN,
     POSITION_COLUMN,
     SPLIT_COLUMN,
     identity_columns,
 )
-from etl.records.samples import raw_columns
 from etl.tfrecord.files.data_files import ShardRange, partition_path
 from etl.tfrecord.spark.frames import assign_buckets
 
@@ -307,7 +305,7 @@ def _shard_count(
 
 
 def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
-    """Bucket of the ordering key, from 0."""
+    """Bucket of the ordering key, from 0; `low` and `high`: event times of the row's partition."""
     buckets = bucket_count(config)
     key = F.col(GROUP_HASH_COLUMN if config.output.group_by else HASH_COLUMN)
     by_hash = F.shiftrightunsigned(key, 64 - (buckets.bit_length() - 1)).cast("int")
@@ -371,7 +369,7 @@ _SHARD_OF_BUCKET = "__shard_of_bucket"
 
 
 def assign_shards(
-    keyed: DataFrame, config: BuildConfig, plan: FeaturePlan, shards: ShardPlan
+    keyed: DataFrame, config: BuildConfig, columns: Sequence[str], shards: ShardPlan
 ) -> DataFrame:
     """Puts each record into its shard and place by a hash of its content, or by its time.
 
@@ -379,12 +377,12 @@ def assign_shards(
     input blocks or retries.
 
     Returns:
-        The features' raw columns, partitioned by shard and sorted within.
+        These columns, partitioned by shard and sorted within.
     """
     placed = _add_shard_column(keyed, config, shards)
     by_shard = placed.repartitionById(shards.total, F.col(SHARD_COLUMN))
     ordered = by_shard.sortWithinPartitions(*_order(config))
-    return ordered.select(*[F.col(name) for name in raw_columns(plan)])
+    return ordered.select(*[F.col(name) for name in columns])
 
 
 def _add_shard_column(keyed: DataFrame, config: BuildConfig, shards: ShardPlan) -> DataFrame:

@@ -16,6 +16,7 @@ from conf.etl.build import BuildConfig
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.feature_plan import FeaturePlan
+from etl.encoders.joined_vocabulary import join_vocabularies, plan_joins
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
@@ -104,7 +105,7 @@ def write_version_records(
         logger.info("items and users stay as the version before has them: its events reach further")
     made = [split for split in served if split not in kept_served]
     records = build_record_rows(
-        rows, config, version.features, encoders.item_tokens, made, staging / ENCODERS_DIR
+        rows, config, version.features, encoders.items, made, staging / ENCODERS_DIR
     )
     encoder = _plan_encoder(version, encoders)
     built = _write(version, add_keys(records, config), encoder)
@@ -136,6 +137,9 @@ def _plan_encoder(version: VersionPlan, encoders: FittedEncoders) -> RecordEncod
         focus=_find_focus(config),
         counted=CountedColumns.build(counted, schema),
         counts_dir=str(counts_dir.absolute()),
+        joined=plan_joins(
+            version.staging / ENCODERS_DIR, encoders.plan, config.spark.vocabulary_bytes
+        ),
     )
 
 
@@ -151,8 +155,9 @@ def _write(
     version: VersionPlan, keyed: DataFrame, encoder: RecordEncoder
 ) -> dict[str, list[VersionShard]]:
     config, staging = version.config, version.staging
-    shards = _plan_shards(version, keyed, encoder)
-    rows = assign_shards(keyed, config, version.features, shards)
+    columns = (*raw_columns(version.features), *(column.name for column in encoder.joined))
+    shards = _plan_shards(version, keyed, encoder, columns)
+    rows = assign_shards(join_vocabularies(keyed, encoder.joined), config, columns, shards)
     ranges = [part.files for part in shards.partitions]
     built: dict[str, list[VersionShard]] = {split: [] for split in config.record_splits}
     for shard in write_records(rows, encoder, config.output, staging, ranges):
@@ -162,13 +167,14 @@ def _write(
     return built
 
 
-def _plan_shards(version: VersionPlan, keyed: DataFrame, encoder: RecordEncoder) -> ShardPlan:
+def _plan_shards(
+    version: VersionPlan, keyed: DataFrame, encoder: RecordEncoder, columns: Sequence[str]
+) -> ShardPlan:
     config = version.config
     if not needs_row_counts(config):
         return plan_from_config(config)
     sizes: dict[str, float] = {}
     if config.output.shard_bytes is not None:
-        columns = raw_columns(version.features)
         sizes = estimate_bytes_per_row(keyed, columns, encoder, config.output, version.staging)
     return plan_from_counts(keyed, config, sizes)
 

@@ -19,6 +19,7 @@ from conf.etl.output import OutputConfig
 from conf.manifest import ShardInfo
 from conf.splits import ALL_SPLITS
 from conf.storage.locations import Compression
+from etl.encoders.joined_vocabulary import join_vocabularies
 from etl.events.columns import SPLIT_COLUMN
 from etl.records.jvm_connector import write_by_connector
 from etl.records.record_encoder import RecordEncoder
@@ -125,7 +126,7 @@ def estimate_bytes_per_row(
     records give the same estimate, however they are partitioned.
     """
     counts = {r[SPLIT_COLUMN]: r["count"] for r in keyed.groupBy(SPLIT_COLUMN).count().collect()}
-    sample = keyed.where(_is_sampled(counts))
+    sample = join_vocabularies(keyed.where(_is_sampled(counts)), encoder.joined)
     split = F.lit(None).cast("int")
     for place, name in enumerate(ALL_SPLITS):
         split = F.when(F.col(SPLIT_COLUMN) == name, F.lit(place)).otherwise(split)

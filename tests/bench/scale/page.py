@@ -228,9 +228,8 @@ def describe_limits(plan: Plan) -> str:
 
     def row(limit: Limit) -> list[str]:
         verdict = "fits" if limit.bytes <= plan.machine.room else "**does not fit**"
-        help_ = "`shard: workers` splits it" if limit.is_split else "nothing splits it"
         return [limit.part, limit.what, _amount(limit.bytes, "GB"), verdict,
-                f"{limit.full_at / MILLION:,.0f} M keys", help_]  # fmt: skip
+                f"{limit.full_at / MILLION:,.0f} M keys", limit.relief]  # fmt: skip
 
     header = ["part", "what one machine holds", "at the demand's keys", "", "full at", ""]
     return render_table(header, map(row, plan.list_limits()))

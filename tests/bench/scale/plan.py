@@ -322,19 +322,20 @@ class Plan:
         """What is full at how many keys on one machine, the first to be full first."""
         d, vocabulary = self.demand, self.constants.vocabulary_memory
         row = row_bytes(d.dim, d.state)
-        sizes: list[tuple[str, str, Callable[[float], float]]] = [
+        sizes: list[tuple[str, str, str, Callable[[float], float]]] = [
             ("build", "vocabularies, in the Python worker of each core",
+             "`spark.vocabulary_bytes` bounds it",
              lambda keys: self.machine.cores * vocabulary.at(keys)),
-            ("train", "rows, state and index in one process",
+            ("train", "rows, state and index in one process", "`shard: workers` splits it",
              lambda keys: keys * row + index_bytes(keys)),
-            ("export, serve", "rows and index in one process",
+            ("export, serve", "rows and index in one process", "nothing splits it",
              lambda keys: keys * d.dim * NUMBER_BYTES + index_bytes(keys)),
-            ("train", "the index of keys on each worker", index_bytes),
+            ("train", "the index of keys on each worker", "nothing splits it", index_bytes),
         ]  # fmt: skip
         room = self.machine.room
         found = [
-            Limit(part, what, of(d.keys), find_limit(of, room), is_split=number == 1)
-            for number, (part, what, of) in enumerate(sizes)
+            Limit(part, what, of(d.keys), find_limit(of, room), relief)
+            for part, what, relief, of in sizes
         ]
         return sorted(found, key=lambda limit: limit.full_at)
 
@@ -348,14 +349,14 @@ class Limit:
         what: What is held.
         bytes: At the demand's keys.
         full_at: Keys that fit in a machine.
-        is_split: Whether more machines help.
+        relief: What helps.
     """
 
     part: str
     what: str
     bytes: float
     full_at: float
-    is_split: bool
+    relief: str
 
 
 def find_limit(bytes_of: Callable[[float], float], room: float) -> float:

@@ -15,13 +15,14 @@ from conf.encoders.numbers import Normalize
 from conf.encoders.target import FOLD_COLUMN, FOLDS
 from conf.errors import InputDataError
 from conf.etl.encodings import TopPerGroupConfig
+from etl.encoders.joined_vocabulary import read_tokens
 from etl.encoders.number_fit import (
     NumberRequest,
     add_folds,
     fit_numbers,
     fit_target,
 )
-from etl.encoders.vocabulary import Growth, known_tokens
+from etl.encoders.vocabulary import Growth, known_tokens, write_vocabulary
 from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
 from tests.etl.encoders.fitting import fit_vocabulary, plan_vocabulary
 
@@ -107,11 +108,13 @@ def test_nothing_to_fit_is_an_error_that_names_the_feature(frame):
         fit_numbers(empty, {"price": NumberRequest("price", False)}, ("row",))
 
 
-def test_targets_are_smoothed_and_out_of_fold(frame, values):
+def test_targets_are_smoothed_and_out_of_fold(frame, values, tmp_path):
     folded = add_folds(frame, ("row",))
     folds = folded.select("row", FOLD_COLUMN).toArrow().sort_by("row")[FOLD_COLUMN].to_numpy()
     vocabulary = fit_vocabulary(frame, ["token"], min_count=15)
-    found = fit_target(folded, vocabulary, "token", "label")
+    spec = write_vocabulary(vocabulary, tmp_path / "token.parquet")
+    tokens = read_tokens(frame.sparkSession, tmp_path, spec)
+    found = fit_target(folded, tokens, spec, "token", "label")
     labels = values["label"].astype(np.float64)
     for column in range(1 + FOLDS):
         seen = folds != column - 1

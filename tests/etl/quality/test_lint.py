@@ -152,10 +152,10 @@ def test_quotes_and_header_lines_among_tokens_are_warned_of():
     headed = assign_ids(pa.table({"token": ["u", "USER"], "count": [3, 1]}), "string")
     numbers = assign_ids(pa.table({"token": [7], "count": [3]}), "int64")
     odd = {
-        "item": find_odd_tokens(text, ("item", "other")),
-        "fine": find_odd_tokens(text.slice(3), ("item",)),
-        "id": find_odd_tokens(headed, ("userId",)),
-        "user": find_odd_tokens(numbers, ("user",)),
+        "item": find_odd_tokens([text.slice(0, 2), text.slice(2)], ("item", "other")),
+        "fine": find_odd_tokens([text.slice(3)], ("item",)),
+        "id": find_odd_tokens([headed], ("userId",)),
+        "user": find_odd_tokens([numbers], ("user",)),
     }
     quotes, header, other = find_odd_values(odd)
     assert (quotes.rule, quotes.severity, quotes.passed) == ("vocabulary item", "warn", False)

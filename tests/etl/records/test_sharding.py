@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import ConfigError
 from etl.encoders.feature_plan import plan_features
+from etl.records.samples import raw_columns
 from etl.records.sharding import (
     add_keys,
     assign_heaviest_first,
@@ -56,9 +57,13 @@ def records(spark):
 
 def place(records, config, sizes=None) -> dict[str, list[list[Any]]]:
     """Rows by part folder (`train/…`) and shard, in order."""
-    keyed, counted = add_keys(records, config), needs_row_counts(config)
-    plan = plan_from_counts(keyed, config, sizes or {}) if counted else plan_from_config(config)
-    sharded = assign_shards(keyed, config, plan_features(config), plan)
+    keyed = add_keys(records, config)
+    plan = (
+        plan_from_counts(keyed, config, sizes or {})
+        if needs_row_counts(config)
+        else plan_from_config(config)
+    )
+    sharded = assign_shards(keyed, config, raw_columns(plan_features(config)), plan)
     rows = sharded.withColumn("shard", F.spark_partition_id()).collect()
     found: dict[str, list[list[Any]]] = {
         f"{c.split}/{c.folder}".rstrip("/"): [[] for _ in range(c.count)] for c in plan.partitions

@@ -1,0 +1,113 @@
+"""Vocabularies that are too large for each Python worker: a join in Spark looks their tokens up.
+
+Beside a column of tokens stands then what was found of them, which is encoded in their place
+(`etl.encoders.token_lookup.JoinedTokenEncoder`). The tokens of a list are joined one by one, and
+put together again in their order, for each list once: what they become depends on the list alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from conf.artefacts.encoder_files import RETIRED_COLUMN
+from conf.encoders import EncoderPlan, VocabularySpec
+from etl.encoders.pipeline import raw_inputs
+from etl.encoders.token_lookup import found_column
+from etl.encoders.vocabulary import SPARK_TYPES, measure_tokens
+from etl.tfrecord.spark.schema import quote_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TOKEN, _KNOWN, _ID = "__token", "__known_token", "__token_id"
+_LIST, _KEY, _PLACE = "__list", "__list_key", "__place"
+
+
+@dataclass(frozen=True)
+class JoinedColumn:
+    """A raw column whose tokens are looked up by a join."""
+
+    column: str
+    is_list: bool
+    directory: Path  # of the encoders
+    spec: VocabularySpec
+
+    @property
+    def name(self) -> str:
+        """The column of what was found."""
+        return found_column(self.spec.name, self.column)
+
+    @property
+    def tokens_type(self) -> str:
+        """Spark's type of the raw column, as tokens."""
+        kind = SPARK_TYPES[self.spec.token_dtype]
+        return f"array<{kind}>" if self.is_list else kind
+
+    def look_up(self, rows: DataFrame) -> DataFrame:
+        """Replaces the tokens of rows by what is found of them."""
+        known = read_tokens(rows.sparkSession, self.directory, self.spec).toDF(_KNOWN, _ID)
+        unknown = F.lit(None) if self.spec.oov_buckets is None else F.col(_TOKEN)
+        unknown = F.when(F.col(_ID).isNull(), unknown).cast(SPARK_TYPES[self.spec.token_dtype])
+        found = F.struct(F.col(_ID).alias("id"), unknown.alias("unknown"))
+        joined = rows.join(known, F.col(_TOKEN) == F.col(_KNOWN), "left")
+        return joined.withColumn(self.name, found).drop(_TOKEN, _KNOWN, _ID)
+
+
+def plan_joins(directory: Path, plan: EncoderPlan, most_bytes: int) -> tuple[JoinedColumn, ...]:
+    """Plans the joins of the vocabularies with more bytes of tokens than a worker may hold."""
+    large = {
+        spec.name: spec
+        for spec in plan.vocabularies
+        if measure_tokens(directory / spec.file) > most_bytes
+    }
+    found: dict[str, JoinedColumn] = {}
+    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
+        if column.vocabulary in large:
+            raw = raw_inputs(spec, column)[0]
+            own = JoinedColumn(raw.name, raw.is_list, directory, large[column.vocabulary])
+            found[own.name] = own
+    return tuple(found.values())
+
+
+def join_vocabularies(records: DataFrame, joined: Sequence[JoinedColumn]) -> DataFrame:
+    """Adds what was found of the tokens of each joined column; no row is added or left out."""
+    for column in joined:
+        join = _join_lists if column.is_list else _join_values
+        records = join(records, column)
+    return records
+
+
+def _join_values(records: DataFrame, column: JoinedColumn) -> DataFrame:
+    token = F.col(quote_name(column.column)).cast(column.tokens_type)
+    return column.look_up(records.withColumn(_TOKEN, token))
+
+
+def _join_lists(records: DataFrame, column: JoinedColumn) -> DataFrame:
+    tokens, name = F.col(quote_name(column.column)).cast(column.tokens_type), column.name
+    # JSON leaves nulls out unless they are kept: a null must not look like another value.
+    key = F.unhex(F.sha2(F.to_json(tokens, {"ignoreNullFields": "false"}), 256))
+    lists = records.select(key.alias(_KEY), tokens.alias(_LIST)).dropDuplicates([_KEY])
+    values = column.look_up(lists.select(_KEY, F.posexplode(_LIST).alias(_PLACE, _TOKEN)))
+    pairs = values.groupBy(_KEY).agg(
+        F.collect_list(F.struct(_PLACE, quote_name(name))).alias(_LIST)
+    )
+    found = pairs.select(_KEY, F.sort_array(_LIST)[name].alias(name))
+    joined = records.withColumn(_KEY, key).join(found, _KEY, "left").drop(_KEY)
+    # A list without values has no place.
+    empty = F.when(tokens.isNotNull(), F.array().cast(joined.schema[name].dataType))
+    return joined.withColumn(name, F.coalesce(F.col(quote_name(name)), empty))
+
+
+def read_tokens(spark: SparkSession, directory: Path, spec: VocabularySpec) -> DataFrame:
+    """Reads a vocabulary as a frame: `token` and `id`, without those that are retired."""
+    columns = f"token {SPARK_TYPES[spec.token_dtype]}, id bigint, {RETIRED_COLUMN} boolean"
+    file = (directory / spec.file).absolute().as_uri()
+    table = spark.read.schema(columns).parquet(file)  # `is_retired` is null where it is no column
+    return table.where(F.col(RETIRED_COLUMN).isNull() | ~F.col(RETIRED_COLUMN)).select(
+        "token", "id"
+    )
