@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange, read_duration
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.contract import FreshnessRule
 from conf.etl.output import DATE_PARTITION
 from conf.etl.split import LEAST_EVENTS, SplitConfig
 from conf.splits import TEST, TRAIN, VALIDATION
@@ -73,7 +72,7 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
     if dates is None or config.events.time or any(source.days is not None for source in sources):
         return
     bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
-    if bounded or any(isinstance(rule, FreshnessRule) for rule in config.contract.rules):
+    if bounded or any(rule.kind == "freshness" for rule in config.contract.rules):
         return
     raise ConfigError(
         "a day was given, but nothing of this build depends on days",

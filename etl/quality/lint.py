@@ -46,9 +46,9 @@ _WANTED = {
 
 
 def _refuse(config: BuildConfig, key: str, rule: str, name: str, received: str) -> RuleResult:
-    is_allowed = name in getattr(config.contract.allow, key)
-    received += f"; allowed by contract.allow.{key}" if is_allowed else ""
-    return RuleResult(rule, "error", is_allowed, received, _WANTED[key], (key, name))
+    is_allowed = name in config.contract.allow
+    received += "; allowed by contract.allow" if is_allowed else ""
+    return RuleResult(rule, "error", is_allowed, received, _WANTED[key], name)
 
 
 def _warn(rule: str, received: str, allowed: str) -> RuleResult:
@@ -92,7 +92,7 @@ def _reasons(outcomes: Mapping[str, int]) -> str:
 
 def list_nothing_matched(results: Iterable[RuleResult]) -> set[str]:
     """Returns the sources of `find_unmatched` that were allowed to match nothing."""
-    return {r.allowed_as[1] for r in results if r.allowed_as is not None and r.passed}
+    return {r.allowed_as for r in results if r.allowed_as is not None and r.passed}
 
 
 def find_early_ends(
@@ -268,7 +268,7 @@ def find_one_class(
         for label in _list_labels(config, nothing_matched, split):
             labelled = _of_labelled(statistics.get(split, {}).get(label, {}))
             what = describe_constant(labelled, split)
-            if what is not None and label not in config.contract.allow.one_class:
+            if what is not None and label not in config.contract.allow:
                 rule = f"label {label} of one class ({split})"
                 found.append(_warn(rule, what, _WANTED["one_class"]))
     return found
@@ -301,7 +301,7 @@ def _is_excused(
     if isinstance(feature.encoding, DatePartConfig):
         # A log of one day has one weekday, and one of a fortnight mostly one month.
         return feature.encoding.part not in _WITHIN_A_DAY
-    if feature.vocabulary in config.contract.allow.empty_vocabulary:
+    if feature.vocabulary in config.contract.allow:
         return True
     return set(feature.columns) <= set(excused)
 

@@ -16,17 +16,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.contract import (
-    DomainRule,
-    FreshnessRule,
-    NullRateRule,
-    RangeRule,
-    ReferencesRule,
-    RuleConfig,
-    TypeRule,
-    UniqueRule,
-    VolumeRule,
-)
+from conf.etl.contract import RuleConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,8 +39,7 @@ class RuleResult:
         passed: Whether it holds.
         received: What was found.
         allowed: What the rule allows.
-        allowed_as: Key of `contract.allow` and the name there that lets it pass, of what no rule
-            declares.
+        allowed_as: Name in `contract.allow` that lets it pass, of what no rule declares.
     """
 
     rule: str
@@ -58,7 +47,7 @@ class RuleResult:
     passed: bool
     received: str
     allowed: str
-    allowed_as: tuple[str, str] | None = None
+    allowed_as: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as a JSON object."""
@@ -99,7 +88,8 @@ def settle_results(
 def _refusal(violated: Sequence[RuleResult], hints: str) -> InputDataError:
     indent, count = "\n            ", len(violated)
     named = [found.allowed_as for found in violated if found.allowed_as is not None]
-    ways = [f"allow it by name: {_show_allowed(named)}"] if named else []
+    names = ", ".join(dict.fromkeys(named))
+    ways = [f"allow it by name: `contract: {{allow: [{names}]}}`"] if named else []
     if len(named) == count:
         what = f"the data look wrong in {count} way{'s' * (count > 1)}"
         ways = ["correct the input or the config, or " + ways[0]]
@@ -115,21 +105,12 @@ def _refusal(violated: Sequence[RuleResult], hints: str) -> InputDataError:
     )
 
 
-def _show_allowed(named: Sequence[tuple[str, str]]) -> str:
-    """The part of a config that allows what was refused."""
-    names: dict[str, dict[str, None]] = {}
-    for key, name in named:
-        names.setdefault(key, {})[name] = None
-    shown = ", ".join(f"{key}: [{', '.join(found)}]" for key, found in names.items())
-    return f"`contract: {{allow: {{{shown}}}}}`"
-
-
 def build_result(rule: RuleConfig, passed: bool, received: str, allowed: str) -> RuleResult:
     """Returns the result of a rule."""
     return RuleResult(f"{rule.kind} {rule.target}", rule.severity, passed, received, allowed)
 
 
-def judge_rate(rule: Any, bad: int, total: int, what: str, allowed: str) -> RuleResult:
+def judge_rate(rule: RuleConfig, bad: int, total: int, what: str, allowed: str) -> RuleResult:
     """Returns whether no more than `max_rate` of some rows is bad; of no rows none is."""
     rate = bad / total if total else 0.0
     received = f"{bad:,} of {total:,} ({rate:.4%}) {what}"
@@ -137,42 +118,43 @@ def judge_rate(rule: Any, bad: int, total: int, what: str, allowed: str) -> Rule
     return build_result(rule, rate <= rule.max_rate, received, bound)
 
 
-def describe_range(rule: RangeRule) -> str:
+def describe_range(rule: RuleConfig) -> str:
     """Returns the bounds as people write them."""
     low = "" if rule.minimum is None else f"from {rule.minimum:g}"
     high = "" if rule.maximum is None else f"to {rule.maximum:g}"
     return " ".join(part for part in (low, high) if part)
 
 
-def describe_domain(rule: DomainRule) -> str:
+def describe_domain(rule: RuleConfig) -> str:
     """Returns the allowed values, shortened where there are many."""
-    shown = ", ".join(repr(value) for value in rule.one_of[:10])
-    return shown + (", …" if len(rule.one_of) > 10 else "")
+    values = rule.one_of or ()
+    shown = ", ".join(map(repr, values[:10]))
+    return shown + (", …" if len(values) > 10 else "")
 
 
-def judge_nulls(rule: NullRateRule, nulls: int, rows: int) -> RuleResult:
+def judge_nulls(rule: RuleConfig, nulls: int, rows: int) -> RuleResult:
     """Returns whether a column has few enough nulls."""
     rate = nulls / rows if rows else 0.0
     received = f"{nulls:,} of {rows:,} ({rate:.4%}) null"
-    return build_result(rule, rate <= rule.maximum, received, f"at most {rule.maximum:.4%} null")
+    return build_result(rule, rate <= rule.max_rate, received, f"at most {rule.max_rate:.4%} null")
 
 
-def judge_type(rule: TypeRule, found: str, refused: int, rows: int) -> RuleResult:
+def judge_type(rule: RuleConfig, found: str, refused: int, rows: int) -> RuleResult:
     """Returns whether a column has its type, and few enough values failed to parse as it."""
     if found != rule.type:
-        return build_result(rule, False, found, rule.type)
-    return judge_rate(rule, refused, rows, f"do not parse as {found}", rule.type)
+        return build_result(rule, False, found, str(rule.type))
+    return judge_rate(rule, refused, rows, f"do not parse as {found}", found)
 
 
-def judge_volume(rule: VolumeRule, rows: int, previous: int | None) -> RuleResult:
+def judge_volume(rule: RuleConfig, rows: int, previous: int | None) -> RuleResult:
     """Returns whether there are as many rows as there should be."""
     passed, received, allowed = True, f"{rows:,} rows", []
-    if rule.min_rows is not None:
-        passed &= rows >= rule.min_rows
-        allowed.append(f"at least {rule.min_rows:,}")
-    if rule.max_rows is not None:
-        passed &= rows <= rule.max_rows
-        allowed.append(f"at most {rule.max_rows:,}")
+    if rule.minimum is not None:
+        passed &= rows >= rule.minimum
+        allowed.append(f"at least {rule.minimum:,.0f}")
+    if rule.maximum is not None:
+        passed &= rows <= rule.maximum
+        allowed.append(f"at most {rule.maximum:,.0f}")
     if rule.max_change_percent is not None:
         allowed.append(f"a change of at most {rule.max_change_percent:g} %")
         if previous is None:
@@ -206,8 +188,8 @@ class _Value:
         return F.exists(self.column, test) if self.is_list else test(self.column)
 
 
-def _ask_range(rule: RangeRule, rows: DataFrame) -> dict[str, Column]:
-    value = _Value(rows, str(rule.column))
+def _ask_range(rule: RuleConfig, rows: DataFrame) -> dict[str, Column]:
+    value = _Value(rows, rule.columns[0])
 
     def is_outside(element: Column) -> Column:
         bad = F.isnan(element.cast("double"))
@@ -226,46 +208,44 @@ def _ask_range(rule: RangeRule, rows: DataFrame) -> dict[str, Column]:
     }
 
 
-def _is_foreign(rule: DomainRule, rows: DataFrame) -> Column:
-    return _Value(rows, str(rule.column)).any(lambda element: ~element.isin(*rule.one_of))
+def _is_foreign(rule: RuleConfig, rows: DataFrame) -> Column:
+    return _Value(rows, rule.columns[0]).any(lambda element: ~element.isin(*rule.one_of or ()))
 
 
-def _ask_domain(rule: DomainRule, rows: DataFrame) -> dict[str, Column]:
+def _ask_domain(rule: RuleConfig, rows: DataFrame) -> dict[str, Column]:
     # No example yet: an aggregate of texts by groups would sort all rows.
     return {
         "bad": F.count_if(_is_foreign(rule, rows)),
-        "known": F.count(F.col(str(rule.column))),
+        "known": F.count(F.col(rule.columns[0])),
     }
 
 
-def _ask_nulls(rule: NullRateRule, rows: DataFrame) -> dict[str, Column]:
-    return {"bad": F.count_if(F.col(str(rule.column)).isNull()), "rows": F.count("*")}
+def _ask_nulls(rule: RuleConfig, rows: DataFrame) -> dict[str, Column]:
+    return {"bad": F.count_if(F.col(rule.columns[0]).isNull()), "rows": F.count("*")}
 
 
-def _ask_latest(rule: FreshnessRule, rows: DataFrame) -> dict[str, Column]:
-    return {"latest": F.max(rule.column)}
+def _ask_latest(rule: RuleConfig, rows: DataFrame) -> dict[str, Column]:
+    return {"latest": F.max(rule.columns[0])}
 
 
-_ASKED: Mapping[type, Callable[[Any, DataFrame], dict[str, Column]]] = {
-    RangeRule: _ask_range,
-    DomainRule: _ask_domain,
-    NullRateRule: _ask_nulls,
-    FreshnessRule: _ask_latest,
+_ASKED: Mapping[str, Callable[[RuleConfig, DataFrame], dict[str, Column]]] = {
+    "range": _ask_range,
+    "domain": _ask_domain,
+    "null_rate": _ask_nulls,
+    "freshness": _ask_latest,
 }
 
 
-def _list_source_rules(config: BuildConfig) -> list[tuple[int, str, Any]]:
-    rules = [
-        (n, getattr(rule, "source", None), rule) for n, rule in enumerate(config.contract.rules)
-    ]
-    return [(number, source, rule) for number, source, rule in rules if source is not None]
+def _list_source_rules(config: BuildConfig) -> list[tuple[int, str, RuleConfig]]:
+    rules = enumerate(config.contract.rules)
+    return [(number, rule.source, rule) for number, rule in rules if rule.source is not None]
 
 
 def ask_rules(config: BuildConfig, sources: Mapping[str, Source]) -> dict[str, Source]:
     """Returns the sources with what rules ask of their good rows, for the pass that counts them."""
     asked = dict(sources)
     for number, name, rule in _list_source_rules(config):
-        if ask := _ASKED.get(type(rule)):
+        if ask := _ASKED.get(rule.kind):
             found = {f"{what} {number}": c for what, c in ask(rule, asked[name].rows).items()}
             asked[name] = replace(asked[name], asked={**asked[name].asked, **found})
     return asked
@@ -293,54 +273,57 @@ def check_source_rules(config: BuildConfig, read: SourcesAsRead) -> list[RuleRes
     return [_judge(config, read, number, rule) for number, _, rule in _list_source_rules(config)]
 
 
-def _judge(config: BuildConfig, read: SourcesAsRead, number: int, rule: Any) -> RuleResult:
-    counts = read.counts[rule.source]
-    if isinstance(rule, VolumeRule):
+def _judge(config: BuildConfig, read: SourcesAsRead, number: int, rule: RuleConfig) -> RuleResult:
+    source = str(rule.source)
+    counts = read.counts[source]
+    if rule.kind == "volume":
         rows = counts.read - counts.bad_rows
-        return judge_volume(rule, rows, read.previous_rows.get(str(rule.source)))
-    if isinstance(rule, TypeRule):
-        declared = config.sources[str(rule.source)].column_types[str(rule.column)]
-        refused = counts.bad.get(f"not_{declared}:{rule.column}", 0)
+        return judge_volume(rule, rows, read.previous_rows.get(source))
+    if rule.kind == "type":
+        declared = config.sources[source].column_types[rule.columns[0]]
+        refused = counts.bad.get(f"not_{declared}:{rule.columns[0]}", 0)
         return judge_type(rule, declared, refused, counts.read)
-    if isinstance(rule, UniqueRule):
-        return _check_unique(rule, read.sources[rule.source].good)
-    if isinstance(rule, ReferencesRule):
-        key = str(config.sources[rule.dictionary].key)
+    if rule.kind == "unique":
+        return _check_unique(rule, read.sources[source].good)
+    if rule.kind == "references":
+        key = str(config.sources[str(rule.dictionary)].key)
         return _check_references(rule, read, key)
     ending = f" {number}"
     found = {
         name.split(" ")[0]: value for name, value in counts.asked.items() if name.endswith(ending)
     }
-    if isinstance(rule, DomainRule) and found.get("bad"):
-        good = read.sources[str(rule.source)].good
-        others = F.when(_is_foreign(rule, good), F.col(str(rule.column)).cast("string"))
+    if rule.kind == "domain" and found.get("bad"):
+        good = read.sources[source].good
+        others = F.when(_is_foreign(rule, good), F.col(rule.columns[0]).cast("string"))
         found["example"] = good.agg(F.min(others)).collect()[0][0]
-    if isinstance(rule, FreshnessRule):
-        ms = config.sources[rule.source].ms_per_unit(rule.column)
+    if rule.kind == "freshness":
+        ms = config.sources[str(rule.source)].ms_per_unit(rule.columns[0])
         return judge_freshness(rule, found.get("latest"), ms, read.run_date)
     return _judge_values(rule, found)
 
 
-def _judge_values(rule: Any, found: Mapping[str, Any]) -> RuleResult:
-    if isinstance(rule, NullRateRule):
+def _judge_values(rule: RuleConfig, found: Mapping[str, Any]) -> RuleResult:
+    if rule.kind == "null_rate":
         return judge_nulls(rule, found.get("bad", 0), found.get("rows", 0))
     bad, known = found.get("bad", 0), found.get("known", 0)
-    if isinstance(rule, RangeRule):
+    if rule.kind == "range":
         seen = f"outside; {shown(found.get('low'))} to {shown(found.get('high'))}"
         return judge_rate(rule, bad, known, seen, describe_range(rule))
     what = f"others, such as {shown(found['example'])!r}" if bad else "others"
     return judge_rate(rule, bad, known, what, describe_domain(rule))
 
 
-def _check_unique(rule: UniqueRule, rows: DataFrame) -> RuleResult:
+def _check_unique(rule: RuleConfig, rows: DataFrame) -> RuleResult:
     complete = rows.select(*rule.columns).dropna()
     known, distinct = complete.agg(F.count("*"), F.count_distinct(*rule.columns)).collect()[0]
     return judge_rate(rule, known - distinct, known, "repeat another", "no row twice")
 
 
-def _check_references(rule: ReferencesRule, read: SourcesAsRead, key: str) -> RuleResult:
-    keys = read.sources[rule.dictionary].good.select(F.col(key).alias("key")).distinct()
-    values = read.sources[rule.source].good.select(F.col(rule.column).alias("key")).dropna()
+def _check_references(rule: RuleConfig, read: SourcesAsRead, key: str) -> RuleResult:
+    keys = read.sources[str(rule.dictionary)].good.select(F.col(key).alias("key")).distinct()
+    values = (
+        read.sources[str(rule.source)].good.select(F.col(rule.columns[0]).alias("key")).dropna()
+    )
     joined = values.join(keys.withColumn("entry", F.lit(1)), "key", "left")
     unknown = F.when(F.col("entry").isNull(), F.col("key"))
     found = joined.agg(F.count("*"), F.count(unknown), F.min(unknown))
@@ -350,22 +333,23 @@ def _check_references(rule: ReferencesRule, read: SourcesAsRead, key: str) -> Ru
 
 
 def judge_freshness(
-    rule: FreshnessRule, latest: Any, ms_per_unit: int, run_date: date | None
+    rule: RuleConfig, latest: Any, ms_per_unit: int, run_date: date | None
 ) -> RuleResult:
     """Returns whether the latest time of a column is neither too old nor too far ahead."""
     deadline = _deadline_ms(rule, run_date)
-    allowed = f"at most {rule.max_age_hours:g} h old, {rule.max_ahead_hours:g} h ahead"
+    least, most = rule.minimum or 0.0, rule.maximum or 0.0
+    allowed = f"at most {most:g} h old, {abs(least):g} h ahead"
     if latest is None:
         return build_result(rule, False, "no time at all", allowed)
     latest_ms = float(latest) * ms_per_unit
     age = (deadline - latest_ms) / _HOUR_MS
-    passed = -rule.max_ahead_hours <= age <= rule.max_age_hours
+    passed = least <= age <= most
     when = "old" if age >= 0 else "ahead"
     received = f"latest {_moment(latest_ms)}, {abs(age):,.1f} h {when}"
     return build_result(rule, passed, received, allowed)
 
 
-def _deadline_ms(rule: FreshnessRule, run_date: date | None) -> float:
+def _deadline_ms(rule: RuleConfig, run_date: date | None) -> float:
     """The moment that ages are counted from: the end of the declared day, or now."""
     day = rule.find_day(run_date)
     if day is None:
@@ -385,8 +369,8 @@ def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None
     """Checks the rules that may be violated although nothing has changed: ages up to now."""
     results = []
     for rule in config.contract.rules:
-        if isinstance(rule, FreshnessRule) and rule.clock == "wall":
-            latest = sources[rule.source].good.agg(F.max(rule.column)).collect()[0][0]
-            ms = config.sources[rule.source].ms_per_unit(rule.column)
+        if rule.kind == "freshness" and rule.date == "now":
+            latest = sources[str(rule.source)].good.agg(F.max(rule.columns[0])).collect()[0][0]
+            ms = config.sources[str(rule.source)].ms_per_unit(rule.columns[0])
             results.append(judge_freshness(rule, latest, ms, None))
     settle_results(results)

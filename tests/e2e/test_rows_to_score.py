@@ -204,7 +204,7 @@ def build_config(folder: Path, kind: str, **changes: Any) -> BuildConfig:
              **({"max_len": 5} if name in ("history", "liked", "tags") else {})}
             for name, (column, role, encoding) in ENCODINGS.items()
         ],
-        "contract": {"allow": {"one_class": ["label"]}},
+        "contract": {"allow": ["label"]},
         "output": {"root": str(folder.parent / "datasets"), "shards": 2, "eval_shards": 1},
     }  # fmt: skip
     return BuildConfig.model_validate({**data, **changes})

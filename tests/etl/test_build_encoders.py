@@ -111,7 +111,7 @@ def first_day(spark, tmp_path_factory):
     logs = write_logs(folder / "logs")
     (logs / "genders.txt").write_text("X\nM\nF\n")
     # All events are of one hour.
-    allowed = {"allow": {"constant": ["hour"]}}
+    allowed = {"allow": ["hour"]}
     config = build_config(
         logs, folder / "out", features=FEATURES, histories=[PAST], contract=allowed
     )

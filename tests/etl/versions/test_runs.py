@@ -380,8 +380,8 @@ def test_the_day_of_the_clock_counts_where_it_bounds_a_column(tmp_path, monkeypa
 
 def test_ages_up_to_now_are_checked_although_nothing_has_changed(spark, tmp_path, monkeypatch):
     hours = time.time() / 3600 + 1
-    rule = {"kind": "freshness", "source": "ratings", "column": "ts", "clock": "wall"}
-    contract = {"rules": [{**rule, "max_age_hours": hours}]}
+    rule = {"kind": "freshness", "source": "ratings", "column": "ts", "date": "now"}
+    contract = {"rules": [{**rule, "maximum": hours}]}
     config = build_config(write_logs(tmp_path / "logs"), tmp_path / "out", contract=contract)
     first = build_dataset(spark, config)
     later = (time.time() + 2 * 3600) * 1000
