@@ -455,7 +455,7 @@ def _check_split(config: BuildConfig) -> None:
             "sliding or given"
         )
     if split.validation_users is not None and events.user is None:
-        raise ValueError("split.validation_users needs events.user")
+        raise ValueError("split.validation: a number of users needs events.user")
     if split.key is not None:
         log.require("split.key", split.key, SCALAR_TYPES, nullable=False)
 

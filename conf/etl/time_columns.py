@@ -17,8 +17,8 @@ from conf.etl.split import SplitConfig
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
 
-SPLIT_BOUNDS = ("validation_from_ts", "test_from_ts")
-"""Keys of `split` that hold times of the log."""
+SPLIT_BOUNDS = ("validation", "test")
+"""Keys of `split` that may be times of the log."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

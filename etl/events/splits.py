@@ -103,15 +103,15 @@ def find_bounds(
     test, validation = by_fractions.test, None
     if split.test_from_ts is not None:
         test = cast(int, split.test_from_ts) * ms
-    elif split.test is not None and end_ms is not None:
-        test = end_ms - _read_ms(split.test)
-    if isinstance(split.validation, str):
-        validation = None if test is None else test - _read_ms(split.validation)
+    elif split.test_duration is not None and end_ms is not None:
+        test = end_ms - _read_ms(split.test_duration)
+    if split.validation_duration is not None:
+        validation = None if test is None else test - _read_ms(split.validation_duration)
     elif split.validation_from_ts is not None:
         validation = cast(int, split.validation_from_ts) * ms
     elif by_fractions.validation is not None and test is not None:
         validation = min(by_fractions.validation, test)
-    return SplitBounds(validation if split.validation else None, test)
+    return SplitBounds(validation if split.has_validation else None, test)
 
 
 def _read_ms(duration: str) -> int:
@@ -120,7 +120,7 @@ def _read_ms(duration: str) -> int:
 
 def end_of_log(split: SplitConfig, newest_ms: int) -> int:
     """Returns the end of the day, or of the hour where test is in hours, of the newest sample."""
-    step = _HOUR_MS if split.test is not None and "hour" in split.test else _DAY_MS
+    step = _HOUR_MS if "hour" in (split.test_duration or "") else _DAY_MS
     return (newest_ms // step + 1) * step
 
 
@@ -138,7 +138,7 @@ def plan_spans(config: BuildConfig, dates: DateRange | None) -> Mapping[str, Spa
     spans: dict[str, Span] = {}
     if bounds.validation is not None:
         spans = {TRAIN: (None, bounds.validation), VALIDATION: (bounds.validation, bounds.test)}
-    elif not config.split.validation and bounds.test is not None:
+    elif not config.split.has_validation and bounds.test is not None:
         spans = {TRAIN: (None, bounds.test)}
     return spans if bounds.test is None else {**spans, TEST: (bounds.test, None)}
 
@@ -184,11 +184,10 @@ def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, 
     start = first_ms // _DAY_MS
     if split.start_date is not None:
         start = (split.start_date - datetime.date(1970, 1, 1)).days
-    test_days = split.test_days or 0
-    start += split.window * (split.step_days or test_days)
-    parts = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: test_days}
+    parts = split.window_days
+    start += split.window * (split.step_days or parts[-1])
     spans = {}
-    for name, days in parts.items():
+    for name, days in zip((TRAIN, VALIDATION, TEST), parts, strict=True):
         if days:
             spans[name] = (start * _DAY_MS, (start + days) * _DAY_MS)
             start += days
@@ -217,13 +216,13 @@ def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
 
 
 def _refuse_window(split: SplitConfig, test_ms: int, last_ms: int) -> InputDataError:
-    step_ms = (split.step_days or split.test_days or 0) * _DAY_MS
+    step_ms = (split.step_days or split.window_days[-1]) * _DAY_MS
     last_window = (last_ms - test_ms) // step_ms + split.window
     test, last = show_span((test_ms, last_ms))
     return InputDataError(
         f"window {split.window} of the backtest begins to test after the log has ended",
         received=f"test from {test}, log until {last}",
-        allowed="shorter train_days" if last_window < 0 else f"split.window 0 to {last_window}",
+        allowed="a shorter train" if last_window < 0 else f"split.window 0 to {last_window}",
         fix="choose an earlier window, or declare fewer days",
     )
 
@@ -270,7 +269,7 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     else:
         is_test = enough & (remaining == 0)
     validation = F.lit(False)
-    if split.validation:
+    if split.has_validation:
         validation = enough & (remaining == 1) & ~is_test
         if split.validation_users is not None:
             chosen = _choose_users(events, user, config)
@@ -303,7 +302,7 @@ def _choose_users(events: DataFrame, user: str, config: BuildConfig) -> DataFram
 
 def _given(config: BuildConfig) -> Column:
     split = F.when(F.col(GIVEN_TEST_COLUMN), TEST).when(F.col(GIVEN_VALIDATION_COLUMN), VALIDATION)
-    if config.split.validation and config.split.validation_source is None:
+    if config.split.has_validation and config.split.validation_source is None:
         held_out = _key_fraction(config, ROW_COLUMNS) < config.split.validation_fraction
         split = split.when(held_out, VALIDATION)
     return split.otherwise(TRAIN)
@@ -315,7 +314,7 @@ def _hash(config: BuildConfig) -> Column:
     key = split.key or config.events.user
     fraction = _key_fraction(config, (key,) if key else ROW_COLUMNS)
     chosen = F.when(fraction < split.test_fraction, TEST)
-    if split.validation:
+    if split.has_validation:
         chosen = chosen.when(fraction < split.test_fraction + split.validation_fraction, VALIDATION)
     return chosen.otherwise(TRAIN)
 
@@ -326,7 +325,7 @@ def _key_fraction(config: BuildConfig, key: Sequence[str]) -> Column:
 
 def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> Column:
     bounds = find_bounds(config, dates.span_ms[1] if dates else None)
-    if bounds.test is None or (config.split.validation and bounds.validation is None):
+    if bounds.test is None or (config.split.has_validation and bounds.validation is None):
         bounds = _measure_bounds(events, config, dates)
     split = F.lit(TRAIN)
     for name, first in ((VALIDATION, bounds.validation), (TEST, bounds.test)):
@@ -392,15 +391,17 @@ def _list_moving(config: BuildConfig) -> Iterator[tuple[str, str]]:
 
 
 def _list_moving_splits(split: SplitConfig) -> Iterator[tuple[str, str]]:
-    fixed = "temporal with fixed test_from_ts and validation_from_ts"
-    others = f"{fixed}, hash, sliding with start_date, given with validation_source"
-    keeps_validation = split.validation is not True or split.validation_from_ts is not None
-    if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
-        how = "by fractions" if split.test is None else f"test: {split.test}"
+    fixed = "temporal with fixed times of test and validation"
+    others = f"{fixed}, hash, sliding with start_date, given with a source of validation"
+    by_fraction = split.has_validation and not (
+        split.validation_duration or split.validation_from_ts is not None
+    )
+    if split.strategy == "temporal" and (split.test_from_ts is None or by_fraction):
+        how = f"test: {split.test}" if split.test_duration else "by fractions"
         yield f"split.strategy: temporal, {how}", f"{fixed}, or another strategy"
     if split.strategy == "leave_one_out":
         yield "split.strategy: leave_one_out, the last events of each user", others
     if split.strategy == "sliding" and split.start_date is None:
         yield "split.strategy: sliding without start_date, from the log's first day", others
-    if split.strategy == "given" and split.validation is True and split.validation_source is None:
+    if split.strategy == "given" and split.has_validation and split.validation_source is None:
         yield "split.strategy: given, with validation from the end of the log", others

@@ -46,7 +46,7 @@ def log_config(folder: Path) -> BuildConfig:
         joins=[{"source": "items", "column": "item"}],
         events={"source": "log", "user": "user", "item": "item", "time": "ts"},
         label={"column": "bought", "at_least": 1},
-        split={"strategy": "temporal", "validation": False, "test_fraction": 0.25},
+        split={"strategy": "temporal", "validation": False, "test": 0.25},
         features=[
             feature("user", "user", "user", kind="vocabulary"),
             feature("item", "item", "item", kind="vocabulary", incremental=True),

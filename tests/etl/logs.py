@@ -237,7 +237,7 @@ def ctr_config(folder: Path, **changes: Any) -> BuildConfig:
         },
         "events": {"source": "log"},
         "label": {"column": "click", "at_least": 1},
-        "split": {"strategy": "hash", "test_fraction": 0.2, "validation_fraction": 0.2},
+        "split": {"strategy": "hash", "test": 0.2, "validation": 0.2},
         "features": [
             {"name": "site", "column": "site", "role": "context"},
             {"name": "device", "column": "device", "role": "context"},

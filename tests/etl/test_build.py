@@ -172,7 +172,7 @@ def test_temporal_split_cuts_by_time(spark, tmp_path):
     config = build_config(
         write_logs(tmp_path / "logs"),
         tmp_path / "datasets",
-        split={"strategy": "temporal", "validation_from_ts": 200, "test_from_ts": 300},
+        split={"strategy": "temporal", "validation": 200, "test": 300},
     )
     manifest = build_dataset(spark, config).manifest
     assert manifest.counts.kept["train"] == 4
@@ -217,7 +217,7 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
         tmp_path / "datasets",
         sources=sources,
         label=None,
-        split={"strategy": "given", "test_source": "test", "candidates": "negatives"},
+        split={"strategy": "given", "test": "test", "candidates": "negatives"},
         features=[f for f in base.model_dump()["features"] if f["name"] != "rating"],
     )
     result = build_dataset(spark, config)
@@ -251,7 +251,7 @@ def test_log_events_from_the_given_test_event_on_are_left_out(spark, tmp_path):
         tmp_path / "datasets",
         label=None,
         sources={**base["sources"], "test": given_test_source(with_time=True)},
-        split={"strategy": "given", "test_source": "test", "validation": False},
+        split={"strategy": "given", "test": "test", "validation": False},
         features=[f for f in base["features"] if f["name"] != "rating"],
     )
     result = build_dataset(spark, config)

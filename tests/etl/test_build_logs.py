@@ -80,7 +80,7 @@ def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tm
         joins=[{"source": "items", "column": "next"}],
         label=None,
         negatives={"strategy": "uniform", "per_positive": 2, "category": "category"},
-        split={"strategy": "given", "test_source": "test", "validation_fraction": 0.3},
+        split={"strategy": "given", "test": "test", "validation": 0.3},
         features=[
             {"name": "next", "column": "next", "role": "item"},
             {

@@ -136,7 +136,7 @@ def shop(spark, tmp_path_factory):
     (block,) = GUIDE.read_text().split("```yaml\n")[1:]
     data = yaml.safe_load(block.split("```")[0])
     data |= {"data_dir": str(folder), "output": {"root": str(folder / "out"), "shards": 1}}
-    data["split"] |= {"validation_from_ts": 4 * DAY, "test_from_ts": 5 * DAY}
+    data["split"] |= {"validation": 4 * DAY, "test": 5 * DAY}
     return build_dataset(spark, BuildConfig.model_validate(data))
 
 

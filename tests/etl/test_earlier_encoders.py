@@ -215,7 +215,7 @@ def test_numbers_that_were_changed_since_are_not_taken_over(versions):
 def test_days_beside_others_are_not_fitted_anew(versions):
     config, _ = versions
     output = replace_output(config, partition_by=("date",), partition_overwrite="dynamic")
-    split = config.split.model_copy(update={"test_from_ts": 5})
+    split = config.split.model_copy(update={"test": 5})
     with pytest.raises(ConfigError, match="cannot be fitted anew for some days"):
         check_config(output.model_copy(update={"split": split}), replace(run(1), refit=True))
 

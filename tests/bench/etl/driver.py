@@ -161,7 +161,7 @@ def build_config(
         ],
         "history": {"name": "history", "max_len": history_len},
         "label": {"column": "dwell", "at_least": MIN_DWELL},
-        "split": {"strategy": "leave_one_out", "validation_users": 1000},
+        "split": {"strategy": "leave_one_out", "validation": 1000},
         "features": [
             {"name": "user_id", "column": "user_id", "role": "user"},
             {"name": "country", "column": "country", "role": "user"},

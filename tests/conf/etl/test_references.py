@@ -32,7 +32,7 @@ def data(tmp_path) -> dict[str, Any]:
     [
         ("events.time", "tss", "'tss' is not declared in 'ratings'; did you mean 'ts'"),
         ("events.source", "nope", "not declared under `sources`"),
-        ("split.test_source", "", "goes with `strategy: given`"),
+        ("split.test", "ratings", "`test` of `strategy: leave_one_out` is left out"),
         ("label", {"column": "rating", "one_of": [5, True]}, "must be a number, not a truth value"),
         ("sources.ratings.columns.3.maximum", float("nan"), "finite"),
         ("sources.ratings.columns.3.nullable", True, "must not be nullable"),
@@ -43,7 +43,7 @@ def data(tmp_path) -> dict[str, Any]:
         ("history.name", "rating", "are there already: rating"),
         ("sources.users.columns.1.minimum", 3, "cannot have bounds"),
         ("sources.users.columns.1.name", "../up", "pattern"),
-        ("split", {"strategy": "hash", "test_fraction": 0.95}, "nothing to train on"),
+        ("split", {"strategy": "hash", "test": 0.95}, "nothing to train on"),
     ],
 )
 def test_each_contradiction_is_named(data, path, value, message):
@@ -63,7 +63,7 @@ def test_candidates_must_be_lists_of_items(data):
     others = {"name": "others", "type": "list<string>", "separator": ","}
     keys = columns(user="int64", item="int64")
     data["sources"]["test"] = {"path": "t", "columns": [*keys, others]}
-    data["split"] = {"strategy": "given", "test_source": "test", "candidates": "others"}
+    data["split"] = {"strategy": "given", "test": "test", "candidates": "others"}
     with pytest.raises(ValidationError, match="it must be list<int64>"):
         BuildConfig.model_validate(data)
     data["sources"]["test"]["columns"][2]["type"] = "list<int64>"
@@ -73,11 +73,11 @@ def test_candidates_must_be_lists_of_items(data):
         BuildConfig.model_validate(data)
 
 
-@pytest.mark.parametrize("given", ["test_source", "validation_source"])
+@pytest.mark.parametrize("given", ["test", "validation"])
 def test_given_events_have_the_types_of_the_log(data, given):
     log = data["sources"]["ratings"]
     data["sources"]["held_out"] = {**log, "path": "held_out"}
-    data["split"] = {"strategy": "given", "test_source": "held_out", given: "held_out"}
+    data["split"] = {"strategy": "given", "test": "held_out", given: "held_out"}
     BuildConfig.model_validate(data)
     for column in ({"name": "rating", "type": "string"}, {"name": "Rating", "type": "float64"}):
         columns = [column if c["name"] == "rating" else c for c in log["columns"]]
@@ -154,7 +154,7 @@ def test_what_is_measured_in_time_needs_times(changes, part):
 ORDERS = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
 DWELL = {"label": {"column": "dwell", "at_least": 1}}
 EXPOSED = {"negatives": {"strategy": "exposure", "per_positive": 1}}
-GIVEN = {"strategy": "given", "test_source": "log", "validation_source": "log"}
+GIVEN = {"strategy": "given", "test": "log", "validation": "log"}
 UNIFORM = {"strategy": "uniform", "per_positive": 1}
 ITEMS = {"source": "log", "item": "item"}
 
@@ -172,14 +172,10 @@ ITEMS = {"source": "log", "item": "item"}
          "'buyer' is int64 in 'orders'; it must be string"),
         ({"split": {"strategy": "hash", "key": "usr"}}, "split.key: 'usr' is not declared"),
         ({"split": {"key": "user"}}, "`key` goes with"),
-        ({"split": {"strategy": "sliding", "train_days": 3}}, "both"),
-        ({"split": {"train_days": 3}}, "`train_days` goes with `strategy: sliding`"),
+        ({"split": {"strategy": "sliding", "train": "3 days"}}, "needs `test`"),
+        ({"split": {"train": "3 days"}}, "`train` goes with `strategy: sliding`"),
         ({"split": {"candidates": "others"}}, "`candidates` goes with `strategy: given`"),
-        ({"split": {"strategy": "given"}}, "`strategy: given` needs `test_source`"),
-        (
-            {"split": {**GIVEN, "validation_users": 9}},
-            "`validation_users` chooses validation from the log",
-        ),
+        ({"split": {"strategy": "given"}}, "`strategy: given` needs `test`"),
         ({"negatives": {**UNIFORM, "per_positive": 0}}, "greater than or equal to 1"),
         ({"negatives": {**UNIFORM, "alpha": 1}}, "`alpha` goes with"),
         ({"negatives": {**UNIFORM, "category": "action"}}, "in the dictionaries joined on 'item'"),

@@ -291,7 +291,7 @@ def test_given_test_events_without_a_time_come_after_the_log_and_do_not_see_one_
         sources={**sources, "test": {"path": "t", "columns": names}},
         histories=[{"name": "clicks", "where": CLICKS, "max_len": 5}],
         label=LABEL,
-        split={"strategy": "given", "test_source": "test", "validation": False},
+        split={"strategy": "given", "test": "test", "validation": False},
     )
     log = [(1, 1, "click", 1.0, 10), (1, 2, "click", 1.0, 20), (1, 3, "view", 1.0, 20)]
     test = [(1, 4, "click", 1.0), (1, 5, "view", 1.0)]

@@ -33,7 +33,7 @@ def shop_config():
         history={"max_len": 5},
         seen={"where": "action = 'buy'"},
         label={"conversion": {**conversion, "within_hours": 10}},
-        split={"strategy": "temporal", "validation": False, "test_from_ts": 40 * HOUR},
+        split={"strategy": "temporal", "validation": False, "test": 40 * HOUR},
         features=[
             {"name": "user", "column": "user", "role": "user"},
             {"name": "item", "column": "item", "role": "item"},

@@ -122,7 +122,7 @@ def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
     """A label that `seen.where` reads would take the row's own request out of what is ranked."""
     config = behaviour_config(
         seen={"where": BOUGHT}, label=label,
-        split={"strategy": "temporal", "test_from_ts": 5, "validation": False},
+        split={"strategy": "temporal", "test": 5, "validation": False},
     )  # fmt: skip
     log = [(1, 1, "buy", 1.0, 1), (1, 2, "buy", 1.0, 5), (1, 3, "buy", 1.0, 5)]
     prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
@@ -156,7 +156,7 @@ def test_events_have_numbers_where_seen_items_do_not_tell_the_first_record(optio
 
 def test_the_first_event_of_days_that_are_built_apart_has_the_lowest_number(spark):
     config = behaviour_config(
-        split={"strategy": "temporal", "test_from_ts": 86_400, "validation": False},
+        split={"strategy": "temporal", "test": 86_400, "validation": False},
         output={"partition_by": ["date"], "partition_overwrite": "dynamic"},
     )
     log = [(1, item, "view", 0.5, item * 40_000) for item in range(7)]

@@ -64,7 +64,7 @@ def sliding_days(spark, window: int, **changes: object) -> dict[str, list[int]]:
         TYPES,
         [{"user": 1, "item": d, "__event_ts_ms": 19_000 * DAY_MS + d * DAY_MS} for d in range(12)],
     ).drop("__split")
-    days = {"train_days": 4, "validation_days": 1, "test_days": 2, "step_days": 3}
+    days = {"train": "4 days", "validation": "1 day", "test": "2 days", "step_days": 3}
     config = log_config(split={"strategy": "sliding", "window": window, **days, **changes})
     found: dict[str, list[int]] = {}
     for row in split_by_window(events, config.split).orderBy("item").collect():
@@ -79,7 +79,7 @@ def test_windows_of_a_backtest_slide_and_leave_out_past_and_future(spark):
         "test": [5, 6],
         "outside_window": [7, 8, 9, 10, 11],
     }
-    assert sliding_days(spark, 1, validation_days=None) == {
+    assert sliding_days(spark, 1, validation=False) == {
         "outside_window": [0, 1, 2, 9, 10, 11],
         "train": [3, 4, 5, 6],
         "test": [7, 8],
@@ -107,7 +107,7 @@ def test_given_validation_and_test_events_leave_their_future_out(spark, tmp_path
         events={"source": "log", "user": "user", "item": "item", "time": "ts"},
         joins=[],
         label=None,
-        split={"strategy": "given", "test_source": "test", "validation_source": "valid"},
+        split={"strategy": "given", "test": "test", "validation": "valid"},
         features=[
             {"name": "user", "column": "user", "role": "user"},
             {"name": "item", "column": "item", "role": "item"},
@@ -202,7 +202,7 @@ def test_durations_split_the_days_of_a_run_or_the_end_of_the_log(spark):
     assert count(DateRange(last, last), **by_hour) == {"train": 1, "validation": 1, "test": 2}
     # The log ends at 06:00: in hours, the last one that has begun is the end.
     assert count(None, validation="6 hours", test="6 hours")["test"] == 1
-    fractions = {"validation_fraction": 0.25, "test_fraction": 0.25}
+    fractions = {"validation": 0.25, "test": 0.25}
     assert count(DateRange(last, last), **fractions) == {"train": 2, "validation": 1, "test": 1}
 
 

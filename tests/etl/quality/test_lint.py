@@ -105,7 +105,7 @@ def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_ba
 
 
 def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):
-    split = {"strategy": "given", "test_source": "users"}
+    split = {"strategy": "given", "test": "users"}
     config = build_config(tmp_path, tmp_path).model_copy(update={"split": SplitConfig(**split)})
     none = EventCounts(1100, {"train": 100, "test": 1000}, {}, None)
     (found,) = find_test_in_log(config, replace(none, test_in_log=11))

@@ -146,7 +146,7 @@ def features(encoding: dict[str, Any]) -> list[dict[str, Any]]:
         {"type": "timestamp", "unit": "ms"},
         {"type": "timestamp", "features": features({"unit": "us"})},
         {"unit": "ms", "features": features({"unit": "s"})},
-        {"unit": "ms", "split": {"strategy": "given", "test_source": "given"}},
+        {"unit": "ms", "split": {"strategy": "given", "test": "given"}},
     ],
 )
 def test_a_time_has_one_unit(changes):
@@ -224,7 +224,7 @@ def test_times_of_the_config_are_in_the_unit_of_what_they_bound(unit, wrong, rig
     conversion = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
 
     def bound(test: int | str, validation: int | str, until: int) -> BuildConfig:
-        split = {"strategy": "temporal", "test_from_ts": test, "validation_from_ts": validation}
+        split = {"strategy": "temporal", "test": test, "validation": validation}
         label = {"conversion": {**conversion, "until_ts": until}}
         return make(unit=unit, split=split, label=label)
 

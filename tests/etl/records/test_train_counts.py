@@ -179,10 +179,10 @@ CLICK = {"column": "action", "equals": "click", "name": "label"}
 SPLITS: list[dict[str, Any]] = [
     {},
     {"strategy": "temporal", "validation": False},
-    {"strategy": "temporal", "validation_from_ts": 4 * DAY_S, "test_from_ts": 5 * DAY_S},
-    {"strategy": "hash", "key": "item", "test_fraction": 0.3, "validation_fraction": 0.2},
-    {"strategy": "sliding", "train_days": 3, "validation_days": 1, "test_days": 1},
-    {"strategy": "given", "test_source": "later", "validation": False},
+    {"strategy": "temporal", "validation": 4 * DAY_S, "test": 5 * DAY_S},
+    {"strategy": "hash", "key": "item", "test": 0.3, "validation": 0.2},
+    {"strategy": "sliding", "train": "3 days", "validation": "1 day", "test": "1 day"},
+    {"strategy": "given", "test": "later", "validation": False},
 ]
 LABELS: list[dict[str, Any] | None] = [
     None,

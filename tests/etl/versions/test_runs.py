@@ -56,7 +56,7 @@ def write_days(folder: Path, days: range, extra: tuple[str, ...] = ()) -> Path:
 
 def dated_config(logs: Path, root: Path, **output: Any):
     config = build_config(logs, root, features=FEATURES, joins=[], label=None, split={
-        "strategy": "temporal", "validation": False, "test_from_ts": 2 * DAY_S,
+        "strategy": "temporal", "validation": False, "test": 2 * DAY_S,
     })  # fmt: skip
     settings = {**config.output.model_dump(), "shards": 1, **output}
     return config.model_validate({**config.model_dump(), "output": settings})
@@ -146,7 +146,7 @@ def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
         (logs / "ratings.dat").rename(logs / f"ratings-1970-01-0{1 + day}.dat")
     data = dated_config(logs, tmp_path / "datasets").model_dump()
     data["sources"]["ratings"] |= {"path": "ratings-{date}.dat", "days": {}}
-    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
+    data["split"] = {"strategy": "hash", "key": "ts", "test": 0.3, "validation": False}
     item = next(feature for feature in data["features"] if feature["name"] == "item")
     item["encoding"] = {"kind": "vocabulary", "incremental": True}
     config = BuildConfig.model_validate(data)
@@ -183,7 +183,7 @@ def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lo
         log["columns"] = [*log["columns"], {"name": "day", "type": "string"}]
     else:
         log |= {"path": "days/day={date}", "days": lookback_days}
-    data["split"] = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
+    data["split"] = {"strategy": "hash", "key": "ts", "test": 0.3, "validation": False}
     result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
     assert result.manifest.counts.dropped["outside_dates"] == 12 * lookback + 1
     assert result.manifest.counts.late == 1
@@ -209,7 +209,7 @@ def test_dates_make_samples_of_these_days_with_histories_from_before(spark, tmp_
 def test_fractions_of_a_dated_run_go_by_its_own_days(spark, tmp_path):
     """Day 2 alone, with two days before it and one after it in the log."""
     data = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets").model_dump()
-    data["split"] = {"strategy": "temporal", "test_fraction": 0.25, "validation_fraction": 0.25}
+    data["split"] = {"strategy": "temporal", "test": 0.25, "validation": 0.25}
     result = build_dataset(spark, BuildConfig.model_validate(data), request=days(2))
     times = {
         split: read_times(result.version, result.manifest, split)
