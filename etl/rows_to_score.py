@@ -91,7 +91,7 @@ def write_rows_to_score(
     for name, counts in counted.counts.items():
         check_bad_rows(counted.sources[name], counts, unlabelled.sources[name])
         check_columns(name, unlabelled.sources[name], counts)
-    partitions = choose_partitions(spark, config.spark.shuffle_partitions, inputs.bytes)
+    partitions = choose_partitions(spark, None, inputs.bytes)
     with changed_settings(spark, partitions), ExitStack() as stack:
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
         stack.callback(prepared.release)

@@ -110,9 +110,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     avro = os.environ.get("SLUICE_AVRO_JAR")
     config = SparkConfig(
         master="local[2]",
-        driver_memory="2g",
-        shuffle_partitions=4,
         conf={
+            "spark.sql.shuffle.partitions": "4",
             **_CODE_GENERATION,
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **({"spark.jars": avro} if avro else {}),

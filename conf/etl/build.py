@@ -16,12 +16,10 @@ from conf.etl.events import (
     HistoryConfig,
     JoinConfig,
     MostFrequentConfig,
-    SeenConfig,
-    SessionsConfig,
     UserHistoryConfig,
     WindowedFeatureConfig,
 )
-from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
+from conf.etl.labels import LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig
 from conf.etl.references import check_references, find_used_sources
 from conf.etl.sources import SourceConfig
@@ -56,13 +54,19 @@ class BuildConfig(Strict):
     joins: tuple[JoinConfig, ...] = ()
     history: HistoryConfig | None = HistoryConfig()
     histories: tuple[UserHistoryConfig, ...] = ()
-    sessions: SessionsConfig | None = None
+    session_gap_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="A longer pause of a user begins a new session: columns `session_id` (text, "
+        "unique in the log) and `session_position` (from 1). The session so far is a history with "
+        "`within_session`. None: there are none.",
+    )
     rolling: tuple[WindowedFeatureConfig, ...] = ()
     most_frequent: tuple[MostFrequentConfig, ...] = ()
-    seen: bool | SeenConfig = Field(
+    seen: bool | Annotated[str, Field(min_length=1)] = Field(
         True,
         description="Carry the user's earlier items in evaluation splits: all, or those of the "
-        "events that meet `where`.",
+        "events that meet a condition in Spark's SQL, such as purchases.",
     )
     train_samples: Literal["all", "last"] | Annotated[int, Field(ge=2)] = Field(
         "all",
@@ -76,7 +80,13 @@ class BuildConfig(Strict):
         description="Further labels, for several tasks; without `label` the first takes its place.",
     )
     negatives: NegativesConfig | None = None
-    down_sampling: DownSamplingConfig | None = None
+    down_sampling: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the train rows with label 0 that is kept; 1/share goes into the "
+        "weight of those kept.",
+    )
     weights: WeightsConfig | None = None
     split: SplitConfig = SplitConfig()
     features: tuple[FeatureConfig, ...] = Field(min_length=1)
@@ -169,7 +179,7 @@ class BuildConfig(Strict):
     @property
     def seen_where(self) -> str | None:
         """Condition on the events whose items count as seen; None: all of them."""
-        return self.seen.where if isinstance(self.seen, SeenConfig) else None
+        return self.seen if isinstance(self.seen, str) else None
 
     @property
     def numbers_events(self) -> bool:

@@ -129,15 +129,6 @@ class EventConditionConfig(Strict):
         return self
 
 
-class SeenConfig(Strict):
-    """Which events make an item one that its user has met."""
-
-    where: str = Field(
-        min_length=1,
-        description="Condition in Spark's SQL over the columns of the events, such as purchases.",
-    )
-
-
 class GapsConfig(Strict):
     """Time from each item of a history to the event, as a list beside the items."""
 
@@ -208,26 +199,10 @@ class UserHistoryConfig(Strict):
         return (self.name, *map(self.carried, self.columns), *gaps)
 
 
-class SessionsConfig(Strict):
-    """Sessions: runs of a user's events without a gap longer than `gap_minutes`.
-
-    Columns: `<name>_id` (string, unique in the log: the user, and the session's first time in
-    milliseconds), `<name>_position` (int64, from 1). The session so far is a history with
-    `within_session`.
-    """
-
-    name: Name = Field("session", description="First part of the names of the columns.")
-    gap_minutes: float = Field(30, gt=0, description="A longer pause begins a new session.")
-
-    @property
-    def id_column(self) -> str:
-        """Column that names the session."""
-        return f"{self.name}_id"
-
-    @property
-    def position_column(self) -> str:
-        """Column with the event's place in its session, from 1."""
-        return f"{self.name}_position"
+SESSION_ID = "session_id"
+"""Column that names an event's session: the user, and the session's first time in milliseconds."""
+SESSION_POSITION = "session_position"
+"""Column with the event's place in its session, from 1."""
 
 
 class MostFrequentConfig(Strict):

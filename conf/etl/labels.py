@@ -1,4 +1,4 @@
-"""Labels of examples, drawn negatives, down-sampling and weights."""
+"""Labels of examples, drawn negatives, and weights."""
 
 from __future__ import annotations
 
@@ -138,14 +138,8 @@ class NegativesConfig(Strict):
         return DEFAULT_ALPHA if self.alpha is None else self.alpha
 
 
-class DownSamplingConfig(Strict):
-    """Rows with label 0 are kept at a rate; 1/rate goes into the weight of those kept."""
-
-    name: ClassVar[str] = "keep_rate"
-    rate: float = Field(gt=0, le=1, description="Share of them that is kept.")
-    splits: tuple[EventSplit, ...] = Field(
-        ("train",), min_length=1, description="Splits that are thinned out."
-    )
+KEEP_RATE = "keep_rate"
+"""Column with the rate at which a row was kept by down-sampling."""
 
 
 class WeightsConfig(Strict):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.errors import did_you_mean
-from conf.etl.events import EventConditionConfig, JoinConfig
+from conf.etl.events import SESSION_ID, SESSION_POSITION, EventConditionConfig, JoinConfig
+from conf.etl.labels import KEEP_RATE
 from conf.etl.sources import NUMBER_TYPES, SCALAR_TYPES, is_list_type
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _check_made_columns(config: BuildConfig) -> None:
             "columns that the build makes are there already: "
             f"{', '.join(sorted(clashing or repeated))}; "
             + ("set `history: null` where `histories` has that name, " if is_plain else "")
-            + "rename the sources' columns, or set the `name` of history, histories, sessions, "
+            + "rename the sources' columns, or set the `name` of history, histories, "
             "rolling and label"
         )
 
@@ -236,12 +237,14 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     """The columns that the build adds to the events, repeats kept."""
     for history in config.histories:
         yield from history.made
-    if config.sessions:
-        yield from (config.sessions.id_column, config.sessions.position_column)
+    if config.session_gap_minutes:
+        yield from (SESSION_ID, SESSION_POSITION)
     yield from (rolling.name for rolling in config.rolling)
     yield from (counted.name for counted in config.most_frequent)
-    named = (config.history, config.down_sampling)
-    yield from (part.name for part in named if part is not None)
+    if config.history is not None:
+        yield config.history.name
+    if config.down_sampling is not None:
+        yield KEEP_RATE
     yield from (name for name in (config.label_name, config.weight_name) if name)
     yield from (label.name for label in config.labels)
     if config.negatives:
@@ -253,15 +256,15 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
 def _check_histories(config: BuildConfig) -> None:
     """Histories, sessions and rolling features name columns of the events that suit them."""
     columns = _event_columns(config, config.joins)
-    if (config.histories or config.sessions) and not config.events.has_user_histories:
+    if (config.histories or config.session_gap_minutes) and not config.events.has_user_histories:
         raise ValueError("histories and sessions need events.user and events.item")
     for history in config.histories:
         where = f"histories.{history.name}"
         _check_condition(where, history.where, columns)
         for column in history.columns:
             _check_carried(f"{where}.columns", column, columns)
-        if history.within_session and config.sessions is None:
-            raise ValueError(f"{where}.within_session: the config declares no `sessions`")
+        if history.within_session and config.session_gap_minutes is None:
+            raise ValueError(f"{where}.within_session: it needs `session_gap_minutes`")
     for counted in config.most_frequent:
         where = f"most_frequent.{counted.name}"
         if config.events.item is None:
@@ -326,7 +329,7 @@ def _check_times(config: BuildConfig) -> None:
 
 def _events_in_time(config: BuildConfig) -> Iterator[str]:
     yield from (f"histories.{history.name}" for history in config.histories if history.needs_time)
-    yield from ("sessions",) if config.sessions else ()
+    yield from ("session_gap_minutes",) if config.session_gap_minutes else ()
     yield from (f"rolling.{rolling.name}" for rolling in config.rolling)
     yield from (f"joins.{join.source}.as_of" for join in config.joins if join.as_of)
 
@@ -423,7 +426,7 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
     readers["weights.column"] = () if weights is None else (weights.column,)
     readers["negatives"] = () if negatives is None else (negatives.category, negatives.within)
     readers["split.key"] = (config.split.key,)
-    readers["seen.where"] = re.findall(r"\w+", config.seen_where or "")
+    readers["seen"] = re.findall(r"\w+", config.seen_where or "")
     places = [place for place, columns in readers.items() if column in columns]
     if places:
         raise ValueError(

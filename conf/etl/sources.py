@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from conf.config_base import Name, Strict, StrictFinite
 from conf.dates import UNITS_PER_SECOND
@@ -195,7 +195,7 @@ class DaysConfig(Strict):
     allow_empty_days: bool = Field(False, description="Whether a day may have no row.")
 
 
-_ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # `…//user:password@host`, `?password=…`, `;pwd=…`
 _SECRET_IN_URL = re.compile(
     r"//[^/@]*:[^/@]*@|[?&;,(](user|password|passwd|pwd|secret|token)\w*=|:[^/@:]+/[^/@]+@",
@@ -203,38 +203,16 @@ _SECRET_IN_URL = re.compile(
 )
 
 
-class JdbcConfig(Strict):
-    """A table of a database, read without writing.
-
-    Credentials come from environment variables when the build runs: the config, the manifest and
-    the logs never hold them.
-    """
-
-    url: str = Field(pattern=r"^jdbc:[a-zA-Z0-9]+:", description="`jdbc:…`, without credentials.")
-    table: str = Field(description="Table as SQL names it, or `(SELECT …) name`.")
-    options: dict[str, str] = Field(
-        {},
-        description="Options of Spark's JDBC source, such as `driver`, `fetchsize` (10000 if left "
-        "out), `partitionColumn`, `lowerBound`, `upperBound`, `numPartitions`.",
-    )
-    user_env: str | None = Field(
-        None,
-        pattern=_ENVIRONMENT_NAME,
-        description="Environment variable that holds the user's name.",
-    )
-    password_env: str | None = Field(
-        None, pattern=_ENVIRONMENT_NAME, description="Environment variable that holds the password."
-    )
-
-    @model_validator(mode="after")
-    def _no_secret(self) -> JdbcConfig:
-        given = {"url", "dbtable", "query", "user", "password"} & {k.lower() for k in self.options}
-        if _SECRET_IN_URL.search(self.url) or given:
-            raise ValueError(
-                "`url` and `options` hold neither credentials nor the table; name user_env and "
-                "password_env, and `table`"
-            )
-        return self
+def _check_jdbc(options: dict[str, str]) -> dict[str, str]:
+    """Options of a database hold its place and its table, and no secret."""
+    if not options.get("url", "").startswith("jdbc:") or not options.get("dbtable"):
+        raise ValueError("`jdbc` needs `url`, jdbc:…, and `dbtable`, a table or (SELECT …) name")
+    if _SECRET_IN_URL.search(options["url"]) or {"user", "password"} & {k.lower() for k in options}:
+        raise ValueError("`jdbc` holds no credentials; name user_env and password_env")
+    for name in ("user_env", "password_env"):
+        if not _ENVIRONMENT_NAME.fullmatch(options.get(name, "X")):
+            raise ValueError(f"{name} is no name of an environment variable")
+    return options
 
 
 SourceFormat = Literal[
@@ -285,17 +263,6 @@ _SPARSE_TYPES = {
 }
 
 
-class BadRowsConfig(Strict):
-    """The policy for rows that do not fit the declared schema."""
-
-    policy: Literal["fail", "quarantine", "drop"] = Field(
-        "quarantine",
-        description="fail: the build ends. quarantine: written aside with their reason. drop: "
-        "counted alone.",
-    )
-    max_fraction: float = Field(0.01, ge=0, le=1, description="More bad rows stop the build.")
-
-
 class SourceConfig(Strict):
     """One input with a declared schema: text lines, files that have columns, a table."""
 
@@ -307,7 +274,12 @@ class SourceConfig(Strict):
         "day of the run.",
     )
     table: str | None = Field(None, min_length=1, description="Name in a catalogue of the session.")
-    jdbc: JdbcConfig | None = None
+    jdbc: Annotated[dict[str, str], AfterValidator(_check_jdbc)] | None = Field(
+        None,
+        description="Options of Spark's JDBC source: `url`, `dbtable` (a table, or `(SELECT …) "
+        "name`), `fetchsize` (10000 if left out), `partitionColumn` and others. `user_env` and "
+        "`password_env` name environment variables that hold the credentials.",
+    )
     separator: str | None = Field(
         None, min_length=1, description="Between fields; None: a comma for csv, else a tab."
     )
@@ -342,7 +314,13 @@ class SourceConfig(Strict):
         "its declared columns are read for a checksum when the run begins and when it ends. "
         "None: not at all; each run builds anew.",
     )
-    bad_rows: BadRowsConfig = BadRowsConfig()
+    max_bad_rows: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of rows that may not fit the declared schema: these are quarantined, "
+        "with their reason. More stop the build.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -13,20 +13,10 @@ class SparkConfig(Strict):
     """The Spark session, where the job starts one itself."""
 
     master: str = Field("local[*]", description="Master of the session.")
-    driver_memory: str = Field("2g", description="Memory of the driver, as Spark writes it.")
-    shuffle_partitions: int | None = Field(
-        None,
-        ge=1,
-        description="Partitions of joins and aggregations; None: those of the session, and where "
-        "it sets none, 8 on one machine, on a cluster one for 64 MB of input, from 8 to 200.",
-    )
-    event_log: str | None = Field(
-        None,
-        description="Folder or URI that Spark writes its event log to; None leaves that to Spark's "
-        "own settings.",
-    )
     conf: dict[str, str] = Field(
-        default_factory=dict, description="Further settings of Spark, by name."
+        default_factory=dict,
+        description="Settings of Spark by name, such as `spark.driver.memory` (2g if left out) or "
+        "`spark.sql.shuffle.partitions`.",
     )
 
     @field_validator("conf")

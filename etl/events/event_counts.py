@@ -47,7 +47,7 @@ class EventCounts:
         dropped: Events left out, by reason, those that are no samples, and those of other days.
         event_ts_ms_range: First and last event time, None without a time column.
         matches: Events by dictionary and outcome of its join, dropped or not.
-        seen: Kept events that meet `seen.where`; None: there is no such condition.
+        seen: Kept events that meet the condition of `seen`; None: there is no such condition.
         delivered: All rows under the run's days, of which `late` are of earlier ones.
 
     The others are those of the manifest (`conf.manifest.RowCounts`).
@@ -225,7 +225,7 @@ def check_counts(
     A run that replaces days of a dataset needs a sample, but not of each split.
 
     Raises:
-        InputDataError: A split is empty, or no event meets `seen.where`.
+        InputDataError: A split is empty, or no event meets the condition of `seen`.
     """
     required = [s for s in EVENT_SPLITS if s != VALIDATION or config.split.has_validation]
     empty = [split for split in required if split not in counts.splits]
@@ -237,7 +237,7 @@ def check_counts(
         raise _refuse_empty(empty, counts, config, dates)
     if not replaces_days and counts.seen == 0:
         raise InputDataError(
-            "no event meets seen.where, so no user would have met any item",
+            "no event meets the condition of seen, so no user would have met any item",
             received=config.seen_where,
             allowed="a condition that some event meets",
             fix="compare its columns with values that the log holds",

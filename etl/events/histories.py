@@ -13,7 +13,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import GapsConfig, SessionsConfig, UserHistoryConfig
+from conf.etl.events import SESSION_ID, SESSION_POSITION, GapsConfig, UserHistoryConfig
 from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
@@ -189,27 +189,27 @@ def _measure_gaps(gaps: GapsConfig) -> Column:
 
 
 def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds to each event `__session`, `<name>_id` and `<name>_position`, where they are declared.
+    """Adds to each event `__session`, `session_id` and `session_position`, if asked for.
 
     Events that are left out open no session, and what they get themselves means nothing.
     """
-    sessions, user = config.sessions, config.events.user or ""
-    if sessions is None:
+    user = config.events.user or ""
+    if config.session_gap_minutes is None:
         return events
     is_kept = F.col(DROP_COLUMN).isNull()
     in_order = Window.partitionBy(user, is_kept).orderBy(POSITION_COLUMN)
     pause = F.col(EVENT_TS_COLUMN) - F.lag(EVENT_TS_COLUMN).over(in_order)
-    begins = F.when(pause.isNull() | (pause > _gap_ms(sessions)), 1).otherwise(0)
+    begins = F.when(pause.isNull() | (pause > _gap_ms(config)), 1).otherwise(0)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     in_session = Window.partitionBy(user, is_kept, SESSION_COLUMN).orderBy(POSITION_COLUMN)
     return (
         events.withColumn("__begins", begins)
         .withColumn(SESSION_COLUMN, F.sum("__begins").over(so_far))
         .drop("__begins")
-        .withColumn(sessions.position_column, F.row_number().over(in_session).cast("bigint"))
+        .withColumn(SESSION_POSITION, F.row_number().over(in_session).cast("bigint"))
         # Named by its start, not its number: a run that reads fewer days gives the same name.
         .withColumn(
-            sessions.id_column,
+            SESSION_ID,
             F.concat_ws("-", F.col(user).cast("string"), F.first(EVENT_TS_COLUMN).over(in_session)),
         )
     )
@@ -222,12 +222,11 @@ def _current_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
         F.max(SESSION_COLUMN).alias(SESSION_COLUMN), F.max(EVENT_TS_COLUMN).alias("__last_ts_ms")
     )
     end = F.broadcast(events.agg(F.max(EVENT_TS_COLUMN).alias("__end_ts_ms")))
-    sessions = config.sessions or SessionsConfig()
-    goes_on = F.col("__end_ts_ms") - F.col("__last_ts_ms") <= _gap_ms(sessions)
+    goes_on = F.col("__end_ts_ms") - F.col("__last_ts_ms") <= _gap_ms(config)
     return last.crossJoin(end).select(
         user, F.when(goes_on, F.col(SESSION_COLUMN)).alias(SESSION_COLUMN)
     )
 
 
-def _gap_ms(sessions: SessionsConfig) -> Column:
-    return F.lit(round(sessions.gap_minutes * 60_000))
+def _gap_ms(config: BuildConfig) -> Column:
+    return F.lit(round((config.session_gap_minutes or 0) * 60_000))

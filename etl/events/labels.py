@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
-from conf.etl.labels import ConversionConfig, LabelConfig
+from conf.etl.labels import KEEP_RATE, ConversionConfig, LabelConfig
 from etl.events.columns import (
     EVENT_TS_COLUMN,
     GIVEN_TEST_COLUMN,
@@ -296,7 +296,7 @@ def _factors(config: BuildConfig, newest_ts_ms: int | None) -> list[Column]:
     factors: list[Column] = []
     weights, label = config.weights, F.col(config.label_name or "")
     if config.down_sampling is not None:
-        factors.append(F.lit(1.0) / F.col(config.down_sampling.name))
+        factors.append(F.lit(1.0) / F.col(KEEP_RATE))
     if weights is None:
         return factors
     if weights.column is not None:

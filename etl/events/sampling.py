@@ -22,7 +22,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.labels import DownSamplingConfig, NegativesConfig
+from conf.etl.labels import KEEP_RATE, NegativesConfig
 from conf.splits import TRAIN
 from etl.events.columns import (
     DRAW_COLUMN,
@@ -92,13 +92,11 @@ def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
     return leave_out_samples(events, reason)
 
 
-def _down_sample(
-    events: DataFrame, config: BuildConfig, sampling: DownSamplingConfig, label: str
-) -> DataFrame:
-    sampled = (F.col(label) == 0) & F.col(SPLIT_COLUMN).isin(list(sampling.splits))
-    lost = sampled & (draw_fraction(config, "down_sampling") >= sampling.rate)
-    rate = F.when(sampled, F.lit(sampling.rate)).otherwise(F.lit(1.0))
-    rated = events.withColumn(sampling.name, rate.cast("float"))
+def _down_sample(events: DataFrame, config: BuildConfig, share: float, label: str) -> DataFrame:
+    sampled = (F.col(label) == 0) & (F.col(SPLIT_COLUMN) == TRAIN)
+    lost = sampled & (draw_fraction(config, "down_sampling") >= share)
+    rate = F.when(sampled, F.lit(share)).otherwise(F.lit(1.0))
+    rated = events.withColumn(KEEP_RATE, rate.cast("float"))
     return leave_out_samples(rated, F.when(lost, F.lit(DOWN_SAMPLED)))
 
 

@@ -25,6 +25,8 @@ from conf.etl.encodings import (
     TopPerGroupConfig,
     VocabularyConfig,
 )
+from conf.etl.events import SESSION_ID, SESSION_POSITION
+from conf.etl.labels import KEEP_RATE
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
 from conf.schema import Role
@@ -49,7 +51,7 @@ def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     if config.weight_name is not None:
         roles[config.weight_name] = "weight"
     if config.down_sampling is not None:
-        roles[config.down_sampling.name] = "id"
+        roles[KEEP_RATE] = "id"
     if config.negatives is not None:
         roles[config.negatives.probability] = "id"
     return roles
@@ -82,8 +84,8 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
             name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
             for name in history.made
         }
-    if config.sessions is not None:
-        made |= {config.sessions.id_column: "string", config.sessions.position_column: "int64"}
+    if config.session_gap_minutes is not None:
+        made |= {SESSION_ID: "string", SESSION_POSITION: "int64"}
     made |= {counted.name: f"list<{types[counted.column]}>" for counted in config.most_frequent}
     return made | {r.name: "float32" if r.rate else "int64" for r in config.rolling}
 
@@ -450,8 +452,8 @@ def _check_fits(
 ) -> None:
     """Checks the columns of the train split that encodings name beside the feature's own."""
     names = {*config.event_column_types, *(rolling.name for rolling in config.rolling)}
-    if config.sessions is not None:
-        names |= {config.sessions.id_column, config.sessions.position_column}
+    if config.session_gap_minutes is not None:
+        names |= {SESSION_ID, SESSION_POSITION}
     names |= {label.name for label in config.all_labels}
     known = {name: types[name] for name in sorted(names) if not is_list_type(types[name])}
     numbers = [name for name, kind in known.items() if kind in NUMBERS]

@@ -161,7 +161,7 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Ru
 def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
     """Finds that rows come under later days than their own: they are lost, day by day."""
     source = config.events.source
-    most = config.sources[source].bad_rows.max_fraction
+    most = config.sources[source].max_bad_rows
     if counts.late <= most * counts.delivered:
         return []
     received = (
@@ -169,7 +169,7 @@ def find_late(config: BuildConfig, counts: EventCounts) -> list[RuleResult]:
         "days: they are no samples, and a run of these days does not read them"
     )
     allowed = (
-        f"at most {most:.2%} (sources.{source}.bad_rows.max_fraction); cut the log by the UTC day "
+        f"at most {most:.2%} (sources.{source}.max_bad_rows); cut the log by the UTC day "
         "of the event's time, or build ranges of days"
     )
     return [_warn("late rows of the log", received, allowed)]

@@ -260,14 +260,14 @@ def find_strays(
     for time, values in columns.items():
         if time.use not in _ROW_USES or not values.strays or _is_certain(config, time):
             continue
-        policy, rows = config.sources[time.source].bad_rows, counts[time.source].read
-        budget, dates = 0.0 if policy.policy == "fail" else policy.max_fraction, values.dates
+        budget, rows = config.sources[time.source].max_bad_rows, counts[time.source].read
+        dates = values.dates
         if values.strays > budget * rows:
             raise InputDataError(
                 f"the times of {time.name} are of several units",
                 received=f"{dates[time.unit]:,} are dates in {UNIT_WORDS[time.unit]}; "
                 f"{values.strays:,} are not; {values.low:,.0f} to {values.high:,.0f}",
-                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.bad_rows)",
+                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.max_bad_rows)",
                 fix="write all of the column in one unit; rows within the budget are bad rows",
             )
         is_stray = _is_stray(F.col(time.column), time.unit, are_dates=dates[time.unit] > 0)
@@ -318,9 +318,9 @@ def judge_times(
 def _judge_future(
     config: BuildConfig, time: TimeColumn, values: TimeValues, counts: SourceCounts
 ) -> RuleResult:
-    budget, rows = config.sources[time.source].bad_rows.max_fraction, counts.read
+    budget, rows = config.sources[time.source].max_bad_rows, counts.read
     received = f"{values.future:,} of {rows:,} times, up to {show_time(values.high, time.unit)}"
-    allowed = f"at most {budget:.2%} (sources.{time.source}.bad_rows.max_fraction)"
+    allowed = f"at most {budget:.2%} (sources.{time.source}.max_bad_rows)"
     if values.future > budget * rows:
         raise InputDataError(
             f"the times of {time.name} lie in the future",

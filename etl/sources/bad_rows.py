@@ -168,10 +168,9 @@ def count_rows(source: Source) -> SourceCounts:
 
 def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -> None:
     """Refuses a source with more bad rows than its budget."""
-    bad, policy = counts.bad_rows, config.bad_rows
+    bad, budget = counts.bad_rows, config.max_bad_rows
     fraction = bad / counts.read if counts.read else 1.0
-    over = fraction > policy.max_fraction
-    if not (over or (policy.policy == "fail" and bad) or bad == counts.read):
+    if fraction <= budget and bad < counts.read:
         return
     by_reason = source.bad.groupBy("reason").agg(
         F.min("line").alias("line"), F.count("*").alias("n")
@@ -179,11 +178,10 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
     examples = by_reason.orderBy(F.desc("n"), "reason").limit(3).collect()
     shown = "; ".join(f"{row['reason']}: {row['line'][:120]!r}" for row in examples)
     reasons = ", ".join(f"{reason} {n}" for reason, n in counts.bad.items())
-    budget = 0.0 if policy.policy == "fail" else policy.max_fraction
     raise InputDataError(
         f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%})",
         received=f"{reasons or 'no rows'}\n            {shown}",
-        allowed=f"at most {budget:.2%} (sources.{source.name}.bad_rows)",
+        allowed=f"at most {budget:.2%} (sources.{source.name}.max_bad_rows)",
         fix="check the separator, encoding, format and columns of the source (of times their "
         "`timestamp_format`), correct the input, or raise the budget",
     )
@@ -226,7 +224,7 @@ def settle_bad_rows(
         check_columns(name, declared[name], counts[name])
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
-        if bad and declared[name].bad_rows.policy == "quarantine":
+        if bad:
             source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
 
 

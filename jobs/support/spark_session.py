@@ -26,7 +26,6 @@ from conf.errors import (
     was_interrupted,
 )
 from conf.etl.spark_session import SparkConfig
-from conf.local_paths import local_path
 from jobs.support.java_runtime import (
     ARCHIVE_OPTION,
     ensure_java,
@@ -114,7 +113,7 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
         raise InternalError(
             "Spark did not start",
             received=str(error).splitlines()[0],
-            fix="see the lines above; check Java and spark.driver_memory",
+            fix="see the lines above; check Java and the spark.driver.memory of spark.conf",
         ) from error
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
@@ -123,7 +122,7 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
         if not is_on_this_machine(config.master):
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
-    asked = SHORT_PARTITIONS if is_short and not submitted else config.shuffle_partitions
+    asked = SHORT_PARTITIONS if is_short and not submitted else None
     for key, value in choose_partitions(session, asked, None).items():
         session.conf.set(key, value)
     return session
@@ -276,16 +275,6 @@ def _forwarded_environment() -> dict[str, str]:
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
 
 
-def _event_log_settings(directory: str | None) -> dict[str, str]:
-    if directory is None:
-        return {}
-    if "://" not in directory:
-        folder = local_path(directory).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        directory = folder.as_uri()
-    return {"spark.eventLog.enabled": "true", "spark.eventLog.dir": directory}
-
-
 def java_options(is_short: bool = False) -> list[str]:
     """Options of a Java that is started here: its pauses stop nobody, its work counts.
 
@@ -313,20 +302,14 @@ def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         **_forwarded_environment(),
-        **_event_log_settings(config.event_log),
         **config.conf,
     }
     if submitted:
         return needed
-    asked = config.shuffle_partitions
-    if asked is not None and is_short:
-        asked = min(asked, SHORT_PARTITIONS)
-    partitions = {} if asked is None else {"spark.sql.shuffle.partitions": str(asked)}
     here = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
         "spark.master": config.master,
-        "spark.driver.memory": config.driver_memory,
-        **partitions,
+        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": " ".join(java_options(is_short)),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),

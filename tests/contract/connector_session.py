@@ -128,7 +128,8 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the connector claims `tfrecord` is the point here
         spark = build_session(
-            SparkConfig(master="local[2]", shuffle_partitions=4, conf=conf), "connector"
+            SparkConfig(master="local[2]", conf={"spark.sql.shuffle.partitions": "4", **conf}),
+            "connector",
         )
         register_tfrecord(spark)
     print(REPLY + "{}", flush=True)

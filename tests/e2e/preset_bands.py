@@ -85,7 +85,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.presets) - set(TRAININGS):
         parser.error(f"no preset of training: {', '.join(sorted(unknown))}")
-    spark = build_session(SparkConfig(master="local[2]", shuffle_partitions=4), "preset bands")
+    config = SparkConfig(master="local[2]", conf={"spark.sql.shuffle.partitions": "4"})
+    spark = build_session(config, "preset bands")
     with tempfile.TemporaryDirectory() as folder:
         builds = Builds(spark, Path(folder))
         weak = []

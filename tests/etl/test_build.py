@@ -314,7 +314,7 @@ def test_quarantine_stays_inside_the_version(spark, tmp_path):
     root = tmp_path / "data sets %20 é"
     logs = write_logs(tmp_path / "logs", [*RATINGS, "broken"])
     base = build_config(logs, root).model_dump()
-    base["sources"]["ratings"]["bad_rows"] = {"policy": "quarantine", "max_fraction": 0.5}
+    base["sources"]["ratings"]["max_bad_rows"] = 0.5
     built = build_dataset(spark, build_config(logs, root, sources=base["sources"]))
     (file,) = (built.version / "quarantine" / "ratings").glob("part-*")
     row = json.loads(file.read_text())

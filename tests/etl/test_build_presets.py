@@ -146,18 +146,18 @@ def test_records_hold_the_past_of_their_event(shop):
     (row,) = [
         r
         for r in train
-        if r["user_id"] == 1 and r["user_views_7d"] == 1 and r["visit_position"] == 3
+        if r["user_id"] == 1 and r["user_views_7d"] == 1 and r["session_position"] == 3
     ]
     # The view of 11 at 2 days + 1200 s: clicks on 10 (latest of two) and 11, all in this visit.
     assert row["clicked"] == [10, 11]
     assert row["clicked_category"] == ["shoes", "hats"]
     assert row["clicked_price"] == [6, 7]
     assert row["clicked_age"] == pytest.approx([math.log1p(1 / 6), math.log1p(1 / 3)])
-    assert row["visit_items"] == [10, 11]
+    assert row["session_items"] == [10, 11]
     assert row["price"] == 7
     assert row["item_ctr"] == pytest.approx((1 + 1) / (0 + 1 + 20))
     (test,) = read_split(shop.version, shop.manifest, "test")
-    assert (test["price"], test["visit_position"], test["visit_items"]) == (6, 1, [])
+    assert (test["price"], test["session_position"], test["session_items"]) == (6, 1, [])
 
 
 @pytest.mark.exhaustive
@@ -175,9 +175,9 @@ def test_users_and_catalogue_stand_at_the_end_of_the_log(shop):
     assert users[1]["clicked_age"] == pytest.approx(
         [math.log1p(72 - 1 / 6), math.log1p(72)], rel=1e-5
     )
-    assert users[1]["visit_items"] == [10]
+    assert users[1]["session_items"] == [10]
     assert users[2]["clicked"] == [11]
-    assert users[2]["visit_items"] == []
+    assert users[2]["session_items"] == []
     assert users[2]["user_views_7d"] == 2
     items = {r["item_id"]: r for r in read_split(shop.version, shop.manifest, "catalog")}
     assert {item: (row["category"], row["price"]) for item, row in items.items()} == {

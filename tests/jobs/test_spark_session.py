@@ -124,12 +124,13 @@ def test_code_is_packed_whole_and_the_same_each_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_short", "partitions"), [(8, False, "8"), (8, True, "2"), (None, False, None)]
+    ("conf", "memory", "partitions"),
+    [({}, "2g", None), ({"spark.driver.memory": "9g", PARTITIONS: "8"}, "9g", "8")],
 )
-def test_partitions_of_a_config_are_those_of_its_session(asked, is_short, partitions):
-    config = SparkConfig(master="local[2]", shuffle_partitions=asked)
-    settings = spark_session._settings(config, submitted=False, is_short=is_short)
-    assert settings.get(PARTITIONS) == partitions
+def test_settings_of_a_config_are_those_of_its_session(conf, memory, partitions):
+    config = SparkConfig(master="local[2]", conf=conf)
+    settings = spark_session._settings(config, submitted=False, is_short=True)
+    assert (settings["spark.driver.memory"], settings.get(PARTITIONS)) == (memory, partitions)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +161,8 @@ SUBMITTED = """
 import sys
 from conf.etl.spark_session import SparkConfig
 from jobs.support.spark_session import build_session
-asked = int(sys.argv[1]) or None
-session = build_session(SparkConfig(shuffle_partitions=asked), "test", is_short=True)
+asked = {"spark.sql.shuffle.partitions": sys.argv[1]} if int(sys.argv[1]) else {}
+session = build_session(SparkConfig(conf=asked), "test", is_short=True)
 print("partitions", session.conf.get("spark.sql.shuffle.partitions"))
 """
 
@@ -169,7 +170,7 @@ print("partitions", session.conf.get("spark.sql.shuffle.partitions"))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "asked", "partitions"),
-    [([], 0, 8), ([], 5, 5), (["--conf", "spark.sql.shuffle.partitions=6"], 5, 6)],
+    [([], 0, 8), ([], 5, 5), (["--conf", "spark.sql.shuffle.partitions=6"], 0, 6)],
 )
 def test_a_submitted_job_has_the_partitions_that_somebody_set(tmp_path, given, asked, partitions):
     script = tmp_path / "job.py"

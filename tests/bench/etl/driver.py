@@ -332,9 +332,13 @@ def measure(job: EtlJob) -> dict[str, Any]:
         Figures of the job alone, and `process_cpu_s` of all that this process has done.
     """
     spark_config = SparkConfig(
-        master=job.master, driver_memory=job.driver_memory, conf=job.conf,
-        shuffle_partitions=job.shuffle_partitions,
-    )  # fmt: skip
+        master=job.master,
+        conf={
+            "spark.driver.memory": job.driver_memory,
+            "spark.sql.shuffle.partitions": str(job.shuffle_partitions),
+            **job.conf,
+        },
+    )
     spark = build_session(spark_config, f"bench etl {job.task}")
     task = TASKS[job.task]
     if job.is_warm and job.task != "generate":

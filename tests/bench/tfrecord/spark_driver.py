@@ -139,7 +139,9 @@ def run_job(job: SparkJob) -> dict[str, Any]:
     from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
-    config = SparkConfig(master=job.master, driver_memory=job.driver_memory, conf=job.conf)
+    config = SparkConfig(
+        master=job.master, conf={"spark.driver.memory": job.driver_memory, **job.conf}
+    )
     spark = build_session(config, "sluice bench")
     try:
         frame, work = open_source(spark, job, job.rows), TASKS[job.task]
@@ -184,7 +186,9 @@ def prepare(job: SparkJob) -> dict[str, Any]:
     from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
-    config = SparkConfig(master=job.master, driver_memory=job.driver_memory, conf=job.conf)
+    config = SparkConfig(
+        master=job.master, conf={"spark.driver.memory": job.driver_memory, **job.conf}
+    )
     spark = build_session(config, "sluice bench")
     try:
         partitions = spark.sparkContext.defaultParallelism * 2

@@ -41,9 +41,7 @@ HISTORIES: list[dict[str, Any]] = [
         "gaps": {"name": "session_age", "unit": "m"},
     },
 ]
-CONFIG = behaviour_config(
-    histories=HISTORIES, history={"max_len": 2}, sessions={"name": "visit", "gap_minutes": 120}
-)
+CONFIG = behaviour_config(histories=HISTORIES, history={"max_len": 2}, session_gap_minutes=120)
 
 EVENTS = st.lists(
     st.builds(
@@ -149,7 +147,7 @@ def test_repeats_are_looked_for_among_the_latest_alone(spark, distinct):
         assert max(rows, key=lambda row: row["ts"])["h"] == expected
 
 
-SESSIONS_CONFIG = behaviour_config(sessions={"name": "visit", "gap_minutes": 10})
+SESSIONS_CONFIG = behaviour_config(session_gap_minutes=10)
 SESSIONS_EVENTS = [
     Event(1, 1, "view", 1.0, 0),
     Event(1, 2, "view", 1.0, 600),  # exactly the gap: still the same session
@@ -161,7 +159,7 @@ SESSIONS_EVENTS = [
 
 def session_ids(spark, events: list[Event]) -> dict[tuple[int, int], tuple[str, int]]:
     rows = prepared(spark, SESSIONS_CONFIG, events).collect()
-    return {(row["user"], row["ts"]): (row["visit_id"], row["visit_position"]) for row in rows}
+    return {(row["user"], row["ts"]): (row["session_id"], row["session_position"]) for row in rows}
 
 
 def test_a_session_ends_after_a_gap_and_has_the_same_name_in_days_that_are_built_apart(spark):
@@ -181,12 +179,12 @@ def test_windows_and_gaps_end_at_their_very_millisecond(spark):
     config = behaviour_config(
         history=None,
         histories=[{"name": "recent", "window_days": 0.7}],
-        sessions={"name": "visit", "gap_minutes": 4.1},
+        session_gap_minutes=4.1,
     )
     events = [Event(1, item, "view", 1.0, ts) for item, ts in ((1, 0), (2, 246), (3, 60_480))]
     rows = add_histories(prepared(spark, config, events), config).orderBy("ts").collect()
     assert [list(row["recent"]) for row in rows] == [[], [1], [2, 1]]
-    assert [row["visit_id"] for row in rows] == ["1-0", "1-0", "1-60480000"]
+    assert [row["session_id"] for row in rows] == ["1-0", "1-0", "1-60480000"]
 
 
 LABEL = {"column": "action", "equals": "click"}

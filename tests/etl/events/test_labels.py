@@ -101,7 +101,7 @@ LONG = {"column": "dwell", "at_least": 2}
     [
         ({"histories": [{"name": "h", "columns": ["dwell"]}]}, "histories.h"),
         ({"histories": [{"name": "h", "where": LONG}]}, "histories.h"),
-        ({"seen": {"where": "dwell > 2"}}, "seen.where"),
+        ({"seen": "dwell > 2"}, "seen"),
         ({"rolling": [{"name": "r", "keys": ["item"], "where": LONG}]}, "rolling.r"),
         ({"weights": {"column": "dwell"}}, "weights.column"),
         ({"labels": [{"name": "b", "column": "dwell", "at_least": 9}]}, "labels.b"),

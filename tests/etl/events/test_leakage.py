@@ -38,7 +38,7 @@ CONFIG = behaviour_config(
     ],
     history={"max_len": 3},
     histories=[*OTHERS, {"name": "states", "max_len": 3, "columns": ["state"]}],
-    sessions={"name": "visit", "gap_minutes": 120},
+    session_gap_minutes=120,
     rolling=ROLLING,
     seen=False,
 )
@@ -154,5 +154,5 @@ def _features(rows: dict[tuple[Any, ...], Any], event: Event) -> dict[str, Any]:
     # Items are told apart by world; users stand in the name of the session.
     for name in ("history", *(history["name"] for history in OTHERS), "states"):
         found[name] = [item % 1000 for item in found[name]]
-    found["visit_id"] = found["visit_id"].split("-")[1]
+    found["session_id"] = found["session_id"].split("-")[1]
     return found

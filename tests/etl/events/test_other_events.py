@@ -31,7 +31,7 @@ def shop_config():
         events={**base["events"], "where": "action = 'view'"},
         histories=[{"name": "viewed", "where": VIEWS, "max_len": 5}],
         history={"max_len": 5},
-        seen={"where": "action = 'buy'"},
+        seen="action = 'buy'",
         label={"conversion": {**conversion, "within_hours": 10}},
         split={"strategy": "temporal", "validation": False, "test": 40 * HOUR},
         features=[

@@ -34,7 +34,7 @@ def _write_log() -> list[tuple]:
 
 
 def test_only_events_that_meet_the_condition_make_items_seen(spark):
-    config, log = behaviour_config(seen={"where": BOUGHT}), _write_log()
+    config, log = behaviour_config(seen=BOUGHT), _write_log()
     prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
     counts = count_events(prepared, config)
     bought = [row for row in log if row[2] == "buy" and row[3] > 0.1]
@@ -119,9 +119,9 @@ def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_use
 
 @pytest.mark.parametrize("label", [None, {"column": "action", "equals": "buy"}])
 def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
-    """A label that `seen.where` reads would take the row's own request out of what is ranked."""
+    """A label that `seen` reads would take the row's own request out of what is ranked."""
     config = behaviour_config(
-        seen={"where": BOUGHT}, label=label,
+        seen=BOUGHT, label=label,
         split={"strategy": "temporal", "test": 5, "validation": False},
     )  # fmt: skip
     log = [(1, 1, "buy", 1.0, 1), (1, 2, "buy", 1.0, 5), (1, 3, "buy", 1.0, 5)]
@@ -132,7 +132,7 @@ def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
 
 
 def test_a_condition_that_no_event_meets_is_refused(spark):
-    config = behaviour_config(seen={"where": "action = 'purchase'"})
+    config = behaviour_config(seen="action = 'purchase'")
     source = memory_source(spark, config, "log", _write_log())
     prepared = prepare_events(config, {"log": source}).frame
     with pytest.raises(InputDataError, match=r"no event meets seen\.where"):
@@ -142,7 +142,7 @@ def test_a_condition_that_no_event_meets_is_refused(spark):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"seen": {"where": BOUGHT}}, "event_number"),
+        ({"seen": BOUGHT}, "event_number"),
         ({"seen": True}, None),
         ({"seen": False, "split": {"strategy": "temporal"}}, None),
         ({"seen": True, "split": {"strategy": "temporal"}}, "event_number"),

@@ -242,7 +242,7 @@ def test_down_sampling_keeps_a_share_and_weights_make_up_for_it(spark):
         for split, n in (("train", 5000), ("test", 100))
         for i in range(n)
     ]
-    config = log_config(label=LABEL, down_sampling={"rate": 0.25})
+    config = log_config(label=LABEL, down_sampling=0.25)
     marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows), config)
     weighted = add_weights(marked, config, None).collect()
     kept = [r for r in weighted if r["__skip"] is None]

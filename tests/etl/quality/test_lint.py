@@ -95,7 +95,7 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
 
 def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_bad_rows(tmp_path):
     config = build_config(tmp_path, tmp_path)
-    most = config.sources["ratings"].bad_rows.max_fraction
+    most = config.sources["ratings"].max_bad_rows
     counts = EventCounts(1000, {"train": 1000}, {}, None, delivered=1000)
     assert not find_late(config, replace(counts, late=round(1000 * most)))
     (found,) = find_late(config, replace(counts, late=round(1000 * most) + 1))

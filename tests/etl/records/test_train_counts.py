@@ -252,12 +252,12 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
         "label": label,
         "negatives": choose(*NEGATIVES),
         "train_samples": choose("all", "all", "last", 3),
-        "down_sampling": choose(None, None, {"rate": 0.5}) if label else None,
+        "down_sampling": choose(None, None, 0.5) if label else None,
         **choose(
             {"history": {"name": "history", "max_len": 4}},
             {"history": None, "histories": ({"name": "history", "max_len": 4},)},
         ),
-        "sessions": choose(None, {"gap_minutes": 600}),
+        "session_gap_minutes": choose(None, 600),
     }
     where = choose(None, "action = 'click'", "rating > 1")
     with tempfile.TemporaryDirectory() as name:

@@ -50,7 +50,7 @@ def build_config(root: Path) -> BuildConfig:
                 "clicks": {
                     "path": "logs/date={date}",
                     "format": "json",
-                    "bad_rows": {"max_fraction": 0.1},
+                    "max_bad_rows": 0.1,
                     "columns": [
                         {"name": "user", "field": "u", "type": "int64"},
                         {
