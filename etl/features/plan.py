@@ -22,7 +22,6 @@ from conf.etl.encodings import (
     MultiHotConfig,
     TargetConfig,
     TokensConfig,
-    TopPerGroupConfig,
     VocabularyConfig,
 )
 from conf.etl.events import SESSION_ID, SESSION_POSITION
@@ -112,7 +111,7 @@ class VocabularyPlan:
     token_dtype: str  # int64 or string
     min_count: int = 1
     max_size: int | None = None
-    top_per_group: TopPerGroupConfig | None = None
+    top_per_group: Mapping[str, int] | None = None
     oov_buckets: int | None = None
     incremental: bool = False
     expire_after_days: int | None = None
@@ -460,10 +459,11 @@ def _check_fits(
     for feature in features:
         encoding = feature.encoding
         if isinstance(encoding, TargetConfig):
-            label = encoding.label or (config.label.name if config.label else None)
+            label = None if config.label is None else config.label.name
             _check_named(feature, "label", label, numbers)
-        if isinstance(encoding, TokensConfig) and encoding.top_per_group is not None:
-            _check_named(feature, "top_per_group.column", encoding.top_per_group.column, known)
+        if isinstance(encoding, TokensConfig):
+            for column in encoding.top_per_group or ():
+                _check_named(feature, "top_per_group", column, known)
         age = getattr(encoding, "expire_after_days", None)
         if age is not None and config.events.time is None:
             raise ConfigError(

@@ -159,7 +159,7 @@ def test_a_file_without_rows_is_no_trouble_and_one_without_a_byte_is_refused(spa
         read(spark, tmp_path, declare(INT, format="avro"))
 
 
-def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]]) -> Any:
+def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]], most: float = 0.5) -> Any:
     logs = write_logs(tmp_path / "logs")
     write_avro(spark, logs / "ratings.avro", RATING, rows)
     base = build_config(logs, tmp_path / "datasets").model_dump(exclude_unset=True)
@@ -168,7 +168,7 @@ def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]]) -> Any:
         "path": "ratings.avro",
         "format": "avro",
         "columns": columns,
-        "max_bad_rows": 0.5,
+        "max_bad_rows": most,
     }
     return BuildConfig.model_validate(base)
 
@@ -186,7 +186,7 @@ def test_a_build_of_avro_events_is_that_of_the_same_text(spark, tmp_path):
     assert shards == [shard.crc32c for shard in by_text.manifest.split("train").shards]
     # The same files once more: nothing to do.
     assert not build_dataset(spark, config).is_new
-    failing = avro_config(spark, tmp_path / "f", [*rows, (1, -5, 3, 7)], "fail")
+    failing = avro_config(spark, tmp_path / "f", [*rows, (1, -5, 3, 7)], 0)
     with pytest.raises(InputDataError, match="1 bad rows"):
         build_dataset(spark, failing)
     assert published_versions(tmp_path / "f" / "datasets" / "small") == []

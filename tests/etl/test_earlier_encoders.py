@@ -126,7 +126,7 @@ def test_what_is_declared_in_another_way_is_fitted_anew(versions, caplog):
     assert find(config, sources={**sources, "items": weighed}) < set(NUMBERS)
     assert "price" in find(config, sources={**sources, "items": weighed})
     assert "weight" not in find(config, sources={**sources, "items": weighed})
-    price["encoding"] = {"kind": "normalize", "constants": {"center": 3, "scale": 4.2}}
+    price["encoding"] = {"kind": "normalize", "constants": [3, 4.2]}
     item["encoding"] = {"kind": "vocabulary"}
     assert find(config, features=[user, item, price]) is None
 
