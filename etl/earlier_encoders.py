@@ -25,8 +25,8 @@ logger = logging.getLogger("sluice.encoders")
 
 _OF_COLUMN = ("type", "field", "separator", "timestamp_format", "pair")
 _OF_SOURCE = ("format", "separator", "quote", "escape", "null_values", "pattern", "encoding")
-_OF_JOIN = ("source", "column", "as_of")
-_OF_HISTORIES = ("events", "history", "histories", "session_gap_minutes", "most_frequent")
+_OF_JOIN = ("source", "column", "valid_from", "valid_to", "known_at", "match")
+_OF_HISTORIES = ("events", "histories", "session_gap_minutes", "most_frequent")
 
 
 def find_earlier_encoders(

@@ -13,7 +13,6 @@ from conf.etl.contract_references import check_contract_references
 from conf.etl.encodings import FeatureConfig, find_counted_lists
 from conf.etl.events import (
     EventsConfig,
-    HistoryConfig,
     JoinConfig,
     MostFrequentConfig,
     UserHistoryConfig,
@@ -52,8 +51,11 @@ class BuildConfig(Strict):
     )
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
-    history: HistoryConfig | None = HistoryConfig()
-    histories: tuple[UserHistoryConfig, ...] = ()
+    histories: tuple[UserHistoryConfig, ...] = Field(
+        (UserHistoryConfig(),),
+        description="Lists of the user's items strictly before the event. None without users or "
+        "items, and where the log brings its own, unless they are declared.",
+    )
     session_gap_minutes: float | None = Field(
         None,
         gt=0,
@@ -124,8 +126,8 @@ class BuildConfig(Strict):
         if not isinstance(events, Mapping):
             return data
         if not (events.get("user") and events.get("item")):
-            return {"history": None, "seen": False, **data}
-        return {"history": None, **data} if events.get("history") else data
+            return {"histories": (), "seen": False, **data}
+        return {"histories": (), **data} if events.get("history") else data
 
     @model_validator(mode="before")
     @classmethod
@@ -150,14 +152,6 @@ class BuildConfig(Strict):
         return {name: self.sources[name] for name in find_used_sources(self)}
 
     @property
-    def all_histories(self) -> tuple[UserHistoryConfig, ...]:
-        """The plain history, where there is one, and the declared ones."""
-        if self.history is None:
-            return self.histories
-        plain = UserHistoryConfig(name=self.history.name, max_len=self.history.max_len)
-        return (plain, *self.histories)
-
-    @property
     def all_labels(self) -> tuple[LabelConfig, ...]:
         """Every declared label, the one that weights and negatives go by first."""
         return self.labels if self.label is None else (self.label, *self.labels)
@@ -172,9 +166,7 @@ class BuildConfig(Strict):
     @property
     def weight_name(self) -> str | None:
         """Column of the sample's weight, None where all weigh the same."""
-        if self.weights is not None:
-            return self.weights.name
-        return WEIGHT if self.down_sampling is not None else None
+        return WEIGHT if self.weights is not None or self.down_sampling is not None else None
 
     @property
     def seen_where(self) -> str | None:

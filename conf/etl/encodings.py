@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.config_base import Name, Strict
+from conf.config_base import Name, Named, Strict
 from conf.dates import Part, Period, TimeUnit
 from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, VectorType, Weights
 from conf.encoders.dates import Cyclical, DatePart
@@ -476,10 +476,9 @@ EncodingConfig = Annotated[
 ]
 
 
-class FeatureConfig(Strict):
+class FeatureConfig(Named):
     """One feature of the record: which column, which side of the model, which encoding."""
 
-    name: Name = Field(description="Name of the feature in the records.")
     column: str = Field(description="Column of the events that it is made of.")
     role: Role = Field(
         description="Which side of a model reads it; `id` is carried along and read by none."

@@ -196,7 +196,7 @@ def _check_joins(config: BuildConfig) -> None:
             dictionary = source_columns(config, join.source, declared=True)
             for name in join.as_of.columns:
                 nullable = name == join.as_of.valid_to
-                dictionary.require(f"{where}: as_of", name, _TIME_TYPES, nullable=nullable)
+                dictionary.require(where, name, _TIME_TYPES, nullable=nullable)
 
 
 def check_key(
@@ -223,13 +223,10 @@ def _check_made_columns(config: BuildConfig) -> None:
     clashing = (names - own) & {name.lower() for name in config.event_column_types}
     repeated = {name for name, count in Counter(map(str.lower, made)).items() if count > 1}
     if clashing or repeated:
-        is_plain = config.history is not None and config.history.name.lower() in repeated
         raise ValueError(
             "columns that the build makes are there already: "
             f"{', '.join(sorted(clashing or repeated))}; "
-            + ("set `history: null` where `histories` has that name, " if is_plain else "")
-            + "rename the sources' columns, or set the `name` of history, histories, "
-            "rolling and label"
+            "rename the sources' columns, or set the `name` of histories, rolling and label"
         )
 
 
@@ -241,8 +238,6 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
         yield from (SESSION_ID, SESSION_POSITION)
     yield from (rolling.name for rolling in config.rolling)
     yield from (counted.name for counted in config.most_frequent)
-    if config.history is not None:
-        yield config.history.name
     if config.down_sampling is not None:
         yield KEEP_RATE
     yield from (name for name in (config.label_name, config.weight_name) if name)
@@ -257,7 +252,10 @@ def _check_histories(config: BuildConfig) -> None:
     """Histories, sessions and rolling features name columns of the events that suit them."""
     columns = _event_columns(config, config.joins)
     if (config.histories or config.session_gap_minutes) and not config.events.has_user_histories:
-        raise ValueError("histories and sessions need events.user and events.item")
+        raise ValueError(
+            "`histories` and `session_gap_minutes` need events.user and events.item: rows without "
+            "them have no past; name the log's own list column by events.history"
+        )
     for history in config.histories:
         where = f"histories.{history.name}"
         _check_condition(where, history.where, columns)
@@ -279,8 +277,7 @@ def _check_histories(config: BuildConfig) -> None:
             if kind not in _KEY_TYPES:
                 raise ValueError(f"{where}.keys: {key!r} is {kind}; keys are int64 or string")
         _check_condition(where, rolling.where, columns)
-        if rolling.rate is not None:
-            _check_condition(f"{where}.rate", rolling.rate.out_of, columns)
+        _check_condition(f"{where}.out_of", rolling.out_of, columns)
 
 
 def _check_condition(where: str, condition: EventConditionConfig | None, columns: Columns) -> None:
@@ -331,7 +328,7 @@ def _events_in_time(config: BuildConfig) -> Iterator[str]:
     yield from (f"histories.{history.name}" for history in config.histories if history.needs_time)
     yield from ("session_gap_minutes",) if config.session_gap_minutes else ()
     yield from (f"rolling.{rolling.name}" for rolling in config.rolling)
-    yield from (f"joins.{join.source}.as_of" for join in config.joins if join.as_of)
+    yield from (f"joins.{join.source}.valid_from" for join in config.joins if join.as_of)
 
 
 def _examples_in_time(config: BuildConfig) -> Iterator[str]:
@@ -355,16 +352,10 @@ def _check_examples(config: BuildConfig) -> None:
 
 def _check_brought_history(config: BuildConfig) -> None:
     events, log = config.events, _log_columns(config)
-    for part, asked in (("history", config.history is not None), ("seen", bool(config.seen))):
-        if asked and not events.has_user_histories:
-            raise ValueError(
-                f"`{part}` needs events.user and events.item: rows without them have no past to "
-                "look up; leave it out, or name the log's own list column by events.history"
-            )
+    if config.seen and not events.has_user_histories:
+        raise ValueError("`seen` needs events.user and events.item: rows without have no past")
     if events.history is None:
         return
-    if config.history is not None:
-        raise ValueError("events.history and `history` are two histories; set `history: null`")
     log.require("events.history", events.history, ("list<int64>", "list<string>"))
 
 
@@ -395,13 +386,13 @@ def _check_label(config: BuildConfig, label: LabelConfig) -> None:
     kind = _log_columns(config).require("label.column", label.column, allowed)
     if any(isinstance(value, str) != (kind == "string") for value in label.values):
         raise ValueError(
-            f"label.column: {label.column!r} is {kind}; the values of equals or one_of must be of "
+            f"label.column: {label.column!r} is {kind}; the values of one_of must be of "
             f"its type, received {', '.join(map(repr, label.values))}"
         )
     fractions = [v for v in label.values if isinstance(v, float) and not v.is_integer()]
     if kind == "int64" and fractions:
         raise ValueError(
-            f"label.column: {label.column!r} is int64, so no row can equal {fractions[0]!r}; "
+            f"label.column: {label.column!r} is int64, so no row can be {fractions[0]!r}; "
             "name whole numbers, or use at_least"
         )
 
@@ -415,7 +406,7 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
         where = () if history.where is None else (history.where.column,)
         readers[f"histories.{history.name}"] = (*history.columns, *where)
     for rolling in config.rolling:
-        conditions = (rolling.where, rolling.rate and rolling.rate.out_of)
+        conditions = (rolling.where, rolling.out_of)
         readers[f"rolling.{rolling.name}"] = (
             *rolling.keys,
             *(one.column for one in conditions if one),
@@ -424,7 +415,7 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
     readers |= {f"labels.{o.name}": (o.column,) for o in config.all_labels if o.name != column}
     weights, negatives = config.weights, config.negatives
     readers["weights.column"] = () if weights is None else (weights.column,)
-    readers["negatives"] = () if negatives is None else (negatives.category, negatives.within)
+    readers["negatives"] = () if negatives is None else (negatives.within,)
     readers["split.key"] = (config.split.key,)
     readers["seen"] = re.findall(r"\w+", config.seen_where or "")
     places = [place for place, columns in readers.items() if column in columns]
@@ -474,7 +465,7 @@ def _check_negatives(config: BuildConfig) -> None:
         raise ValueError(f"negatives.strategy {negatives.strategy} draws items: needs events.item")
     if negatives.not_seen is not None and events.user is None:
         raise ValueError("negatives.not_seen needs events.user")
-    if negatives.category is not None:
+    if negatives.within is not None:
         of_item = {
             column.name: column.type
             for join in config.joins
@@ -482,7 +473,7 @@ def _check_negatives(config: BuildConfig) -> None:
             for column in config.sources[join.source].columns
         }
         columns = Columns(f"the dictionaries joined on {events.item!r}", of_item)
-        columns.require("negatives.category", negatives.category, (*SCALAR_TYPES, "timestamp"))
+        columns.require("negatives.within", negatives.within, (*SCALAR_TYPES, "timestamp"))
 
 
 def _check_exposures(config: BuildConfig, within: str | None) -> None:

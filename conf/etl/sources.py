@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from conf.config_base import Name, Strict, StrictFinite
+from conf.config_base import Name, Named, Strict, StrictFinite
 from conf.dates import UNITS_PER_SECOND
 from conf.etl.java_patterns import check_time_pattern, count_groups
 from conf.local_paths import check_below
@@ -80,7 +80,7 @@ class PairConfig(Strict):
         return ColumnConfig.model_validate({"name": self.name, "type": kind, "nullable": nullable})
 
 
-class ColumnConfig(StrictFinite):
+class ColumnConfig(Named, StrictFinite):
     """One declared column of a source.
 
     A value that does not parse as its type, is null although `nullable` is false, or lies
@@ -88,7 +88,6 @@ class ColumnConfig(StrictFinite):
     hold for each of its values.
     """
 
-    name: Name = Field(description="Name of the column from here on.")
     type: ColumnType = Field(description="Its type.")
     field: str | None = Field(
         None,

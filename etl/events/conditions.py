@@ -206,7 +206,7 @@ def condition_columns(config: BuildConfig) -> list[str]:
     """
     parts = [history.where for history in config.histories]
     parts += [rolling.where for rolling in config.rolling]
-    parts += [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
+    parts += [rolling.out_of for rolling in config.rolling]
     named = {where.column for where in parts if where and where.one_of}
     named |= {label.column for label in config.all_labels if label.column is not None}
     for _, text in _list_conditions(config):

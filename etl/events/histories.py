@@ -13,7 +13,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import SESSION_ID, SESSION_POSITION, GapsConfig, UserHistoryConfig
+from conf.etl.events import SESSION_ID, SESSION_POSITION, UserHistoryConfig
 from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
@@ -35,14 +35,14 @@ _MS_PER_UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": _MS_PER_DAY}
 
 def add_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds every history to each kept event; empty lists where nothing came before."""
-    for history in config.all_histories:
+    for history in config.histories:
         samples = _add_history(samples, config, history)
     return samples
 
 
 def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds every history to each user, one row each, as it stands at the end of the log."""
-    user, histories = config.events.user or "", config.all_histories
+    user, histories = config.events.user or "", config.histories
     if any(history.needs_time for history in histories):
         now = events.agg(F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN))
         users = users.crossJoin(F.broadcast(now))
@@ -156,7 +156,7 @@ def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None
     made = {history.name: F.col(_LIST)["item"]}
     made |= {history.carried(c): F.col(_LIST)[f"carried_{c}"] for c in history.columns}
     if history.gaps:
-        made[history.gaps.name] = _measure_gaps(history.gaps)
+        made[history.carried("age")] = _measure_gaps(history.gaps)
     return rows.withColumns(made).drop(_LIST)
 
 
@@ -180,10 +180,10 @@ def _is_newest(element: Column, position: Column | None) -> Column:
     return repeated_at.isNull() | (repeated_at >= position)
 
 
-def _measure_gaps(gaps: GapsConfig) -> Column:
+def _measure_gaps(unit: str) -> Column:
     def measure(element: Column) -> Column:
-        gap = (F.col(EVENT_TS_COLUMN) - element["ts"]) / F.lit(_MS_PER_UNIT[gaps.unit])
-        return (F.log1p(gap) if gaps.log else gap).cast("float")
+        gap = (F.col(EVENT_TS_COLUMN) - element["ts"]) / F.lit(_MS_PER_UNIT[unit])
+        return gap.cast("float")
 
     return F.transform(_LIST, measure)
 

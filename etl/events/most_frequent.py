@@ -41,11 +41,9 @@ def _rank_values(events: DataFrame, item: str, config: MostFrequentConfig) -> Da
     pairs = events.select(F.col(item), F.col(config.column).alias(_VALUE)).dropna()
     counts = pairs.groupBy(item, _VALUE).agg(F.count("*").alias(_COUNT))
     order = Window.partitionBy(item).orderBy(F.desc(_COUNT), F.asc(_VALUE))
-    ranked = counts.where(F.col(_COUNT) >= config.min_count).withColumn(
-        _RANK, F.row_number().over(order)
-    )
+    ranked = counts.withColumn(_RANK, F.row_number().over(order))
     entries = F.sort_array(F.collect_list(F.struct(_RANK, _VALUE)))
-    return ranked.where(F.col(_RANK) <= config.k).groupBy(item).agg(
+    return ranked.where(F.col(_RANK) <= config.max_len).groupBy(item).agg(
         entries[_VALUE].alias(config.name)
     )  # fmt: skip
 

@@ -217,7 +217,7 @@ class NegativeCandidates:
 
 def _group_of(config: NegativesConfig) -> Column:
     """The group that a row draws from: its category, or the one that all items are in."""
-    return F.col(config.category) if config.category is not None else F.lit(0)
+    return F.col(config.within) if config.within is not None else F.lit(0)
 
 
 def _fit_candidates(

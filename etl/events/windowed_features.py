@@ -66,7 +66,7 @@ def _ask(
     rows: DataFrame, log: DataFrame, chosen: Sequence[WindowedFeatureConfig], least_age_ms: int
 ) -> DataFrame:
     """Adds to each row what the log holds of its keys at its time; no row counts for another."""
-    rates = [rolling.rate.out_of for rolling in chosen if rolling.rate]
+    rates = [rolling.out_of for rolling in chosen]
     wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
     read = {key for rolling in chosen for key in rolling.keys}
     read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
@@ -103,8 +103,8 @@ def _value(rolling: WindowedFeatureConfig, count: WindowCounter) -> Column:
     hits = count(rolling.where)
     if rolling.rate is None:
         return hits
-    a, b = rolling.rate.a, rolling.rate.b
-    return ((hits + F.lit(a)) / (count(rolling.rate.out_of) + F.lit(a + b))).cast("float")
+    a, b = rolling.rate
+    return ((hits + F.lit(a)) / (count(rolling.out_of) + F.lit(a + b))).cast("float")
 
 
 def _counter(events: DataFrame, rolling: WindowedFeatureConfig, least_age_ms: int) -> WindowCounter:

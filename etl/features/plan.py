@@ -63,7 +63,7 @@ def made_sample_columns(config: BuildConfig) -> dict[str, str]:
 
 def history_names(config: BuildConfig) -> tuple[str, ...]:
     """Returns the columns of all histories: lists that are known for a user without an event."""
-    return tuple(name for history in config.all_histories for name in history.made)
+    return tuple(name for history in config.histories for name in history.made)
 
 
 def brought_items(config: BuildConfig) -> str | None:
@@ -78,7 +78,7 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the types of the columns that histories, sessions and windowed features make."""
     made: dict[str, str] = {}
     origins, types = column_origins(config), config.event_column_types
-    for history in config.all_histories:
+    for history in config.histories:
         made |= {
             name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
             for name in history.made
@@ -93,7 +93,7 @@ def column_origins(config: BuildConfig) -> dict[str, str]:
     """Returns the event column whose values each made list holds; gaps have none."""
     of_histories = {
         name: column
-        for history in config.all_histories
+        for history in config.histories
         for name, column in (
             (history.name, config.events.item or ""),
             *((history.carried(column), column) for column in history.columns),
@@ -354,7 +354,7 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
         best = min(found, key=_rank_as_key, default=None)
         return None if best is None else best.name
 
-    whole = [history.name for history in config.all_histories if history.is_whole]
+    whole = [history.name for history in config.histories if history.is_whole]
     histories = [find(column) for column in (config.events.history, *whole)]
     return DatasetKeys(
         user=find(config.events.user, "user"),

@@ -37,7 +37,7 @@ def log_config(folder: Path) -> BuildConfig:
         return {"name": named, "column": column, "role": role, "encoding": encoding}
 
     return build_config(
-        folder, folder / "datasets", history=None, seen=False,
+        folder, folder / "datasets", histories=[], seen=False,
         sources={
             "log": {"path": "log.csv", "separator": ",", "columns": declared},
             "items": {"path": "items.csv", "separator": ",", "key": "item",

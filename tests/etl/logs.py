@@ -79,7 +79,7 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
             {"source": "users", "column": "user"},
             {"source": "items", "column": "item"},
         ],
-        "history": {"name": "history", "max_len": 3},
+        "histories": [{"name": "history", "max_len": 3}],
         "label": {"column": "rating", "at_least": 4},
         "split": {"strategy": "leave_one_out"},
         "features": [
@@ -132,7 +132,7 @@ def behaviour_config(**changes: Any) -> BuildConfig:
             }
         },
         "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
-        "history": None,
+        "histories": [],
         "split": {"validation": False},
         "features": [
             {"name": "user", "column": "user", "role": "user"},

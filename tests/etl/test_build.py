@@ -286,7 +286,7 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
         sources=base["sources"],
         label={"column": "rating", "at_least": 4.1},
         labels=[
-            {"name": "stars", "column": "rating", "graded": True},
+            {"name": "stars", "column": "rating"},
             {"name": "late", "column": "ts", "at_least": 2},
         ],
     )

@@ -88,7 +88,7 @@ FEATURES = [
     ),
 ]
 PAST = {"name": "past", "max_len": 3, "columns": ["rating"]}
-PAST |= {"gaps": {"name": "past_age", "unit": "s"}}
+PAST |= {"gaps": "s"}
 
 
 def crossed(**encoding: Any) -> dict:
@@ -113,7 +113,11 @@ def first_day(spark, tmp_path_factory):
     # All events are of one hour.
     allowed = {"allow": ["hour"]}
     config = build_config(
-        logs, folder / "out", features=FEATURES, histories=[PAST], contract=allowed
+        logs,
+        folder / "out",
+        features=FEATURES,
+        histories=[{"name": "history", "max_len": 3}, PAST],
+        contract=allowed,
     )
     return build_dataset(spark, config), config
 

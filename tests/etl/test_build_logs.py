@@ -79,7 +79,7 @@ def test_sessions_with_their_history_have_a_catalogue_and_given_splits(spark, tm
         events={"source": "train", "item": "next", "history": "clicks"},
         joins=[{"source": "items", "column": "next"}],
         label=None,
-        negatives={"strategy": "uniform", "per_positive": 2, "category": "category"},
+        negatives={"strategy": "uniform", "per_positive": 2, "within": "category"},
         split={"strategy": "given", "test": "test", "validation": 0.3},
         features=[
             {"name": "next", "column": "next", "role": "item"},

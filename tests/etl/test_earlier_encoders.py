@@ -150,7 +150,7 @@ WRITTEN = {
         (lambda c: c["sources"]["log"]["columns"].reverse(), ("price", "spent")),
         (lambda c: c["sources"]["items"]["columns"].reverse(), ("weight", "spent")),
         (lambda c: c["sources"]["items"]["columns"][1].update(field="kg"), ("weight",)),
-        (lambda c: c["joins"][0].update(as_of={"valid_from": "ts"}), ("weight", "spent")),
+        (lambda c: c["joins"][0].update(valid_from="ts"), ("weight", "spent")),
         (lambda c: c["joins"][0].update(unmatched="drop"), ()),
         (lambda c: c["rolling"][0].update(window_days=7), ("spent",)),
     ],

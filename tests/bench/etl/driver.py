@@ -159,7 +159,7 @@ def build_config(
             {"source": "users", "column": "user_id"},
             {"source": "items", "column": "item_id"},
         ],
-        "history": {"name": "history", "max_len": history_len},
+        "histories": [{"name": "history", "max_len": history_len}],
         "label": {"column": "dwell", "at_least": MIN_DWELL},
         "split": {"strategy": "leave_one_out", "validation": 1000},
         "features": [

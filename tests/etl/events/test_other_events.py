@@ -29,8 +29,7 @@ def shop_config():
     return behaviour_config(
         sources={**base["sources"], "orders": orders},
         events={**base["events"], "where": "action = 'view'"},
-        histories=[{"name": "viewed", "where": VIEWS, "max_len": 5}],
-        history={"max_len": 5},
+        histories=[{"max_len": 5}, {"name": "viewed", "where": VIEWS, "max_len": 5}],
         seen="action = 'buy'",
         label={"conversion": {**conversion, "within_hours": 10}},
         split={"strategy": "temporal", "validation": False, "test": 40 * HOUR},

@@ -117,7 +117,7 @@ def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_use
     assert users[2]["clicks"] == [9]
 
 
-@pytest.mark.parametrize("label", [None, {"column": "action", "equals": "buy"}])
+@pytest.mark.parametrize("label", [None, {"column": "action", "one_of": ["buy"]}])
 def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
     """A label that `seen` reads would take the row's own request out of what is ranked."""
     config = behaviour_config(

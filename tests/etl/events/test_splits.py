@@ -304,7 +304,6 @@ def test_weights_multiply_column_class_and_decay(spark):
     config = log_config(
         label=LABEL,
         weights={
-            "name": "w",
             "column": "dwell",
             "positive": 8,
             "negative": 0.5,
@@ -312,7 +311,7 @@ def test_weights_multiply_column_class_and_decay(spark):
         },
     )
     found = add_weights(frame(spark, SKIPS_TYPES, rows), config, 20 * DAY_MS).collect()
-    assert {r["user"]: r["w"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}
+    assert {r["user"]: r["weight"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}
 
 
 VIDEO_COLUMNS = columns(user="int64", video="int64", column="int64?", ts="int64")
@@ -323,9 +322,8 @@ def columns_config(**events: object) -> BuildConfig:
     return behaviour_config(
         sources={"log": {"path": "log.tsv", "columns": VIDEO_COLUMNS}},
         events={"where": "column is not null", **log},
-        history={"max_len": 3},
-        histories=[{"name": "clicked", "columns": ["video"], "max_len": 5}],
-        most_frequent=[{"name": "column_videos", "column": "video", "k": 2}],
+        histories=[{"max_len": 3}, {"name": "clicked", "columns": ["video"], "max_len": 5}],
+        most_frequent=[{"name": "column_videos", "column": "video", "max_len": 2}],
         label={"column": "column", "at_least": 2},  # Clicks without a column need none.
         split={"strategy": "leave_one_out"},
         features=[

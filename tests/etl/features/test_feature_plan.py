@@ -53,7 +53,7 @@ def test_the_user_is_named_by_what_tells_users_apart(tmp_path):
 def test_the_history_is_the_first_one_that_leaves_nothing_out(tmp_path, listed, expected):
     lists = [{**feature(history["name"], history["name"], "user", kind="vocabulary", name="item"),
               "max_len": 5} for history in listed]  # fmt: skip
-    config = build_config(tmp_path, tmp_path, history=None, histories=listed,
+    config = build_config(tmp_path, tmp_path, histories=listed,
                           features=[*BASE, *lists])  # fmt: skip
     assert plan_features(config).keys.history == expected
 
@@ -134,7 +134,7 @@ EVENTS = {"source": "ratings", "user": "user", "item": "item"}
 
 def check(tmp_path, encoding: dict[str, Any], column: str = "gender", **changes: Any) -> None:
     feature = {"name": "x", "column": column, "role": "context", "encoding": encoding}
-    config = build_config(tmp_path, tmp_path, rolling=ROLLING, history=None)
+    config = build_config(tmp_path, tmp_path, rolling=ROLLING, histories=[])
     data = config.model_dump() | changes
     data["features"] = [*data["features"], feature]
     data["features"] = [f for f in data["features"] if f["name"] != "history"]
@@ -181,7 +181,7 @@ def test_each_made_column_has_its_type():
     assert made["history"] == made["items"] == "list<int64>"
     assert made["all_action"] == "list<string>"
     assert made["all_price"] == made["clicks_age"] == "list<float32>"
-    assert (made["visit_id"], made["visit_position"]) == ("string", "int64")
+    assert (made["session_id"], made["session_position"]) == ("string", "int64")
 
 
 def test_what_is_carried_shares_its_columns_vocabulary_or_is_fitted_on_it():

@@ -57,7 +57,8 @@ def make(**changes: Any) -> BuildConfig:
             {
                 "source": "prices",
                 "column": "item",
-                "as_of": {"valid_from": "since", "valid_to": "until"},
+                "valid_from": "since",
+                "valid_to": "until",
             }
         ],
         "histories": [{"name": "clicked", "columns": ["ts"]}],

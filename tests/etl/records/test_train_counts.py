@@ -175,7 +175,7 @@ def test_a_shard_that_was_not_counted_publishes_nothing(tmp_path):
 
 
 DAY_S = 24 * 3600
-CLICK = {"column": "action", "equals": "click", "name": "label"}
+CLICK = {"column": "action", "one_of": ["click"], "name": "label"}
 SPLITS: list[dict[str, Any]] = [
     {},
     {"strategy": "temporal", "validation": False},
@@ -188,7 +188,7 @@ LABELS: list[dict[str, Any] | None] = [
     None,
     CLICK,
     {"column": "rating", "at_least": 4},
-    {"column": "rating", "graded": True},
+    {"column": "rating"},
 ]
 NEGATIVES: list[dict[str, Any] | None] = [
     None,
@@ -254,8 +254,8 @@ def test_any_build_counts_the_records_that_it_writes(spark, data):
         "train_samples": choose("all", "all", "last", 3),
         "down_sampling": choose(None, None, 0.5) if label else None,
         **choose(
-            {"history": {"name": "history", "max_len": 4}},
-            {"history": None, "histories": ({"name": "history", "max_len": 4},)},
+            {"histories": ({"name": "history", "max_len": 4},)},
+            {"histories": ({"name": "history", "max_len": 4}, {"name": "other"})},
         ),
         "session_gap_minutes": choose(None, 600),
     }
