@@ -23,7 +23,7 @@ from etl.versions.run_fingerprint import Parent
 
 logger = logging.getLogger("sluice.encoders")
 
-_OF_COLUMN = ("type", "field", "separator", "timestamp_format", "pair")
+_OF_COLUMN = ("type", "field", "separator", "timestamp_format", "pair", "pair_default")
 _OF_SOURCE = ("format", "separator", "quote", "escape", "null_values", "pattern", "encoding")
 _OF_JOIN = ("source", "column", "valid_from", "valid_to", "known_at", "match")
 _OF_HISTORIES = ("events", "histories", "session_gap_minutes", "most_frequent")

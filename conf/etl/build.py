@@ -206,7 +206,7 @@ class BuildConfig(Strict):
             return ()
         column = self.sources[self.events.source].column(self.events.history)
         pair = column.pair if column is not None else None
-        return (self.events.history, *((pair.name,) if pair is not None else ()))
+        return (self.events.history, *((pair,) if pair is not None else ()))
 
     @property
     def event_column_types(self) -> dict[str, str]:

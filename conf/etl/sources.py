@@ -52,32 +52,7 @@ def is_list_type(column_type: str) -> bool:
     return column_type.startswith("list<")
 
 
-class PairConfig(Strict):
-    """The second column that entries `<value>` or `<value><separator><second>` give."""
-
-    name: Name = Field(description="Name of the column of second values.")
-    type: Literal["int64", "string"] = Field("int64", description="Type of the second value.")
-    separator: str = Field("_", min_length=1, description="Between the two values of an entry.")
-    default: int | str | None = Field(
-        None,
-        description="Second value of an entry that is written without one; None: it has none. "
-        "Lists, which hold no nulls, need one.",
-    )
-
-    @model_validator(mode="after")
-    def _default_has_type(self) -> PairConfig:
-        expected = int if self.type == "int64" else str
-        if self.default is not None and not isinstance(self.default, expected):
-            raise ValueError(f"pair {self.name!r}: the `default` must be of type {self.type}")
-        if isinstance(self.default, int) and not -(2**63) <= self.default < 2**63:
-            raise ValueError(f"pair {self.name!r}: the default is beyond int64")
-        return self
-
-    def as_column(self, first: ColumnConfig) -> ColumnConfig:
-        """This column as if it had been declared beside the one that it stands in."""
-        kind = f"list<{self.type}>" if first.is_list else self.type
-        nullable = first.nullable or self.default is None
-        return ColumnConfig.model_validate({"name": self.name, "type": kind, "nullable": nullable})
+PAIR_SEPARATOR = "_"
 
 
 class ColumnConfig(Named, StrictFinite):
@@ -119,8 +94,15 @@ class ColumnConfig(Named, StrictFinite):
         description="Last day of timestamps: a date, the run's last day, or the clock's day "
         "(then a rerun may differ).",
     )
-    pair: PairConfig | None = Field(
-        None, description="Entries `<value>_<second>`: the name of the column of second values."
+    pair: Name | None = Field(
+        None,
+        description="Entries are `<value>` or `<value>_<second>`: the name of the column of second "
+        "values, of the same type.",
+    )
+    pair_default: int | str | None = Field(
+        None,
+        description="Second value of an entry that is written without one; None: it has none. "
+        "Lists, which hold no nulls, need one.",
     )
 
     @model_validator(mode="after")
@@ -140,14 +122,34 @@ class ColumnConfig(Named, StrictFinite):
             self._require(
                 ("int64", "string", "list<int64>", "list<string>"), f"{where} cannot have a `pair`"
             )
-            if self.one_of is not None or self.pair.separator == self.separator:
-                raise ValueError(f"{where}: a `pair` needs a separator of its own, and no `one_of`")
-            if self.is_list and self.pair.default is None:
+            if self.one_of is not None or self.separator == PAIR_SEPARATOR:
+                raise ValueError(f"{where}: a `pair` has the separator _, and no `one_of`")
+            if self.is_list and self.pair_default is None:
                 raise ValueError(
-                    f"{where}: its pair {self.pair.name!r} needs a `default` for entries without a "
+                    f"{where}: its pair {self.pair!r} needs a `pair_default` for entries without a "
                     "second value"
                 )
+            self._check_pair_default()
+        elif self.pair_default is not None:
+            raise ValueError(f"{where}: `pair_default` goes with `pair`")
         return self
+
+    def _check_pair_default(self) -> None:
+        default, expected = self.pair_default, int if self.element_type == "int64" else str
+        if default is not None and not isinstance(default, expected):
+            raise ValueError(
+                f"pair {self.pair!r}: `pair_default` must be of type {self.element_type}"
+            )
+        if isinstance(default, int) and not -(2**63) <= default < 2**63:
+            raise ValueError(f"column {self.name!r}: `pair_default` is beyond int64")
+
+    @property
+    def second(self) -> ColumnConfig | None:
+        """The column of second values, as if it had been declared beside this one."""
+        if self.pair is None:
+            return None
+        nullable = self.nullable or self.pair_default is None
+        return ColumnConfig(name=self.pair, type=self.type, nullable=nullable)
 
     def _require(self, types: tuple[str, ...], message: str) -> None:
         if self.type not in types:
@@ -486,7 +488,7 @@ class SourceConfig(Strict):
     @property
     def outputs(self) -> tuple[ColumnConfig, ...]:
         """Every column that the source gives: declared, or made of one or of the path."""
-        made = [c.pair.as_column(c) for c in self.columns if c.pair is not None]
+        made = [second for c in self.columns if (second := c.second) is not None]
         if self.made_day_column:
             made.append(ColumnConfig(name=self.made_day_column, type="string"))
         return (*self.columns, *made)
@@ -499,7 +501,7 @@ class SourceConfig(Strict):
     def find_field(self, name: str) -> str:
         """Returns the name in the input of what a column is read from."""
         fields = {c.name: c.field_name for c in self.columns}
-        fields |= {c.pair.name: c.field_name for c in self.columns if c.pair is not None}
+        fields |= {c.pair: c.field_name for c in self.columns if c.pair is not None}
         return fields.get(name, name)
 
     def time_unit(self, name: str) -> str:

@@ -90,9 +90,9 @@ def _is_vector(found: T.DataType) -> bool:
 
 
 def _cast_list(column: ColumnConfig, raw: Column, element: T.DataType) -> dict[str, ParsedColumn]:
-    if column.pair is not None:
+    if (second := column.second) is not None:
         texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
-        return parse_pairs(column, column.pair, raw, texts)
+        return parse_pairs(column, second, raw, texts)
     value = F.transform(raw, lambda e: _cast(column, e, element))
     return {column.name: ParsedColumn(value, raw.isNotNull(), value.cast("string"))}
 

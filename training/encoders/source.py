@@ -72,7 +72,7 @@ def find_aligned(manifest: Manifest, plan: EncoderPlan) -> tuple[tuple[str, ...]
     ]  # fmt: skip
     for source in (config.get("sources") or {}).values():
         pairs = [column for column in source.get("columns") or () if column.get("pair")]
-        columns += [{column["name"], column["pair"]["name"]} for column in pairs]
+        columns += [{column["name"], column["pair"]} for column in pairs]
     found = [
         tuple(
             column.feature

@@ -260,7 +260,7 @@ def log_with(*more: dict[str, Any]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, is_told):
-    entry = {"name": "entry", "type": "string", "pair": {"name": "liked", "default": 0}}
+    entry = {"name": "entry", "type": "int64", "pair": "liked", "pair_default": 0}
     written = {"name": "written", "type": "string", "field": "action"}
     config = behaviour_config(
         sources={"log": log_with(written, entry), "actions": ACTIONS, "orders": ORDERS},

@@ -24,7 +24,7 @@ STATE = columns(
     product="int64", valid_from="int64", valid_to="int64?", known_at="int64", state="int64"
 )
 # Items stand for their world here, so none may decide what is in a list.
-OTHERS = [history for history in HISTORIES if history["name"] != "high"]
+OTHERS = [history for history in HISTORIES if history["name"] not in ("high", "history")]
 _BASE = behaviour_config().model_dump()
 CONFIG = behaviour_config(
     sources={**_BASE["sources"], "state": {"path": "state", "columns": STATE, "key": "product"}},

@@ -56,7 +56,7 @@ def build_config(root: Path) -> BuildConfig:
                         {
                             "name": "video",
                             "type": "int64",
-                            "pair": {"name": "channel", "default": 0},
+                            "pair": "channel", "pair_default": 0,
                         },
                         {"name": "at", "type": "timestamp"},
                     ],

@@ -83,7 +83,7 @@ def test_lists_that_stand_side_by_side_come_from_histories_pairs_and_imports() -
     history = {"name": "bought", "columns": ["price"], "gaps": "s"}
     config = {
         "histories": [history, {"name": "tags", "columns": [], "gaps": None}],
-        "sources": {"log": {"columns": [{"name": "clicks", "pair": {"name": "columns"}}]}},
+        "sources": {"log": {"columns": [{"name": "clicks", "pair": "columns"}]}},
         "aligned": [["items", "times"]],
     }
     schema = FeatureSchema(tuple(specs))
