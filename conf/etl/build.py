@@ -22,7 +22,7 @@ from conf.etl.labels import LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig
 from conf.etl.references import check_references, find_used_sources
 from conf.etl.sources import SourceConfig
-from conf.etl.spark_session import SparkConfig
+from conf.etl.spark_session import SparkSettings
 from conf.etl.split import SplitConfig
 from conf.etl.time_columns import (
     check_time_units,
@@ -94,7 +94,12 @@ class BuildConfig(Strict):
     features: tuple[FeatureConfig, ...] = Field(min_length=1)
     contract: ContractConfig = ContractConfig()
     output: OutputConfig = OutputConfig()
-    spark: SparkConfig = SparkConfig()
+    spark: SparkSettings = Field(
+        default_factory=dict,
+        description="Settings of Spark by name (`spark.` in front may be left out): `master` "
+        "(local[*] if left out; spark-submit's own), `driver.memory` (2g), "
+        "`sql.shuffle.partitions` and any other.",
+    )
 
     @field_validator("features", mode="before")
     @classmethod

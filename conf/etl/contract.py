@@ -175,22 +175,15 @@ class RuleConfig(Strict):
         return day
 
 
-class LeakageConfig(Strict):
-    """The correlation from which a feature that a model reads counts as a leak of the label."""
-
-    maximum: float = Field(
-        0.98, gt=0, le=1, description="Of |correlation| and of the correlation ratio."
-    )
-    severity: Severity = Field(
-        "warn", description="error: nothing is published. warn: logged and recorded."
-    )
-
-
 class ContractConfig(Strict):
     """The data contract of a build."""
 
     rules: tuple[RuleConfig, ...] = Field((), description="What must hold.")
-    leakage: LeakageConfig | None = LeakageConfig()
+    leakage: Severity | None = Field(
+        "warn",
+        description="What follows where a feature that a model reads has a correlation (or "
+        "correlation ratio) of more than 0.98 with the label. None: it is not looked at.",
+    )
     allow: tuple[str, ...] = Field(
         (),
         description="What a build refuses as a likely mistake, and lets pass by name: sources that "

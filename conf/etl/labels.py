@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -136,15 +136,16 @@ class WeightsConfig(Strict):
     """The weight of a sample: the product of the declared parts and of down-sampling's 1/rate."""
 
     column: str | None = Field(None, description="Numeric column of the log; null counts as 1.")
-    positive: float | None = Field(None, ge=0, description="Factor of samples with a label > 0.")
-    negative: float | None = Field(None, ge=0, description="Factor of samples with label 0.")
+    by_class: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="[negative, positive]: factors of samples with label 0, and above."
+    )
     half_life_days: float | None = Field(
         None, gt=0, description="Halves with each such span before the latest event."
     )
 
     @model_validator(mode="after")
     def _has_a_part(self) -> WeightsConfig:
-        parts = (self.column, self.positive, self.negative, self.half_life_days)
+        parts = (self.column, self.by_class, self.half_life_days)
         if all(part is None for part in parts):
-            raise ValueError("weights need a column, positive, negative or half_life_days")
+            raise ValueError("weights need a column, by_class or half_life_days")
         return self

@@ -86,7 +86,7 @@ class OutputConfig(Strict):
     writer: Literal["native", "connector"] = Field(
         "native",
         description="`connector`: the shards are written by the JVM connector spark-tfrecord, "
-        "which `spark.conf` must bring to the class path.",
+        "which `spark.jars.packages` must bring to the class path.",
     )
     seed: int = Field(0, description="Salt of the content hash that orders the records.")
 

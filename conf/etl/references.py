@@ -493,8 +493,7 @@ def _check_weights(config: BuildConfig) -> None:
         raise ValueError("down_sampling needs a label of 0 and 1")
     if weights is None:
         return
-    by_class = weights.positive is not None or weights.negative is not None
-    if by_class and config.label_name is None:
-        raise ValueError("weights.positive and weights.negative need a label")
+    if weights.by_class is not None and config.label_name is None:
+        raise ValueError("weights.by_class needs a label")
     if weights.column is not None:
         _log_columns(config).require("weights.column", weights.column, NUMBER_TYPES)

@@ -137,9 +137,7 @@ class ColumnConfig(Named, StrictFinite):
     def _check_pair_default(self) -> None:
         default, expected = self.pair_default, int if self.element_type == "int64" else str
         if default is not None and not isinstance(default, expected):
-            raise ValueError(
-                f"pair {self.pair!r}: `pair_default` must be of type {self.element_type}"
-            )
+            raise ValueError(f"column {self.name!r}: `pair_default` must be {self.element_type}")
         if isinstance(default, int) and not -(2**63) <= default < 2**63:
             raise ValueError(f"column {self.name!r}: `pair_default` is beyond int64")
 

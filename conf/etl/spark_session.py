@@ -1,31 +1,41 @@
-"""The Spark session of a job: the section `spark` of a build."""
+"""Settings of a job's Spark session: the section `spark` of a build."""
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from conf.config_base import Strict
+from pydantic import AfterValidator, BeforeValidator
 
 _TIME_ZONE = "spark.sql.session.timeZone"
 
 
-class SparkConfig(Strict):
-    """The Spark session, where the job starts one itself."""
+def _flatten(given: Any) -> Any:
+    """Writes names as Spark does: `driver: {memory: 4g}` is `spark.driver.memory`."""
+    return dict(_list_settings("", given)) if isinstance(given, Mapping) else given
 
-    master: str = Field("local[*]", description="Master of the session.")
-    conf: dict[str, str] = Field(
-        default_factory=dict,
-        description="Settings of Spark by name, such as `spark.driver.memory` (2g if left out) or "
-        "`spark.sql.shuffle.partitions`.",
-    )
 
-    @field_validator("conf")
-    @classmethod
-    def _no_time_zone(cls, conf: dict[str, str]) -> dict[str, str]:
-        """Times of a log without a zone are UTC on every machine."""
-        if _TIME_ZONE in conf:
-            raise ValueError(
-                f"{_TIME_ZONE} is always UTC; times of another zone are read by the "
-                "`timestamp_format` of their column, with a zone in the text"
-            )
-        return conf
+def _list_settings(above: str, given: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in given.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _list_settings(f"{name}.", value)
+        else:
+            text = str(value).lower() if isinstance(value, bool | int | float) else value
+            yield (name if name.startswith("spark.") else f"spark.{name}"), text
+
+
+def _check_time_zone(settings: dict[str, str]) -> dict[str, str]:
+    """Times of a log without a zone are UTC on every machine."""
+    if _TIME_ZONE in settings:
+        raise ValueError(
+            f"{_TIME_ZONE} is always UTC; times of another zone are read by the "
+            "`timestamp_format` of their column, with a zone in the text"
+        )
+    return settings
+
+
+SparkSettings = Annotated[
+    dict[str, str], BeforeValidator(_flatten), AfterValidator(_check_time_zone)
+]
+"""Settings of Spark by name; the `spark.` in front may be left out."""

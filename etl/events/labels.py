@@ -301,10 +301,9 @@ def _factors(config: BuildConfig, newest_ts_ms: int | None) -> list[Column]:
         return factors
     if weights.column is not None:
         factors.append(F.col(weights.column))
-    if weights.positive is not None:
-        factors.append(F.when(label > 0, F.lit(weights.positive)))
-    if weights.negative is not None:
-        factors.append(F.when(label == 0, F.lit(weights.negative)))
+    if weights.by_class is not None:
+        negative, positive = weights.by_class
+        factors.append(F.when(label > 0, F.lit(positive)).when(label == 0, F.lit(negative)))
     if weights.half_life_days is not None and newest_ts_ms is not None:
         age_days = (F.lit(newest_ts_ms) - F.col(EVENT_TS_COLUMN)) / _DAY_MS
         factors.append(F.pow(F.lit(0.5), age_days / weights.half_life_days))

@@ -12,7 +12,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from conf.etl.build import BuildConfig
-from conf.etl.contract import LeakageConfig, RuleConfig
+from conf.etl.contract import RuleConfig, Severity
 from conf.schema import FeatureSchema
 from conf.splits import TRAIN
 from etl.quality.drift import measure_drift
@@ -57,12 +57,14 @@ if TYPE_CHECKING:
     from etl.sources.source import Source
 
 
+MOST_ALIKE = 0.98
+"""Correlation, or correlation ratio, with the label from which on a feature gives it away."""
 LEAST_ROWS = 100
 """Rows that have a value, below which a feature is not looked at for leaks."""
 
 
 def find_leaks(
-    config: LeakageConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+    severity: Severity, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
 ) -> list[RuleResult]:
     """Returns one result per feature that tells too much of the label."""
     leaks = []
@@ -74,11 +76,11 @@ def find_leaks(
         correlation, ratio = abs(found["correlation"] or 0.0), found["correlation_ratio"] or 0.0
         measures = {"correlation": correlation, "correlation ratio": ratio}
         measure, worst = max(measures.items(), key=lambda item: item[1])
-        if found["rows"] >= LEAST_ROWS and worst > config.maximum:
+        if found["rows"] >= LEAST_ROWS and worst > MOST_ALIKE:
             received = f"{measure} with the label {worst:.4f} over {found['rows']:,} rows"
-            allowed = f"at most {config.maximum:g}; leave the feature out, or give it the role id"
+            allowed = f"at most {MOST_ALIKE:g}; leave the feature out, or give it the role id"
             rule = f"leakage feature {spec.name}"
-            leaks.append(RuleResult(rule, config.severity, False, received, allowed))
+            leaks.append(RuleResult(rule, severity, False, received, allowed))
     return leaks
 
 

@@ -310,9 +310,9 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
         return ConfigError(
             f"source {name!r}: this Spark session cannot read Avro",
             received="format: avro, without Spark's Avro package on the class path",
-            fix="add it: spark.conf.spark.jars.packages: "
+            fix="add it under spark: spark.jars.packages: "
             "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
-            "it; or spark.conf.spark.jars: the path of its jar",
+            "it; or spark.jars: the path of its jar",
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",

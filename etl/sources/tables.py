@@ -47,7 +47,7 @@ def _read_catalogue(spark: SparkSession, name: str, table: str) -> DataFrame:
         raise InputDataError(
             f"source {name!r}: the session has no such table",
             received=f"{table}: {describe_failure(error)}",
-            fix=f"correct sources.{name}.table, or set its catalogue under spark.conf",
+            fix=f"correct sources.{name}.table, or set its catalogue under spark",
         ) from error
 
 
@@ -133,7 +133,7 @@ def _explain(name: str, config: Mapping[str, str], text: str, password: str | No
     received = f"{config['url']}: {received.replace(password, '***') if password else received}"
     if any(sign in text for sign in _NO_DRIVER):
         what = "the session has no JDBC driver for this database"
-        fix = "bring the driver's jar by spark.conf.spark.jars, and its class in jdbc.driver"
+        fix = "bring the driver's jar by spark.jars, and its class in jdbc.driver"
         return ConfigError(f"source {name!r}: {what}", received=received, fix=fix)
     if any(sign in text for sign in _NOT_THERE):
         what, fix = "the database does not answer", "try again when it is up, or correct jdbc.url"

@@ -189,7 +189,7 @@ def test_a_build_by_archive_is_the_same_and_names_its_event_log(
     build, events = write_config(undisturbed, tmp_path), tmp_path / "events"
     events.mkdir()
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
-    log = ("--set", f"spark.conf={json.dumps(conf)}")
+    log = ("--set", f"spark={json.dumps(conf)}")
     done = submit(cluster, "--py-files", archive, ROOT / "jobs/build_dataset.py", *build, *log)
     finish(done)
     assert checksums(undisturbed, tmp_path / "datasets") == checksums(undisturbed)
@@ -213,7 +213,7 @@ def test_a_worker_that_is_killed_in_mid_write_changes_no_byte(cluster, undisturb
     """Sluice starts the session, and ships its own code."""
     build = write_config(undisturbed, tmp_path)
     master = ("--set", f"spark.master={cluster.master}")
-    small = ("--set", "spark.conf={spark.executor.memory: 512m, spark.driver.memory: 1g}")
+    small = ("--set", "spark.executor.memory=512m", "--set", "spark.driver.memory=1g")
     process = cluster.run(sys.executable, "-m", "jobs.cli", "build", *build, *master, *small)
     versions = tmp_path / "datasets" / "small" / "versions"
     staging = wait_for(lambda: next(versions.glob(".staging-*"), None), process)

@@ -122,7 +122,7 @@ def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_
         sources=base["sources"],
         label={"column": "rating", "at_least": 1},
         negatives={"strategy": "uniform", "per_positive": 3, "not_seen": "all"},
-        weights={"negative": 0.5},
+        weights={"by_class": [0.5, 1]},
         features=[
             *base["features"],
             {"name": "ts", "column": "ts", "role": "id", "encoding": IDENTITY},

@@ -177,7 +177,7 @@ features:
   - {{name: user_id, column: user_id, role: user}}
   - {{name: item_id, column: item_id, role: item}}
 output: {{root: "{root}/datasets", shards: 1}}
-spark: {{master: "local[1]", conf: {{spark.driver.memory: 1g}}}}
+spark: {{master: "local[1]", driver.memory: 1g}}
 """
 TRAIN = """
 name: shop

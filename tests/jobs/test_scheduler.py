@@ -48,7 +48,7 @@ features:
   - {{name: item_id, column: item_id, role: item}}
   - {{name: price, column: price, role: context, encoding: {{kind: normalize}}}}
 output: {{root: "{root}/datasets", shards: 1}}
-spark: {{master: "local[1]", conf: {{spark.driver.memory: 1g}}}}
+spark: {{master: "local[1]", driver.memory: 1g}}
 """
 TRAIN = """
 name: shop

@@ -136,12 +136,9 @@ def run_job(job: SparkJob) -> dict[str, Any]:
     Returns:
         `runs` (wall and CPU seconds each), `peak_rss_bytes` by kind of process, `output_bytes`.
     """
-    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
-    config = SparkConfig(
-        master=job.master, conf={"spark.driver.memory": job.driver_memory, **job.conf}
-    )
+    config = {"spark.master": job.master, "spark.driver.memory": job.driver_memory, **job.conf}
     spark = build_session(config, "sluice bench")
     try:
         frame, work = open_source(spark, job, job.rows), TASKS[job.task]
@@ -183,12 +180,9 @@ def count_bytes(directory: Path) -> int:
 
 def prepare(job: SparkJob) -> dict[str, Any]:
     """Writes the table as Parquet once, and as TFRecord for the readers."""
-    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
-    config = SparkConfig(
-        master=job.master, conf={"spark.driver.memory": job.driver_memory, **job.conf}
-    )
+    config = {"spark.master": job.master, "spark.driver.memory": job.driver_memory, **job.conf}
     spark = build_session(config, "sluice bench")
     try:
         partitions = spark.sparkContext.defaultParallelism * 2

@@ -187,7 +187,7 @@ ITEMS = {"source": "log", "item": "item"}
          "both choose the rows of train"),
         ({"train_samples": "last", "events": ITEMS, "split": {"strategy": "hash"}},
          "needs events.user"),
-        ({"weights": {"positive": 2}}, "need a label"),
+        ({"weights": {"by_class": [1, 2]}}, "needs a label"),
         ({"weights": {}}, "weights need"),
         ({"label": {"column": "dwell", "name": "genre"}}, "are there already"),
         ({"events": {"source": "log", "item": "item", "history": "user"}}, "must be list<int64>"),

@@ -305,8 +305,7 @@ def test_weights_multiply_column_class_and_decay(spark):
         label=LABEL,
         weights={
             "column": "dwell",
-            "positive": 8,
-            "negative": 0.5,
+            "by_class": [0.5, 8],
             "half_life_days": 10,
         },
     )

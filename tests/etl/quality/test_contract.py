@@ -115,15 +115,14 @@ def test_the_current_version_is_found_and_a_damaged_one_is_none(root, views, tmp
     assert read_statistics(version) == {}
 
 
-def leaks(table, **settings):
+def leaks(table):
     whole = pa.table(table).combine_chunks().to_batches()[0]
     accumulator = StatisticsAccumulator(whole.schema, LabelFocus("label"))
     accumulator.update(whole)
     specs = tuple(FeatureSpec(name, "float32", "context") for name in whole.schema.names)
     specs = tuple(replace(s, role="label") if s.name == "label" else s for s in specs)
     specs = tuple(replace(s, role="id") if s.name == "carried" else s for s in specs)
-    config = ContractConfig.model_validate({"leakage": settings}).leakage
-    found = find_leaks(config, FeatureSchema(specs), merge_statistics([accumulator.to_dict()]))
+    found = find_leaks("warn", FeatureSchema(specs), merge_statistics([accumulator.to_dict()]))
     return {result.rule.removeprefix("leakage feature ") for result in found}
 
 
@@ -139,7 +138,6 @@ def test_a_copy_of_the_label_leaks_and_what_only_goes_along_does_not():
         "label": label,
     }
     assert leaks(table) == {"copy", "category"}
-    assert "noisy" in leaks(table, maximum=0.5)
 
 
 def test_violated_rules_stop_the_publish_and_are_all_named(spark, built, tmp_path):

@@ -96,7 +96,7 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
     config = dated_config(logs, root)
     first = build_dataset(spark, config)
-    settings = config.spark.model_copy(update={"shuffle_partitions": 3})
+    settings = {"spark.sql.shuffle.partitions": "3"}
     other_session = config.model_copy(update={"spark": settings})
     with caplog.at_level(logging.INFO, "sluice.build"):
         again = build_dataset(spark, other_session)
