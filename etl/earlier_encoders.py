@@ -76,7 +76,7 @@ def _find_kept(
     before = {feature["name"]: feature for feature in parent.source.config.get("features", ())}
     resolved = config.resolved()
     now = {feature["name"]: feature for feature in resolved["features"]}
-    labels = [(one.get("label"), one.get("labels")) for one in (resolved, parent.source.config)]
+    labels = [one.get("label") for one in (resolved, parent.source.config)]
     fitted = [feature for feature in features.features if feature.encoding.fits_numbers]
     kept = frozenset(
         feature.name

@@ -153,8 +153,7 @@ def leave_out_labels(config: BuildConfig) -> BuildConfig:
     labels = tuple(label for label in config.all_labels if label.conversion is None)
     unlabelled = config.model_copy(
         update={
-            "label": labels[0] if labels else None,
-            "labels": labels[1:],
+            "label": labels or None,
             "negatives": None,
             "down_sampling": None,
             "weights": None,

@@ -76,10 +76,10 @@ class BuildConfig(Strict):
         "whose history is the sequence before it; a number: also every n-th before that one. For "
         "models that learn at every position; the others stay in histories and vocabularies.",
     )
-    label: LabelConfig | None = None
-    labels: tuple[LabelConfig, ...] = Field(
-        (),
-        description="Further labels, for several tasks; without `label` the first takes its place.",
+    label: LabelConfig | Annotated[tuple[LabelConfig, ...], Field(min_length=1)] | None = Field(
+        None,
+        description="One label or, for several tasks, a list; weights, negatives and metrics go by "
+        "the first.",
     )
     negatives: NegativesConfig | None = None
     down_sampling: float | None = Field(
@@ -134,16 +134,6 @@ class BuildConfig(Strict):
             return {"histories": (), "seen": False, **data}
         return {"histories": (), **data} if events.get("history") else data
 
-    @model_validator(mode="before")
-    @classmethod
-    def _take_first_label(cls, data: Any) -> Any:
-        """Weights, negatives and metrics go by one label: `label`, or the first of `labels`."""
-        labels = data.get("labels") if isinstance(data, Mapping) else None
-        if not isinstance(labels, list | tuple) or not labels or data.get("label"):
-            return data
-        first, *others = labels
-        return {**data, "label": first, "labels": others}
-
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
         check_references(self)
@@ -159,13 +149,25 @@ class BuildConfig(Strict):
     @property
     def all_labels(self) -> tuple[LabelConfig, ...]:
         """Every declared label, the one that weights and negatives go by first."""
-        return self.labels if self.label is None else (self.label, *self.labels)
+        if self.label is None or isinstance(self.label, tuple):
+            return self.label or ()
+        return (self.label,)
+
+    @property
+    def first_label(self) -> LabelConfig | None:
+        """The label that weights, negatives and metrics go by."""
+        return next(iter(self.all_labels), None)
+
+    @property
+    def further_labels(self) -> tuple[LabelConfig, ...]:
+        """The others."""
+        return self.all_labels[1:]
 
     @property
     def label_name(self) -> str | None:
         """Column of the label; drawn negatives make one where the config declares none."""
-        if self.label is not None:
-            return self.label.name
+        if self.first_label is not None:
+            return self.first_label.name
         return LABEL if self.negatives is not None and self.negatives.draws else None
 
     @property

@@ -29,7 +29,7 @@ def check_contract_references(config: BuildConfig) -> None:
     features |= {label.name for label in config.all_labels}
     for name in config.contract.slices:
         _require("contract.slices", "feature", name, features)
-    if config.contract.slices and config.label is None:
+    if config.contract.slices and config.first_label is None:
         raise ValueError("contract.slices: there is no label whose rate could be kept by slice")
     for index, rule in enumerate(config.contract.rules):
         _check_rule(config, f"contract.rules[{index}] ({rule.kind})", rule, features)

@@ -241,7 +241,7 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     if config.down_sampling is not None:
         yield KEEP_RATE
     yield from (name for name in (config.label_name, config.weight_name) if name)
-    yield from (label.name for label in config.labels)
+    yield from (label.name for label in config.further_labels)
     if config.negatives:
         yield config.negatives.probability
     asked = (config.seen, config.split.candidates is not None, config.seen_where is not None)
@@ -412,7 +412,7 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
             *(one.column for one in conditions if one),
         )
     readers |= {f"most_frequent.{m.name}": (m.column,) for m in config.most_frequent}
-    readers |= {f"labels.{o.name}": (o.column,) for o in config.all_labels if o.name != column}
+    readers |= {f"label {o.name}": (o.column,) for o in config.all_labels if o.name != column}
     weights, negatives = config.weights, config.negatives
     readers["weights.column"] = () if weights is None else (weights.column,)
     readers["negatives"] = () if negatives is None else (negatives.within,)
@@ -477,7 +477,7 @@ def _check_negatives(config: BuildConfig) -> None:
 
 
 def _check_exposures(config: BuildConfig, within: str | None) -> None:
-    if config.label is None or config.label.graded:
+    if config.first_label is None or config.first_label.graded:
         raise ValueError("negatives.strategy exposure needs a label of 0 and 1")
     if config.down_sampling is not None:
         raise ValueError("negatives.strategy exposure samples the log: no down_sampling")
@@ -489,7 +489,9 @@ def _check_exposures(config: BuildConfig, within: str | None) -> None:
 
 def _check_weights(config: BuildConfig) -> None:
     weights = config.weights
-    if config.down_sampling is not None and (config.label is None or config.label.graded):
+    if config.down_sampling is not None and (
+        config.first_label is None or config.first_label.graded
+    ):
         raise ValueError("down_sampling needs a label of 0 and 1")
     if weights is None:
         return

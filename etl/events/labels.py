@@ -221,7 +221,7 @@ def add_labels(
     Of several labels one that is not known yet is null: positives too, as leaving out only the
     others would make the latest events look better.
     """
-    if config.label is None and config.label_name is not None:
+    if config.first_label is None and config.label_name is not None:
         # Drawn negatives get 0: what happened is a positive.
         return events.withColumn(config.label_name, F.lit(1.0).cast("float"))
     for label in config.all_labels:

@@ -412,6 +412,6 @@ def _replace_items(
     # The label's column tells of the positive what did not happen with this item.
     read = {label.column for label in config.all_labels if label.column is not None}
     nothing = {name: F.lit(None).cast(drawn.schema[name].dataType) for name in read}
-    names = {config.label_name or "", *(label.name for label in config.labels)}
+    names = {config.label_name or "", *(label.name for label in config.further_labels)}
     zeros = {name: F.lit(0.0).cast("float") for name in names}
     return rows.withColumns(nothing | zeros)

@@ -46,7 +46,7 @@ def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     roles: dict[str, Role] = {}
     if config.label_name is not None:
         roles[config.label_name] = "label"
-    roles |= {label.name: "label" for label in config.labels}
+    roles |= {label.name: "label" for label in config.further_labels}
     if config.weight_name is not None:
         roles[config.weight_name] = "weight"
     if config.down_sampling is not None:
@@ -459,7 +459,7 @@ def _check_fits(
     for feature in features:
         encoding = feature.encoding
         if isinstance(encoding, TargetConfig):
-            label = None if config.label is None else config.label.name
+            label = None if config.first_label is None else config.first_label.name
             _check_named(feature, "label", label, numbers)
         if isinstance(encoding, TokensConfig):
             for column in encoding.top_per_group or ():

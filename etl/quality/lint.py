@@ -288,7 +288,7 @@ def _list_labels(config: BuildConfig, nothing_matched: Collection[str], split: s
     ]
     negatives = config.negatives
     is_drawn = negatives is not None and negatives.draws and split in negatives.splits
-    if is_drawn and config.label is None and config.label_name is not None:
+    if is_drawn and config.first_label is None and config.label_name is not None:
         names.append(config.label_name)
     return names
 

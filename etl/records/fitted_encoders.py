@@ -97,7 +97,7 @@ def fit_encoders(
         rows=events.where(events[SPLIT_COLUMN] == TRAIN),
         key=tuple(fold_columns(config)),
         time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
-        label=config.label.name if config.label else None,
+        label=config.first_label.name if config.first_label else None,
         data_dir=config.data_dir,
         dates=dates if config.events.time else None,
     )

@@ -144,7 +144,9 @@ def _find_focus(config: BuildConfig) -> LabelFocus | None:
     """The label that statistics compare features with, None where there is none."""
     if config.label_name is None:
         return None
-    labels = tuple(dict.fromkeys((config.label_name, *(label.name for label in config.labels))))
+    labels = tuple(
+        dict.fromkeys((config.label_name, *(label.name for label in config.further_labels)))
+    )
     return LabelFocus(config.label_name, tuple(config.contract.slices), config.weight_name, labels)
 
 

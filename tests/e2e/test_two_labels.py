@@ -59,7 +59,7 @@ def built(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
         "events": {
             "source": "log", "user": "user", "item": "item", "time": "time",
         },
-        "labels": [
+        "label": [
             {"name": "clicked", "column": "click", "at_least": 1},
             {"name": "liked", "column": "like", "at_least": 1},
         ],

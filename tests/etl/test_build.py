@@ -284,8 +284,8 @@ def test_label_bound_has_the_precision_of_its_column(spark, tmp_path):
         logs,
         tmp_path / "data sets",
         sources=base["sources"],
-        label={"column": "rating", "at_least": 4.1},
-        labels=[
+        label=[
+            {"column": "rating", "at_least": 4.1},
             {"name": "stars", "column": "rating"},
             {"name": "late", "column": "ts", "at_least": 2},
         ],

@@ -119,7 +119,7 @@ def test_what_is_declared_in_another_way_is_fitted_anew(versions, caplog):
     user, item, _, price, *_ = features
     price["encoding"]["method"] = "robust"
     assert find(config, features=features) == set(NUMBERS) - {"price"}
-    label = {**config.label.model_dump(), "at_least": 0.5}
+    label = {**config.first_label.model_dump(), "at_least": 0.5}
     assert find(config, label=label) == set(NUMBERS) - {"item_rate"}
     sources = {name: source.model_dump() for name, source in config.sources.items()}
     weighed = {**sources["items"], "null_values": ("0",)}

@@ -83,7 +83,6 @@ PARTS = {
     "histories": UserHistoryConfig,
     "most_frequent": MostFrequentConfig,
     "label": LabelConfig,
-    "labels": LabelConfig,
     "negatives": NegativesConfig,
     "weights": WeightsConfig,
     "split": SplitConfig,

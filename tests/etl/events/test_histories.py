@@ -270,9 +270,7 @@ def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, 
     assert find_position(config, reads) == ("__moment" if is_told else "__position")
     second = {**(label or {}), "name": "second"}
     labels = [{"column": "item"}, *([second] if label else [])]
-    several = config.model_copy(
-        update={"label": None, "labels": tuple(map(LabelConfig.model_validate, labels))}
-    )
+    several = config.model_copy(update={"label": tuple(map(LabelConfig.model_validate, labels))})
     assert find_position(several, reads) == find_position(config, reads)
     without_time = {**config.events.model_dump(), "time": None}
     untimed = config.model_copy(update={"events": EventsConfig.model_validate(without_time)})

@@ -102,7 +102,6 @@ LONG = {"column": "dwell", "at_least": 2}
         ({"seen": "dwell > 2"}, "seen"),
         ({"rolling": [{"name": "r", "keys": ["item"], "where": LONG}]}, "rolling.r"),
         ({"weights": {"column": "dwell"}}, "weights.column"),
-        ({"labels": [{"name": "b", "column": "dwell", "at_least": 9}]}, "labels.b"),
     ],
 )
 def test_nothing_else_reads_a_column_whose_place_the_label_takes(reader, place):
@@ -112,20 +111,19 @@ def test_nothing_else_reads_a_column_whose_place_the_label_takes(reader, place):
     log_config(label={**label, "name": "long"}, **reader)
 
 
-def test_without_a_label_the_first_of_several_takes_its_place():
+def test_several_labels_are_a_list():
     several = [
         {"column": "dwell", "at_least": 3},
         {"name": "bought", "column": "action", "one_of": ["buy"]},
     ]
-    config = log_config(labels=several)
+    config = log_config(label=several)
     assert config.label_name == "label"
-    assert [label.name for label in config.labels] == ["bought"]
-    assert config == log_config(label=several[0], labels=several[1:])
+    assert [label.name for label in config.further_labels] == ["bought"]
     assert type(config).model_validate(config.resolved()).resolved() == config.resolved()
     with pytest.raises(ValidationError, match=r"there already: bought;"):
-        log_config(labels=[*several, several[1]])
+        log_config(label=[*several, several[1]])
     with pytest.raises(ValidationError, match=r"labels?.*'gone' is not declared"):
-        log_config(labels=[several[0], {"name": "x", "column": "gone", "at_least": 1}])
+        log_config(label=[several[0], {"name": "x", "column": "gone", "at_least": 1}])
 
 
 def test_conversions_count_within_the_window_and_recent_events_wait(spark):
@@ -196,7 +194,7 @@ def test_of_several_labels_a_row_needs_one(spark):
         {"name": "ordered", "conversion": {**CONVERSION, "until_ts": 100 * HOUR}},
     ]
     sources = of_orders(spark, [(1, 1, 2), (1, 6, 96), (1, 5, 96)])
-    config = log_config(labels=labels)
+    config = log_config(label=labels)
     counts = count_conversions(events, config, sources)
     found = {row["item"]: row for row in add_labels(events, config, sources, counts).collect()}
     names = [label["name"] for label in labels]
@@ -206,7 +204,7 @@ def test_of_several_labels_a_row_needs_one(spark):
     }  # fmt: skip
     # A given event may lack all of them.
     assert {i: row["__skip"] for i, row in found.items() if row["__skip"]} == {5: "unlabelled"}
-    two = log_config(labels=labels[:2])
+    two = log_config(label=labels[:2])
     found = {row["item"]: row["__skip"] for row in add_labels(events, two, {}, {}).collect()}
     assert {i for i, why in found.items() if why == "unlabelled"} == {4, 5}
     alone = log_config(label=labels[2])

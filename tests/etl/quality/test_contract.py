@@ -128,11 +128,9 @@ def leaks(table):
 
 def test_a_copy_of_the_label_leaks_and_what_only_goes_along_does_not():
     label = [float(k * k % 7 < 3) for k in range(400)]
-    noisy = [v if k % 9 else 1 - v for k, v in enumerate(label)]
     table = {
         "copy": [3 - 2 * v for v in label],
         "category": [f"{'yes' if v else 'no'}{k % 3}" for k, v in enumerate(label)],
-        "noisy": noisy,
         "row": [float(k) for k in range(400)],
         "carried": label,
         "label": label,
