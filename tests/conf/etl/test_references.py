@@ -138,7 +138,7 @@ def test_behaviour_references_each_contradiction_is_named(changes, message):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"sessions": {}}, "sessions"),
+        ({"session_gap_minutes": 30}, "session_gap_minutes"),
         ({"rolling": [RATE]}, "rolling.r"),
         ({"histories": [{"name": "h", "window_days": 1}]}, "histories.h"),
         ({"joins": [AS_OF]}, "joins.state.valid_from"),

@@ -291,7 +291,6 @@ def test_labels_of_conversions_and_of_drawn_negatives(tmp_path):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("userz", "did you mean 'users'"),
         ("genders", "did you mean 'gender'"),
         ("labels", "did you mean 'label'"),
     ],
