@@ -88,6 +88,12 @@ def _check_published_root(root: str) -> str:
 PublishedRoot = Annotated[str, AfterValidator(_check_published_root)]
 
 
+class Named(Strict):
+    """What makes or declares a column or feature."""
+
+    name: Name = Field(description="Name of the column or feature.")
+
+
 class StrictFinite(Strict):
     """Strict, and every number is finite: the training configs, bounds of columns, labels."""
 

@@ -67,7 +67,7 @@ def describe_version(
         "label_rate": _label_rate(keys.label, written),
         "label_rates": {
             label.name: _label_rate(label.name, written)
-            for label in config.labels
+            for label in config.further_labels
             if label.is_binary
         },
         "exports": written.exports,

@@ -24,10 +24,10 @@ from etl.versions.run_fingerprint import Parent
 logger = logging.getLogger("sluice.encoders")
 
 _OF_FEATURE = ("column", "encoding", "max_len", "length")
-_OF_COLUMN = ("type", "field", "separator", "timestamp_format", "pair")
+_OF_COLUMN = ("type", "field", "separator", "timestamp_format", "pair", "pair_default")
 _OF_SOURCE = ("format", "separator", "quote", "escape", "null_values", "pattern", "encoding")
-_OF_JOIN = ("source", "column", "as_of")
-_OF_HISTORIES = ("events", "history", "histories", "sessions", "most_frequent")
+_OF_JOIN = ("source", "column", "valid_from", "valid_to", "known_at", "match")
+_OF_HISTORIES = ("events", "histories", "session_gap_minutes", "most_frequent")
 
 
 def find_earlier_encoders(
@@ -95,7 +95,7 @@ def _settings(config: Mapping[str, Any], feature: FeatureConfig) -> list[Any]:
     declared = {one["name"]: one for one in config.get("features", ())}.get(feature.name, {})
     settings: list[Any] = [declared.get(key) for key in _OF_FEATURE]
     if isinstance(feature.encoding, TargetConfig):
-        settings += [config.get("label"), config.get("labels")]
+        settings.append(config.get("label"))
     return [*settings, describe_meaning(config, feature.columns)]
 
 

@@ -86,7 +86,7 @@ def write_rows_to_score(
     sources, inputs = read_inputs(spark, unlabelled, dates, label_columns(config))
     counted = count_sources(unlabelled, sources)
     settle_bad_rows(counted.sources, counted.counts, unlabelled.sources)
-    partitions = choose_partitions(spark, config.spark.shuffle_partitions, inputs.bytes)
+    partitions = choose_partitions(spark, None, inputs.bytes)
     with changed_settings(spark, partitions), ExitStack() as stack:
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
         stack.callback(prepared.release)
@@ -150,8 +150,7 @@ def leave_out_labels(config: BuildConfig) -> BuildConfig:
     labels = tuple(label for label in config.all_labels if label.conversion is None)
     unlabelled = config.model_copy(
         update={
-            "label": labels[0] if labels else None,
-            "labels": labels[1:],
+            "label": labels or None,
             "negatives": None,
             "down_sampling": None,
             "weights": None,

@@ -228,8 +228,8 @@ def _list_read(config: BuildConfig) -> dict[str, Mapping[str, str]]:
         if source.path is not None:
             place = _find_root(config.data_dir, source.path)
         elif source.jdbc is not None:
-            url = urlsplit(source.jdbc.url.removeprefix("jdbc:"))
-            place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{source.jdbc.table}"
+            url = urlsplit(source.jdbc["url"].removeprefix("jdbc:"))
+            place = f"{url.scheme}://{url.netloc}/{url.path.strip('/')}.{source.jdbc['dbtable']}"
         read[place] = source.column_types
     return read
 

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic import Field
 
 from conf.artefacts.export import Give
 from conf.artefacts.run import RECOMMENDATIONS_FILE, SCORES_FILE, update_run_card
+from conf.config_base import Strict
 from conf.errors import ConfigError
-from conf.etl.spark_session import SparkConfig
+from conf.etl.spark_session import SparkSettings
+from conf.load import load_config
 from conf.local_paths import local_path
 from jobs.support.terminal import (
     DeclaredSeparator,
@@ -30,7 +33,7 @@ from jobs.support.terminal import (
     quiet_tensorflow,
     setup_logging,
 )
-from jobs.support.trained_run import CheckpointChoice, CheckpointOption, override_section, timed
+from jobs.support.trained_run import CheckpointChoice, CheckpointOption, timed
 
 if TYPE_CHECKING:
     from training.apply.answers import Asked, Source
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
     from training.reader.training_data import TrainingData
 
 app = typer.Typer(add_completion=False)
+
+
+class _Spark(Strict):
+    spark: SparkSettings = Field(default_factory=dict)
 
 
 class AsOf(StrEnum):
@@ -136,7 +143,7 @@ def main(
 ) -> int:
     """Write ranked lists, scores or vectors of rows."""
     setup_logging(log_format)
-    spark = override_section("spark", SparkConfig(), overrides or ())
+    spark = load_config(_Spark, "training", None, overrides or ()).spark
     if (run is None) == (export is None):
         raise ConfigError("one model predicts", fix="give --run or --export")
     _refuse_two_sources({"--input": source, "--split": split, "--as-of": as_of, "--users": users})

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -24,7 +24,6 @@ from urllib.parse import unquote
 from conf.artefacts.export import EXPORT_FILE, LINE, PART, ROW, TIMES, Give
 from conf.errors import ConfigError, InputDataError
 from conf.etl.sources import SourceConfig
-from conf.etl.spark_session import SparkConfig
 from etl.sources.frames import load_parquet
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import has_bad_quotes
@@ -83,7 +82,7 @@ def find_kind(paths: Sequence[str], named: str | None = None) -> str:
     return kind
 
 
-def run_job(export: Export, job: Job, spark: SparkConfig) -> tuple[Job, int, float]:
+def run_job(export: Export, job: Job, spark: Mapping[str, str]) -> tuple[Job, int, float]:
     """Runs a job in a Spark session of its own, or the submitter's.
 
     Returns the job with its rows, how many partitions were computed now, and in how many seconds.

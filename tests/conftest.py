@@ -101,23 +101,19 @@ def kept_loggers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of the suite."""
-    from conf.etl.spark_session import SparkConfig
     from etl.tfrecord.spark.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
     from tests.object_servers import AWS_CREDENTIALS, AZURE_CREDENTIALS
 
     # Spark brings no Avro module; with one, the tests of Avro files run too.
     avro = os.environ.get("SLUICE_AVRO_JAR")
-    config = SparkConfig(
-        master="local[2]",
-        driver_memory="2g",
-        shuffle_partitions=4,
-        conf={
-            **_CODE_GENERATION,
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-            **({"spark.jars": avro} if avro else {}),
-        },
-    )
+    config = {
+        "spark.master": "local[2]",
+        "spark.sql.shuffle.partitions": "4",
+        **_CODE_GENERATION,
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        **({"spark.jars": avro} if avro else {}),
+    }
     # Its workers have the credentials of the test servers in their environment, as on a cluster;
     # this process has not.
     with pytest.MonkeyPatch.context() as patch:

@@ -13,19 +13,16 @@ from conf.etl.contract_references import check_contract_references
 from conf.etl.encodings import FeatureConfig, find_counted_lists
 from conf.etl.events import (
     EventsConfig,
-    HistoryConfig,
     JoinConfig,
     MostFrequentConfig,
-    SeenConfig,
-    SessionsConfig,
     UserHistoryConfig,
     WindowedFeatureConfig,
 )
-from conf.etl.labels import DownSamplingConfig, LabelConfig, NegativesConfig, WeightsConfig
+from conf.etl.labels import LabelConfig, NegativesConfig, WeightsConfig
 from conf.etl.output import OutputConfig
 from conf.etl.references import check_references, find_used_sources
 from conf.etl.sources import SourceConfig
-from conf.etl.spark_session import SparkConfig
+from conf.etl.spark_session import SparkSettings
 from conf.etl.split import SplitConfig
 from conf.etl.time_columns import (
     check_time_units,
@@ -54,15 +51,24 @@ class BuildConfig(Strict):
     )
     events: EventsConfig
     joins: tuple[JoinConfig, ...] = ()
-    history: HistoryConfig | None = HistoryConfig()
-    histories: tuple[UserHistoryConfig, ...] = ()
-    sessions: SessionsConfig | None = None
+    histories: tuple[UserHistoryConfig, ...] = Field(
+        (UserHistoryConfig(),),
+        description="Lists of the user's items strictly before the event. None without users or "
+        "items, and where the log brings its own, unless they are declared.",
+    )
+    session_gap_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="A longer pause of a user begins a new session: columns `session_id` (text, "
+        "unique in the log) and `session_position` (from 1). The session so far is a history with "
+        "`within_session`. None: there are none.",
+    )
     rolling: tuple[WindowedFeatureConfig, ...] = ()
     most_frequent: tuple[MostFrequentConfig, ...] = ()
-    seen: bool | SeenConfig = Field(
+    seen: bool | Annotated[str, Field(min_length=1)] = Field(
         True,
         description="Carry the user's earlier items in evaluation splits: all, or those of the "
-        "events that meet `where`.",
+        "events that meet a condition in Spark's SQL, such as purchases.",
     )
     train_samples: Literal["all", "last"] | Annotated[int, Field(ge=2)] = Field(
         "all",
@@ -70,19 +76,32 @@ class BuildConfig(Strict):
         "whose history is the sequence before it; a number: also every n-th before that one. For "
         "models that learn at every position; the others stay in histories and vocabularies.",
     )
-    label: LabelConfig | None = None
-    labels: tuple[LabelConfig, ...] = Field(
-        (),
-        description="Further labels, for several tasks; without `label` the first takes its place.",
+    label: LabelConfig | Annotated[tuple[LabelConfig, ...], Field(min_length=1)] | None = Field(
+        None,
+        description="One label or, for several tasks, a list; weights, negatives and metrics go by "
+        "the first.",
     )
     negatives: NegativesConfig | None = None
-    down_sampling: DownSamplingConfig | None = None
+    down_sampling: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the train rows with label 0 that is kept; 1/share goes into the "
+        "weight of those kept.",
+    )
     weights: WeightsConfig | None = None
     split: SplitConfig = SplitConfig()
     features: tuple[FeatureConfig, ...] = Field(min_length=1)
     contract: ContractConfig = ContractConfig()
     output: OutputConfig = OutputConfig()
-    spark: SparkConfig = SparkConfig()
+    spark: SparkSettings = Field(
+        default_factory=dict,
+        description="Settings of Spark by name (`spark.` in front may be left out): `master` "
+        "(local[*] if left out; spark-submit's own), `driver.memory` (2g), "
+        "`sql.shuffle.partitions` and any other. Sluice's own `sluice.vocabularyBytes` (256 MB): "
+        "bytes of tokens (8 of a number, 4 and its own of a text) up to which each Python worker "
+        "holds a vocabulary; those of a larger one become ids by a join in Spark.",
+    )
 
     @field_validator("features", mode="before")
     @classmethod
@@ -114,18 +133,8 @@ class BuildConfig(Strict):
         if not isinstance(events, Mapping):
             return data
         if not (events.get("user") and events.get("item")):
-            return {"history": None, "seen": False, **data}
-        return {"history": None, **data} if events.get("history") else data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_first_label(cls, data: Any) -> Any:
-        """Weights, negatives and metrics go by one label: `label`, or the first of `labels`."""
-        labels = data.get("labels") if isinstance(data, Mapping) else None
-        if not isinstance(labels, list | tuple) or not labels or data.get("label"):
-            return data
-        first, *others = labels
-        return {**data, "label": first, "labels": others}
+            return {"histories": (), "seen": False, **data}
+        return {"histories": (), **data} if events.get("history") else data
 
     @model_validator(mode="after")
     def _references(self) -> BuildConfig:
@@ -140,36 +149,38 @@ class BuildConfig(Strict):
         return {name: self.sources[name] for name in find_used_sources(self)}
 
     @property
-    def all_histories(self) -> tuple[UserHistoryConfig, ...]:
-        """The plain history, where there is one, and the declared ones."""
-        if self.history is None:
-            return self.histories
-        plain = UserHistoryConfig(name=self.history.name, max_len=self.history.max_len)
-        return (plain, *self.histories)
-
-    @property
     def all_labels(self) -> tuple[LabelConfig, ...]:
         """Every declared label, the one that weights and negatives go by first."""
-        return self.labels if self.label is None else (self.label, *self.labels)
+        if self.label is None or isinstance(self.label, tuple):
+            return self.label or ()
+        return (self.label,)
+
+    @property
+    def first_label(self) -> LabelConfig | None:
+        """The label that weights, negatives and metrics go by."""
+        return next(iter(self.all_labels), None)
+
+    @property
+    def further_labels(self) -> tuple[LabelConfig, ...]:
+        """The others."""
+        return self.all_labels[1:]
 
     @property
     def label_name(self) -> str | None:
         """Column of the label; drawn negatives make one where the config declares none."""
-        if self.label is not None:
-            return self.label.name
+        if self.first_label is not None:
+            return self.first_label.name
         return LABEL if self.negatives is not None and self.negatives.draws else None
 
     @property
     def weight_name(self) -> str | None:
         """Column of the sample's weight, None where all weigh the same."""
-        if self.weights is not None:
-            return self.weights.name
-        return WEIGHT if self.down_sampling is not None else None
+        return WEIGHT if self.weights is not None or self.down_sampling is not None else None
 
     @property
     def seen_where(self) -> str | None:
         """Condition on the events whose items count as seen; None: all of them."""
-        return self.seen.where if isinstance(self.seen, SeenConfig) else None
+        return self.seen if isinstance(self.seen, str) else None
 
     @property
     def numbers_events(self) -> bool:
@@ -204,7 +215,7 @@ class BuildConfig(Strict):
             return ()
         column = self.sources[self.events.source].column(self.events.history)
         pair = column.pair if column is not None else None
-        return (self.events.history, *((pair.name,) if pair is not None else ()))
+        return (self.events.history, *((pair,) if pair is not None else ()))
 
     @property
     def event_column_types(self) -> dict[str, str]:

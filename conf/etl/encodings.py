@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.config_base import Name, Strict
+from conf.config_base import Name, Named, Strict
 from conf.dates import Part, Period, TimeUnit
 from conf.encoders.bags import Length, MultiHot, SparseIndices, VectorBytes, VectorType, Weights
 from conf.encoders.dates import Cyclical, DatePart
@@ -73,13 +73,6 @@ class Encoding(Strict):
         return self.operation(**{name: own for name, own in given.items() if own is not None})
 
 
-class TopPerGroupConfig(Strict):
-    """Keeps the most frequent tokens of each group, so that a small group is not crowded out."""
-
-    column: str = Field(description="Column of the event whose values are the groups.")
-    k: int = Field(ge=1, description="Tokens kept of each group.")
-
-
 class TokensConfig(Encoding):
     """The tokens of the train split that a vocabulary holds."""
 
@@ -88,7 +81,13 @@ class TokensConfig(Encoding):
         1, ge=1, description="Tokens with fewer occurrences in the train split are left out."
     )
     max_size: int | None = Field(None, ge=1, description="Most frequent tokens kept.")
-    top_per_group: TopPerGroupConfig | None = None
+    top_per_group: dict[str, Annotated[int, Field(ge=1)]] | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="A column of the event, and how many of the most frequent tokens of each of "
+        "its values are kept, so that a small group is not crowded out.",
+    )
     path: str | None = Field(
         None,
         min_length=1,
@@ -151,6 +150,14 @@ class MultiHotConfig(TokensConfig):
         return True
 
 
+class LoggedConfig(Encoding):
+    """Numbers that may be taken as logarithms."""
+
+    log1p: bool = Field(
+        False, description="sign(x) * log(1 + |x|) in place of x; normalize: before scaling."
+    )
+
+
 class StatisticConfig(TokensConfig):
     """A statistic of the train split per token."""
 
@@ -165,29 +172,32 @@ class StatisticConfig(TokensConfig):
 
 
 class TargetConfig(StatisticConfig):
-    """Smoothed mean of the label per token, out of fold for train rows."""
+    """Smoothed mean of the build's label per token, out of fold for train rows."""
 
     kind: Literal["target"] = "target"
-    label: str | None = Field(None, description="Numeric column; null: the build's label.")
 
 
-class CountConfig(StatisticConfig):
+class CountConfig(LoggedConfig, StatisticConfig):
     """Occurrences of a token in the train split."""
 
     kind: Literal["count"] = "count"
-    log1p: bool = Field(False, description="log(1 + count) in place of the count.")
 
 
-class SparseIndicesConfig(Encoding):
+class MergedConfig(Encoding):
+    """Several list columns as one feature."""
+
+    further_columns_key = "merged_with"
+    takes = "lists"
+    merged_with: tuple[str, ...] = Field(
+        (), description="Further list columns: index spaces one behind the other, or their weights."
+    )
+
+
+class SparseIndicesConfig(MergedConfig):
     """libfm indices, of one list column or of several with index spaces of their own."""
 
     kind: Literal["sparse_indices"] = "sparse_indices"
     operation = SparseIndices
-    further_columns_key = "merged_with"
-    takes = "lists"
-    merged_with: tuple[str, ...] = Field(
-        (), description="Further list columns, each an index space behind the one before it."
-    )
     sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, description="Size of each index space; null: the highest of the train split, plus 1."
     )
@@ -208,16 +218,22 @@ class SparseIndicesConfig(Encoding):
         return None if self.sizes is None else SparseIndices(self.sizes)
 
 
-class BagWeightsConfig(Encoding):
+class OfListConfig(Encoding):
+    """What is made of another list."""
+
+    takes = "lists"
+    of: str = Field(
+        description="List feature whose ids are weighted, or whose values are counted (its "
+        "`max_len` then holds too); these may be a list column's."
+    )
+
+
+class BagWeightsConfig(OfListConfig, MergedConfig):
     """Weights beside the ids of another feature, one for one."""
 
     kind: Literal["weights"] = "weights"
     operation = Weights
     is_stated = True
-    further_columns_key = "merged_with"
-    takes = "lists"
-    of: Name = Field(description="Feature whose ids are weighted.")
-    merged_with: tuple[str, ...] = Field((), description="Weights of its further columns.")
     scaled: bool = Field(False, description="Divide by the sum of the row's weights.")
 
     @property
@@ -226,13 +242,11 @@ class BagWeightsConfig(Encoding):
         return NUMBERS
 
 
-class LengthConfig(Encoding):
+class LengthConfig(OfListConfig):
     """Number of values of a list."""
 
     kind: Literal["length"] = "length"
     operation = Length
-    takes = "lists"
-    of: str = Field(description="List feature, whose `max_len` then holds too, or list column.")
 
 
 class VectorBytesConfig(Encoding):
@@ -278,33 +292,7 @@ class QuantileConfig(Encoding):
         return True
 
 
-class ClipConfig(Strict):
-    """Bounds of a raw value."""
-
-    minimum: float | None = Field(
-        None, description="Smaller values become this one; None: no bound."
-    )
-    maximum: float | None = Field(
-        None, description="Larger values become this one; None: no bound."
-    )
-
-    @model_validator(mode="after")
-    def _leaves_something(self) -> Self:
-        if self.minimum is None and self.maximum is None:
-            raise ValueError("`clip` needs `minimum` or `maximum`")
-        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
-            raise ValueError("`clip.minimum` is above `clip.maximum`")
-        return self
-
-
-class ScalingConfig(Strict):
-    """A scaling by given numbers: `(x - center) / scale`."""
-
-    center: float = Field(0.0, allow_inf_nan=False, description="What is taken off.")
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="What the rest is divided by.")
-
-
-class NormalizeConfig(Encoding):
+class NormalizeConfig(LoggedConfig):
     """Fill, clip, logarithm, scale: in this order, each where it is asked for."""
 
     kind: Literal["normalize"] = "normalize"
@@ -314,12 +302,17 @@ class NormalizeConfig(Encoding):
         description="(x - mean) / std (of the population: divided by n, not by n - 1), "
         "(x - min) / (max - min), (x - median) / IQR; null: none.",
     )
-    constants: ScalingConfig | None = Field(
-        None, description="Numbers to scale by, in the place of `method`; nothing is fitted."
+    constants: (
+        tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(gt=0)]] | None
+    ) = Field(
+        None,
+        description="[center, scale]: (x - center) / scale in the place of `method`; nothing is "
+        "fitted.",
     )
     fill_missing: float | None = Field(None, description="Null: a missing value becomes 0.")
-    clip: ClipConfig | None = None
-    log1p: bool = Field(False, description="sign(x) * log(1 + |x|), before scaling.")
+    clip: tuple[float | None, float | None] | None = Field(
+        None, description="[least, greatest] raw value: others become these; null: no bound."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -338,15 +331,15 @@ class NormalizeConfig(Encoding):
     @property
     def preparation(self) -> Normalize:
         """All that is done before scaling."""
-        clip = self.clip or ClipConfig.model_construct()
-        return Normalize(self.fill_missing, clip.minimum, clip.maximum, self.log1p)
+        least, greatest = self.clip or (None, None)
+        return Normalize(self.fill_missing, least, greatest, self.log1p)
 
     def state(self) -> Operation | None:
         """Returns the operation; None: its scaling is fitted."""
         if self.method is not None:
             return None
-        own = self.constants or ScalingConfig()
-        return replace(self.preparation, center=own.center, factor=1 / own.scale)
+        center, scale = self.constants or (0.0, 1.0)
+        return replace(self.preparation, center=center, factor=1 / scale)
 
 
 class IsMissingConfig(Encoding):
@@ -392,13 +385,18 @@ class CyclicalConfig(TimeConfig):
     period: Period = Field(description="Period in which the position is taken.")
 
 
-class HashConfig(Encoding):
+class BucketsConfig(Encoding):
+    """What is hashed to a number of ids."""
+
+    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that values are hashed to.")
+
+
+class HashConfig(BucketsConfig):
     """FarmHash buckets, equal to `tf.strings.to_hash_bucket_fast`; nothing is fitted."""
 
     kind: Literal["hash"] = "hash"
     operation = Hash
     is_stated = True
-    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that values are hashed to.")
 
 
 class HashKeyConfig(Encoding):
@@ -412,7 +410,7 @@ class HashKeyConfig(Encoding):
         return Hash(None)
 
 
-class CrossConfig(Encoding):
+class CrossConfig(BucketsConfig):
     """Hash of this column's value joined with those of others; of lists, each combination."""
 
     kind: Literal["cross"] = "cross"
@@ -421,7 +419,6 @@ class CrossConfig(Encoding):
     crossed_with: tuple[str, ...] = Field(
         min_length=1, description="Columns whose values are joined to this one's."
     )
-    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that combinations are hashed to.")
     prepared: dict[
         str,
         Annotated[BucketizeConfig | QuantileConfig | DatePartConfig, Field(discriminator="kind")],
@@ -439,13 +436,12 @@ class CrossConfig(Encoding):
         return any(isinstance(part, QuantileConfig) for part in self.prepared.values())
 
 
-class NgramsConfig(Encoding):
+class NgramsConfig(BucketsConfig):
     """Text to hashed runs of words or characters, ASCII letters in lower case."""
 
     kind: Literal["ngrams"] = "ngrams"
     operation = Ngrams
     takes = "values"
-    buckets: int = Field(ge=1, le=MAX_BUCKETS, description="Ids that runs are hashed to.")
     unit: TextUnit = Field("word", description="What a run is made of.")
     sizes: tuple[Annotated[int, Field(ge=1, le=20)], ...] = Field(
         (1,), min_length=1, description="Lengths of the runs."
@@ -480,10 +476,9 @@ EncodingConfig = Annotated[
 ]
 
 
-class FeatureConfig(Strict):
+class FeatureConfig(Named):
     """One feature of the record: which column, which side of the model, which encoding."""
 
-    name: Name = Field(description="Name of the feature in the records.")
     column: str = Field(description="Column of the events that it is made of.")
     role: Role = Field(
         description="Which side of a model reads it; `id` is carried along and read by none."

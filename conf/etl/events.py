@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from conf.config_base import Name, Strict
+from conf.config_base import Name, Named, Strict, StrictFinite
 from conf.etl.sources import SourceConfig
 
 
@@ -55,14 +55,42 @@ class EventsConfig(Strict):
         return self.user is not None and self.item is not None
 
 
-class AsOfConfig(Strict):
-    """A dictionary whose entries change: several rows per key, each valid from a time on.
+Positive = Annotated[float, Field(gt=0)]
 
-    The event gets the entry with the newest `valid_from` of those that were valid and known by
-    then. That entry ends at its own `valid_to`; an older one does not come back.
+
+class AsOf(NamedTuple):
+    """What tells which of several entries of a key an event gets; see `JoinConfig`."""
+
+    valid_from: str
+    valid_to: str | None
+    known_at: str | None
+    match: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The time columns that are declared."""
+        named = (self.valid_from, self.valid_to, self.known_at)
+        return tuple(column for column in named if column is not None)
+
+
+class JoinConfig(Strict):
+    """A dictionary joined to each event by key.
+
+    With `valid_from` its entries change: several rows per key, each valid from a time on. The event
+    gets the entry with the newest `valid_from` of those that were valid and known by then. That
+    entry ends at its own `valid_to`; an older one does not come back.
     """
 
-    valid_from: str = Field(description="Time column: from when on the entry is valid.")
+    source: str = Field(description="Source that is the dictionary.")
+    column: str = Field(description="Column of the event that holds the dictionary's key.")
+    unmatched: Literal["drop", "keep", "fail"] = Field(
+        "drop",
+        description="Events without an entry: dropped and counted, kept with nulls, or the "
+        "end of the build.",
+    )
+    valid_from: str | None = Field(
+        None, description="Time column: from when on an entry is valid; None: always."
+    )
     valid_to: str | None = Field(None, description="Time column: end of validity; null: open.")
     known_at: str | None = Field(
         None, description="Time column: when the entry became known (late corrections)."
@@ -73,31 +101,25 @@ class AsOfConfig(Strict):
         "(and `known_at`).",
     )
 
+    @model_validator(mode="after")
+    def _valid_from_a_time(self) -> JoinConfig:
+        if self.valid_from is None and (self.valid_to or self.known_at):
+            raise ValueError("`valid_to` and `known_at` go with `valid_from`")
+        return self
+
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The time columns that are declared."""
-        named = (self.valid_from, self.valid_to, self.known_at)
-        return tuple(column for column in named if column is not None)
-
-
-class JoinConfig(Strict):
-    """A dictionary joined to each event by key."""
-
-    source: str = Field(description="Source that is the dictionary.")
-    column: str = Field(description="Column of the event that holds the dictionary's key.")
-    unmatched: Literal["drop", "keep", "fail"] = Field(
-        "drop",
-        description="Events without an entry: dropped and counted, kept with nulls, or the "
-        "end of the build.",
-    )
-    as_of: AsOfConfig | None = None
+    def as_of(self) -> AsOf | None:
+        """How entries that change are told apart; None: there is one of each key."""
+        if self.valid_from is None:
+            return None
+        return AsOf(self.valid_from, self.valid_to, self.known_at, self.match)
 
     def added_columns(self, dictionary: SourceConfig) -> dict[str, str]:
         """Returns name and type of the columns that the events get from the dictionary.
 
         Not its key, and not `valid_to`: an entry is often closed by what came after the event.
         """
-        left_out = {dictionary.key, self.as_of.valid_to if self.as_of else None}
+        left_out = {dictionary.key, self.valid_to}
         types = dictionary.column_types.items()
         return {name: kind for name, kind in types if name not in left_out}
 
@@ -106,21 +128,16 @@ DISTINCT_LOOKBACK = 4
 """Behaviours looked at per item kept, where repeats are left out."""
 
 
-class HistoryConfig(Strict):
-    """The user's items strictly before the event (ties in time: file order), latest first."""
-
-    name: Name = Field("history", description="Name of the list column.")
-    max_len: int = Field(50, ge=1, description="Items kept, the latest.")
-
-
-class EventConditionConfig(Strict):
+class EventConditionConfig(StrictFinite):
     """Which events count: those whose column has one of some values, or is large enough."""
 
     column: str = Field(description="Column of the event.")
-    one_of: tuple[int | str, ...] | None = Field(
-        None, min_length=1, description="Values that count."
+    one_of: tuple[int | float | str, ...] | None = Field(
+        None, min_length=1, description="Values that count; of a label, those that make a 1."
     )
-    at_least: float | None = Field(None, description="Least value that counts.")
+    at_least: float | None = Field(
+        None, description="Least value that counts; of a label, that makes a 1."
+    )
 
     @model_validator(mode="after")
     def _one_condition(self) -> EventConditionConfig:
@@ -129,40 +146,39 @@ class EventConditionConfig(Strict):
         return self
 
 
-class SeenConfig(Strict):
-    """Which events make an item one that its user has met."""
+class PastConfig(Named):
+    """Events of the past that a column is made of."""
 
-    where: str = Field(
-        min_length=1,
-        description="Condition in Spark's SQL over the columns of the events, such as purchases.",
+    where: EventConditionConfig | None = Field(
+        None, description="Which events count, or are hits; None: all."
+    )
+    window_days: float | None = Field(
+        None, gt=0, description="Older events are left out; None: since the log begins."
     )
 
 
-class GapsConfig(Strict):
-    """Time from each item of a history to the event, as a list beside the items."""
+class ListConfig(Named):
+    """A list of bounded length."""
 
-    name: Name = Field(description="Name of the list column.")
-    unit: Literal["s", "m", "h", "d"] = Field(
-        "h", description="Unit of the gaps: seconds, minutes, hours or days."
+    max_len: int = Field(
+        50, ge=1, description="Values kept: of a history the latest, else the most frequent."
     )
-    log: bool = Field(False, description="log(1 + gap) in place of the gap.")
 
 
-class UserHistoryConfig(Strict):
+class UserHistoryConfig(PastConfig, ListConfig):
     """One history: the user's items of some behaviours strictly before the event, latest first.
 
     Ties in time are ordered by the place in the input; where `where` or `columns` read a label, or
     what it is made of, events of one time do not see one another. Beside a label by conversions
-    any column may. The items stand in column `name`, each of `columns` in `<name>_<column>`: lists
-    of one length, aligned.
+    any column may. The items stand in column `name`, each of `columns` in `<name>_<column>`, the
+    time from each item to the event in `<name>_age`: lists of one length, aligned.
     """
 
-    name: Name = Field(description="Name of the list column.")
-    where: EventConditionConfig | None = None
+    name: Name = Field("history", description="Name of the column or feature.")
     columns: tuple[Name, ...] = Field((), description="Event columns carried along the items.")
-    gaps: GapsConfig | None = None
-    max_len: int = Field(50, ge=1, description="Items kept, the latest.")
-    window_days: float | None = Field(None, gt=0, description="Older behaviours are left out.")
+    gaps: Literal["s", "m", "h", "d"] | None = Field(
+        None, description="Unit of the times to the event; None: there is no such list."
+    )
     distinct: Literal["consecutive", "item"] | None = Field(
         None,
         description="`consecutive`: the latest of each run of one item; `item`: the latest of "
@@ -204,76 +220,48 @@ class UserHistoryConfig(Strict):
     @property
     def made(self) -> tuple[str, ...]:
         """Names of the columns that the history makes."""
-        gaps = (self.gaps.name,) if self.gaps else ()
+        gaps = (self.carried("age"),) if self.gaps else ()
         return (self.name, *map(self.carried, self.columns), *gaps)
 
 
-class SessionsConfig(Strict):
-    """Sessions: runs of a user's events without a gap longer than `gap_minutes`.
-
-    Columns: `<name>_id` (string, unique in the log: the user, and the session's first time in
-    milliseconds), `<name>_position` (int64, from 1). The session so far is a history with
-    `within_session`.
-    """
-
-    name: Name = Field("session", description="First part of the names of the columns.")
-    gap_minutes: float = Field(30, gt=0, description="A longer pause begins a new session.")
-
-    @property
-    def id_column(self) -> str:
-        """Column that names the session."""
-        return f"{self.name}_id"
-
-    @property
-    def position_column(self) -> str:
-        """Column with the event's place in its session, from 1."""
-        return f"{self.name}_position"
+SESSION_ID = "session_id"
+"""Column that names an event's session: the user, and the session's first time in milliseconds."""
+SESSION_POSITION = "session_position"
+"""Column with the event's place in its session, from 1."""
 
 
-class MostFrequentConfig(Strict):
+class MostFrequentConfig(ListConfig):
     """A list for each item: what stands most often beside it in the events of the train split.
 
     The most frequent first, ties by value; an item that the train split has without a value has
     an empty list.
     """
 
-    name: Name = Field(description="Name of the list column.")
     column: str = Field(description="Column of the events whose values are counted.")
-    k: int = Field(50, ge=1, description="Values kept of each item.")
-    min_count: int = Field(
-        1, ge=1, description="Values that stand beside an item less often are left out."
-    )
 
 
-class RateConfig(Strict):
-    """A smoothed rate: (hits + a) / (trials + a + b); the prior mean is a / (a + b)."""
-
-    a: float = Field(gt=0, description="Hits that are added.")
-    b: float = Field(gt=0, description="Trials without a hit that are added.")
-    out_of: EventConditionConfig | None = Field(
-        None, description="Which events are trials; None: all."
-    )
-
-
-class WindowedFeatureConfig(Strict):
+class WindowedFeatureConfig(PastConfig):
     """A count, or a smoothed rate, of the events with the same keys strictly before the event.
 
-    "Before" is by event time: events at one time do not see one another.
+    "Before" is by event time: events at one time do not see one another. A rate is
+    (hits + a) / (trials + a + b), whose prior mean is a / (a + b).
     """
 
-    name: Name = Field(description="Name of the column.")
     keys: tuple[str, ...] = Field(min_length=1, description="Columns that the events share.")
-    where: EventConditionConfig | None = Field(
-        None, description="Which events are hits; None: all."
+    rate: tuple[Positive, Positive] | None = Field(
+        None, description="[a, b], hits and other trials that are added; None: the number of hits."
     )
-    rate: RateConfig | None = Field(None, description="None: the number of hits.")
-    window_days: float | None = Field(None, gt=0, description="None: since the log begins.")
+    out_of: EventConditionConfig | None = Field(
+        None, description="Which events are trials of a rate; None: all."
+    )
     delay_s: int | None = Field(
         None, ge=1, description="Age at which an event counts: what it led to is known by then."
     )
 
     @model_validator(mode="after")
     def _reachable(self) -> WindowedFeatureConfig:
+        if self.rate is None and self.out_of is not None:
+            raise ValueError(f"rolling {self.name!r}: `out_of` goes with `rate`")
         if self.rate is not None and self.where is None:
             raise ValueError(
                 f"rolling {self.name!r}: a rate needs `where`, which says what a hit is"

@@ -101,15 +101,12 @@ class ImportedFeatureConfig(Strict):
 
 
 class ImportedKeysConfig(Strict):
-    """The feature of each part."""
+    """The feature of each part; label and weight are the first of their role."""
 
     user: str | None = Field(None, description="Feature that names the user; None: there is none.")
     item: str | None = Field(None, description="Feature that names the item; None: there is none.")
     history: str | None = Field(None, description="List feature of the user's earlier items.")
     seen: str | None = Field(None, description="List feature of items that rankings leave out.")
-    candidates: str | None = Field(None, description="List feature of the items to rank.")
-    label: str | None = Field(None, description="None: the first feature of role label.")
-    weight: str | None = Field(None, description="None: the first feature of role weight.")
 
 
 class ImportOutputConfig(Strict):

@@ -1,12 +1,13 @@
-"""Labels of examples, drawn negatives, down-sampling and weights."""
+"""Labels of examples, drawn negatives, and weights."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from conf.config_base import Name, Strict, StrictFinite
+from conf.config_base import Name, Strict
+from conf.etl.events import EventConditionConfig
 from conf.splits import EventSplit
 
 LabelValue = int | float | str
@@ -33,41 +34,28 @@ class ConversionConfig(Strict):
     )
 
 
-class LabelConfig(StrictFinite):
+class LabelConfig(EventConditionConfig):
     """The label of an event: exactly one rule.
 
     `at_least`: 1 from that value of a numeric column on (a rating, a dwell time), else 0.
-    `equals`, `one_of`: 1 for that value or those (an action), else 0. `graded`: the numeric column
-    as it is. `conversion`: 1 if a conversion followed in time.
+    `one_of`: 1 for those values (an action), else 0. Neither: the numeric column as it is.
+    `conversion`: 1 if a conversion followed in time.
     """
 
-    column: str | None = Field(
+    column: str | None = Field(  # type: ignore[assignment]
         None, description="Column that the rule reads; every rule but `conversion` needs it."
     )
-    at_least: float | None = Field(None, description="Least value that makes a 1.")
-    equals: LabelValue | None = Field(None, description="The value that makes a 1.")
-    one_of: tuple[LabelValue, ...] | None = Field(
-        None, min_length=1, description="The values that make a 1."
-    )
-    graded: bool = Field(False, description="The column's number is the label.")
     conversion: ConversionConfig | None = None
     name: Name = Field("label", description="Name of the feature.")
 
     @model_validator(mode="after")
-    def _one_rule(self) -> LabelConfig:
-        rules = [
-            name
-            for name in ("at_least", "equals", "one_of", "conversion")
-            if getattr(self, name) is not None
-        ]
-        rules += ["graded"] if self.graded else []
-        if len(rules) != 1:
-            raise ValueError(
-                "a label has exactly one rule of at_least, equals, one_of, graded, conversion; "
-                f"received {', '.join(rules) or 'none'}"
-            )
+    def _one_condition(self) -> LabelConfig:
+        if self.at_least is not None and self.one_of is not None:
+            raise ValueError("a label has one rule: at_least or one_of; received both")
         if (self.column is None) != (self.conversion is not None):
             raise ValueError("`column` goes with every rule but `conversion`")
+        if self.column is None and (self.at_least is not None or self.one_of is not None):
+            raise ValueError("at_least and one_of do not go with `conversion`")
         return self
 
     @property
@@ -76,10 +64,13 @@ class LabelConfig(StrictFinite):
         return not self.graded
 
     @property
+    def graded(self) -> bool:
+        """Whether the label is the column's own number."""
+        return self.column is not None and self.at_least is None and self.one_of is None
+
+    @property
     def values(self) -> tuple[LabelValue, ...]:
-        """The values that make a positive, of `equals` and `one_of`."""
-        if self.equals is not None:
-            return (self.equals,)
+        """The values that make a positive, of `one_of`."""
         return self.one_of or ()
 
 
@@ -92,7 +83,7 @@ class NegativesConfig(Strict):
 
     `uniform`: every item of the train split alike. `popularity`: by the item's positives among the
     rows that train, at least one, to the power `alpha`. Both may stay within the positive's
-    `category`, and leave out what the user has met. `exposure`: of the log's own rows with label 0,
+    `within`, and leave out what the user has met. `exposure`: of the log's own rows with label 0,
     `per_positive` for each positive of the same group (`within`; None: the user) are kept.
     """
 
@@ -102,15 +93,16 @@ class NegativesConfig(Strict):
     )
     per_positive: int = Field(ge=1, le=10_000, description="Negatives of each positive.")
     alpha: float | None = Field(None, ge=0, description="popularity: exponent; None: 0.75.")
-    category: str | None = Field(
-        None, description="Scalar column of an item dictionary: negatives share its value."
-    )
     not_seen: Literal["train", "all"] | None = Field(
         None,
         description="Leave out the items that the user met in the train split, or in any; None: "
         "a negative may be an item that the user has met.",
     )
-    within: str | None = Field(None, description="exposure: column that groups rows.")
+    within: str | None = Field(
+        None,
+        description="Scalar column of an item dictionary: negatives share its value. exposure: "
+        "column that groups rows.",
+    )
     splits: tuple[EventSplit, ...] = Field(
         ("train",), min_length=1, description="Splits that get negatives."
     )
@@ -119,10 +111,8 @@ class NegativesConfig(Strict):
     def _consistent(self) -> NegativesConfig:
         if self.alpha is not None and self.strategy != "popularity":
             raise ValueError("`alpha` goes with `strategy: popularity`")
-        if self.within is not None and self.strategy != "exposure":
-            raise ValueError("`within` goes with `strategy: exposure`")
-        if self.strategy == "exposure" and (self.category or self.not_seen):
-            raise ValueError("`category` and `not_seen` do not go with `strategy: exposure`")
+        if self.strategy == "exposure" and self.not_seen:
+            raise ValueError("`not_seen` does not go with `strategy: exposure`")
         return self
 
     @property
@@ -138,32 +128,24 @@ class NegativesConfig(Strict):
         return DEFAULT_ALPHA if self.alpha is None else self.alpha
 
 
-class DownSamplingConfig(Strict):
-    """Rows with label 0 are kept at a rate; 1/rate goes into the weight of those kept."""
-
-    name: ClassVar[str] = "keep_rate"
-    rate: float = Field(gt=0, le=1, description="Share of them that is kept.")
-    splits: tuple[EventSplit, ...] = Field(
-        ("train",), min_length=1, description="Splits that are thinned out."
-    )
+KEEP_RATE = "keep_rate"
+"""Column with the rate at which a row was kept by down-sampling."""
 
 
 class WeightsConfig(Strict):
     """The weight of a sample: the product of the declared parts and of down-sampling's 1/rate."""
 
-    name: Name = Field("weight", description="Name of the feature.")
     column: str | None = Field(None, description="Numeric column of the log; null counts as 1.")
-    positive: float | None = Field(None, ge=0, description="Factor of samples with a label > 0.")
-    negative: float | None = Field(None, ge=0, description="Factor of samples with label 0.")
+    by_class: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = Field(
+        None, description="[negative, positive]: factors of samples with label 0, and above."
+    )
     half_life_days: float | None = Field(
         None, gt=0, description="Halves with each such span before the latest event."
     )
 
     @model_validator(mode="after")
     def _has_a_part(self) -> WeightsConfig:
-        parts = (self.column, self.positive, self.negative, self.half_life_days)
-        if "name" not in self.model_fields_set and all(part is None for part in parts):
-            raise ValueError(
-                "weights need a column, positive, negative or half_life_days, or a `name`"
-            )
+        parts = (self.column, self.by_class, self.half_life_days)
+        if all(part is None for part in parts):
+            raise ValueError("weights need a column, by_class or half_life_days")
         return self

@@ -57,11 +57,10 @@ class OutputConfig(Strict):
         description="Records per shard, about (200000); takes the place of `shards` and "
         "`eval_shards`.",
     )
-    order: Literal["shuffled", "time"] = Field(
-        "shuffled", description="`shuffled`: by a hash of the content; `time`: by event time."
-    )
-    group_by: Literal["user"] | None = Field(
-        None, description="`user`: a user's records are in one shard, side by side, by time."
+    order: Literal["shuffled", "time", "user"] = Field(
+        "shuffled",
+        description="`shuffled`: by a hash of the content; `time`: by event time; `user`: a user's "
+        "records are in one shard, side by side, by time.",
     )
     partition_by: tuple[Name, ...] = Field(
         (),
@@ -87,7 +86,7 @@ class OutputConfig(Strict):
     writer: Literal["native", "connector"] = Field(
         "native",
         description="`connector`: the shards are written by the JVM connector spark-tfrecord, "
-        "which `spark.conf` must bring to the class path.",
+        "which `spark.jars.packages` must bring to the class path.",
     )
     seed: int = Field(0, description="Salt of the content hash that orders the records.")
 
@@ -100,11 +99,6 @@ class OutputConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> OutputConfig:
-        if self.order == "time" and self.group_by is not None:
-            raise ValueError(
-                "`order: time` and `group_by: user` exclude each other: grouped records are in "
-                "order of time within each user, and the users are shuffled"
-            )
         if self.shard_bytes is not None and self.shard_rows is not None:
             raise ValueError("shards have one target: `shard_bytes` or `shard_rows`")
         if len(set(self.partition_by)) < len(self.partition_by):

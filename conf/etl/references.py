@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.errors import did_you_mean
-from conf.etl.events import EventConditionConfig, JoinConfig
+from conf.etl.events import SESSION_ID, SESSION_POSITION, EventConditionConfig, JoinConfig
+from conf.etl.labels import KEEP_RATE
 from conf.etl.sources import NUMBER_TYPES, SCALAR_TYPES, is_list_type
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _check_joins(config: BuildConfig) -> None:
             dictionary = source_columns(config, join.source, declared=True)
             for name in join.as_of.columns:
                 nullable = name == join.as_of.valid_to
-                dictionary.require(f"{where}: as_of", name, _TIME_TYPES, nullable=nullable)
+                dictionary.require(where, name, _TIME_TYPES, nullable=nullable)
 
 
 def check_key(
@@ -222,13 +223,10 @@ def _check_made_columns(config: BuildConfig) -> None:
     clashing = (names - own) & {name.lower() for name in config.event_column_types}
     repeated = {name for name, count in Counter(map(str.lower, made)).items() if count > 1}
     if clashing or repeated:
-        is_plain = config.history is not None and config.history.name.lower() in repeated
         raise ValueError(
             "columns that the build makes are there already: "
             f"{', '.join(sorted(clashing or repeated))}; "
-            + ("set `history: null` where `histories` has that name, " if is_plain else "")
-            + "rename the sources' columns, or set the `name` of history, histories, sessions, "
-            "rolling and label"
+            "rename the sources' columns, or set the `name` of histories, rolling and label"
         )
 
 
@@ -236,14 +234,14 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
     """The columns that the build adds to the events, repeats kept."""
     for history in config.histories:
         yield from history.made
-    if config.sessions:
-        yield from (config.sessions.id_column, config.sessions.position_column)
+    if config.session_gap_minutes:
+        yield from (SESSION_ID, SESSION_POSITION)
     yield from (rolling.name for rolling in config.rolling)
     yield from (counted.name for counted in config.most_frequent)
-    named = (config.history, config.down_sampling)
-    yield from (part.name for part in named if part is not None)
+    if config.down_sampling is not None:
+        yield KEEP_RATE
     yield from (name for name in (config.label_name, config.weight_name) if name)
-    yield from (label.name for label in config.labels)
+    yield from (label.name for label in config.further_labels)
     if config.negatives:
         yield config.negatives.probability
     asked = (config.seen, config.split.candidates is not None, config.seen_where is not None)
@@ -253,15 +251,18 @@ def _made_columns(config: BuildConfig) -> Iterator[str]:
 def _check_histories(config: BuildConfig) -> None:
     """Histories, sessions and rolling features name columns of the events that suit them."""
     columns = _event_columns(config, config.joins)
-    if (config.histories or config.sessions) and not config.events.has_user_histories:
-        raise ValueError("histories and sessions need events.user and events.item")
+    if (config.histories or config.session_gap_minutes) and not config.events.has_user_histories:
+        raise ValueError(
+            "`histories` and `session_gap_minutes` need events.user and events.item: rows without "
+            "them have no past; name the log's own list column by events.history"
+        )
     for history in config.histories:
         where = f"histories.{history.name}"
         _check_condition(where, history.where, columns)
         for column in history.columns:
             _check_carried(f"{where}.columns", column, columns)
-        if history.within_session and config.sessions is None:
-            raise ValueError(f"{where}.within_session: the config declares no `sessions`")
+        if history.within_session and config.session_gap_minutes is None:
+            raise ValueError(f"{where}.within_session: it needs `session_gap_minutes`")
     for counted in config.most_frequent:
         where = f"most_frequent.{counted.name}"
         if config.events.item is None:
@@ -276,8 +277,7 @@ def _check_histories(config: BuildConfig) -> None:
             if kind not in _KEY_TYPES:
                 raise ValueError(f"{where}.keys: {key!r} is {kind}; keys are int64 or string")
         _check_condition(where, rolling.where, columns)
-        if rolling.rate is not None:
-            _check_condition(f"{where}.rate", rolling.rate.out_of, columns)
+        _check_condition(f"{where}.out_of", rolling.out_of, columns)
 
 
 def _check_condition(where: str, condition: EventConditionConfig | None, columns: Columns) -> None:
@@ -326,9 +326,9 @@ def _check_times(config: BuildConfig) -> None:
 
 def _events_in_time(config: BuildConfig) -> Iterator[str]:
     yield from (f"histories.{history.name}" for history in config.histories if history.needs_time)
-    yield from ("sessions",) if config.sessions else ()
+    yield from ("session_gap_minutes",) if config.session_gap_minutes else ()
     yield from (f"rolling.{rolling.name}" for rolling in config.rolling)
-    yield from (f"joins.{join.source}.as_of" for join in config.joins if join.as_of)
+    yield from (f"joins.{join.source}.valid_from" for join in config.joins if join.as_of)
 
 
 def _examples_in_time(config: BuildConfig) -> Iterator[str]:
@@ -352,16 +352,10 @@ def _check_examples(config: BuildConfig) -> None:
 
 def _check_brought_history(config: BuildConfig) -> None:
     events, log = config.events, _log_columns(config)
-    for part, asked in (("history", config.history is not None), ("seen", bool(config.seen))):
-        if asked and not events.has_user_histories:
-            raise ValueError(
-                f"`{part}` needs events.user and events.item: rows without them have no past to "
-                "look up; leave it out, or name the log's own list column by events.history"
-            )
+    if config.seen and not events.has_user_histories:
+        raise ValueError("`seen` needs events.user and events.item: rows without have no past")
     if events.history is None:
         return
-    if config.history is not None:
-        raise ValueError("events.history and `history` are two histories; set `history: null`")
     log.require("events.history", events.history, ("list<int64>", "list<string>"))
 
 
@@ -392,13 +386,13 @@ def _check_label(config: BuildConfig, label: LabelConfig) -> None:
     kind = _log_columns(config).require("label.column", label.column, allowed)
     if any(isinstance(value, str) != (kind == "string") for value in label.values):
         raise ValueError(
-            f"label.column: {label.column!r} is {kind}; the values of equals or one_of must be of "
+            f"label.column: {label.column!r} is {kind}; the values of one_of must be of "
             f"its type, received {', '.join(map(repr, label.values))}"
         )
     fractions = [v for v in label.values if isinstance(v, float) and not v.is_integer()]
     if kind == "int64" and fractions:
         raise ValueError(
-            f"label.column: {label.column!r} is int64, so no row can equal {fractions[0]!r}; "
+            f"label.column: {label.column!r} is int64, so no row can be {fractions[0]!r}; "
             "name whole numbers, or use at_least"
         )
 
@@ -412,18 +406,18 @@ def _check_sole_reader(config: BuildConfig, column: str) -> None:
         where = () if history.where is None else (history.where.column,)
         readers[f"histories.{history.name}"] = (*history.columns, *where)
     for rolling in config.rolling:
-        conditions = (rolling.where, rolling.rate and rolling.rate.out_of)
+        conditions = (rolling.where, rolling.out_of)
         readers[f"rolling.{rolling.name}"] = (
             *rolling.keys,
             *(one.column for one in conditions if one),
         )
     readers |= {f"most_frequent.{m.name}": (m.column,) for m in config.most_frequent}
-    readers |= {f"labels.{o.name}": (o.column,) for o in config.all_labels if o.name != column}
+    readers |= {f"label {o.name}": (o.column,) for o in config.all_labels if o.name != column}
     weights, negatives = config.weights, config.negatives
     readers["weights.column"] = () if weights is None else (weights.column,)
-    readers["negatives"] = () if negatives is None else (negatives.category, negatives.within)
+    readers["negatives"] = () if negatives is None else (negatives.within,)
     readers["split.key"] = (config.split.key,)
-    readers["seen.where"] = re.findall(r"\w+", config.seen_where or "")
+    readers["seen"] = re.findall(r"\w+", config.seen_where or "")
     places = [place for place, columns in readers.items() if column in columns]
     if places:
         raise ValueError(
@@ -455,7 +449,7 @@ def _check_split(config: BuildConfig) -> None:
             "sliding or given"
         )
     if split.validation_users is not None and events.user is None:
-        raise ValueError("split.validation_users needs events.user")
+        raise ValueError("split.validation: a number of users needs events.user")
     if split.key is not None:
         log.require("split.key", split.key, SCALAR_TYPES, nullable=False)
 
@@ -471,7 +465,7 @@ def _check_negatives(config: BuildConfig) -> None:
         raise ValueError(f"negatives.strategy {negatives.strategy} draws items: needs events.item")
     if negatives.not_seen is not None and events.user is None:
         raise ValueError("negatives.not_seen needs events.user")
-    if negatives.category is not None:
+    if negatives.within is not None:
         of_item = {
             column.name: column.type
             for join in config.joins
@@ -479,11 +473,11 @@ def _check_negatives(config: BuildConfig) -> None:
             for column in config.sources[join.source].columns
         }
         columns = Columns(f"the dictionaries joined on {events.item!r}", of_item)
-        columns.require("negatives.category", negatives.category, (*SCALAR_TYPES, "timestamp"))
+        columns.require("negatives.within", negatives.within, (*SCALAR_TYPES, "timestamp"))
 
 
 def _check_exposures(config: BuildConfig, within: str | None) -> None:
-    if config.label is None or config.label.graded:
+    if config.first_label is None or config.first_label.graded:
         raise ValueError("negatives.strategy exposure needs a label of 0 and 1")
     if config.down_sampling is not None:
         raise ValueError("negatives.strategy exposure samples the log: no down_sampling")
@@ -495,12 +489,13 @@ def _check_exposures(config: BuildConfig, within: str | None) -> None:
 
 def _check_weights(config: BuildConfig) -> None:
     weights = config.weights
-    if config.down_sampling is not None and (config.label is None or config.label.graded):
+    if config.down_sampling is not None and (
+        config.first_label is None or config.first_label.graded
+    ):
         raise ValueError("down_sampling needs a label of 0 and 1")
     if weights is None:
         return
-    by_class = weights.positive is not None or weights.negative is not None
-    if by_class and config.label_name is None:
-        raise ValueError("weights.positive and weights.negative need a label")
+    if weights.by_class is not None and config.label_name is None:
+        raise ValueError("weights.by_class needs a label")
     if weights.column is not None:
         _log_columns(config).require("weights.column", weights.column, NUMBER_TYPES)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from conf.config_base import Name, Strict, StrictFinite
+from conf.config_base import Name, Named, Strict, StrictFinite
 from conf.dates import UNITS_PER_SECOND
 from conf.etl.java_patterns import check_time_pattern, count_groups
 from conf.local_paths import check_below
@@ -52,35 +52,10 @@ def is_list_type(column_type: str) -> bool:
     return column_type.startswith("list<")
 
 
-class PairConfig(Strict):
-    """The second column that entries `<value>` or `<value><separator><second>` give."""
-
-    name: Name = Field(description="Name of the column of second values.")
-    type: Literal["int64", "string"] = Field("int64", description="Type of the second value.")
-    separator: str = Field("_", min_length=1, description="Between the two values of an entry.")
-    default: int | str | None = Field(
-        None,
-        description="Second value of an entry that is written without one; None: it has none. "
-        "Lists, which hold no nulls, need one.",
-    )
-
-    @model_validator(mode="after")
-    def _default_has_type(self) -> PairConfig:
-        expected = int if self.type == "int64" else str
-        if self.default is not None and not isinstance(self.default, expected):
-            raise ValueError(f"pair {self.name!r}: the `default` must be of type {self.type}")
-        if isinstance(self.default, int) and not -(2**63) <= self.default < 2**63:
-            raise ValueError(f"pair {self.name!r}: the default is beyond int64")
-        return self
-
-    def as_column(self, first: ColumnConfig) -> ColumnConfig:
-        """This column as if it had been declared beside the one that it stands in."""
-        kind = f"list<{self.type}>" if first.is_list else self.type
-        nullable = first.nullable or self.default is None
-        return ColumnConfig.model_validate({"name": self.name, "type": kind, "nullable": nullable})
+PAIR_SEPARATOR = "_"
 
 
-class ColumnConfig(StrictFinite):
+class ColumnConfig(Named, StrictFinite):
     """One declared column of a source.
 
     A value that does not parse as its type, is null although `nullable` is false, or lies
@@ -88,7 +63,6 @@ class ColumnConfig(StrictFinite):
     hold for each of its values.
     """
 
-    name: Name = Field(description="Name of the column from here on.")
     type: ColumnType = Field(description="Its type.")
     field: str | None = Field(
         None,
@@ -120,8 +94,15 @@ class ColumnConfig(StrictFinite):
         description="Last day of timestamps: a date, the run's last day, or the clock's day "
         "(then a rerun may differ).",
     )
-    pair: PairConfig | None = Field(
-        None, description="Entries `<value>_<second>`: the name of the column of second values."
+    pair: Name | None = Field(
+        None,
+        description="Entries are `<value>` or `<value>_<second>`: the name of the column of second "
+        "values, of the same type.",
+    )
+    pair_default: int | str | None = Field(
+        None,
+        description="Second value of an entry that is written without one; None: it has none. "
+        "Lists, which hold no nulls, need one.",
     )
 
     @model_validator(mode="after")
@@ -141,14 +122,32 @@ class ColumnConfig(StrictFinite):
             self._require(
                 ("int64", "string", "list<int64>", "list<string>"), f"{where} cannot have a `pair`"
             )
-            if self.one_of is not None or self.pair.separator == self.separator:
-                raise ValueError(f"{where}: a `pair` needs a separator of its own, and no `one_of`")
-            if self.is_list and self.pair.default is None:
+            if self.one_of is not None or self.separator == PAIR_SEPARATOR:
+                raise ValueError(f"{where}: a `pair` has the separator _, and no `one_of`")
+            if self.is_list and self.pair_default is None:
                 raise ValueError(
-                    f"{where}: its pair {self.pair.name!r} needs a `default` for entries without a "
+                    f"{where}: its pair {self.pair!r} needs a `pair_default` for entries without a "
                     "second value"
                 )
+            self._check_pair_default()
+        elif self.pair_default is not None:
+            raise ValueError(f"{where}: `pair_default` goes with `pair`")
         return self
+
+    def _check_pair_default(self) -> None:
+        default, expected = self.pair_default, int if self.element_type == "int64" else str
+        if default is not None and not isinstance(default, expected):
+            raise ValueError(f"column {self.name!r}: `pair_default` must be {self.element_type}")
+        if isinstance(default, int) and not -(2**63) <= default < 2**63:
+            raise ValueError(f"column {self.name!r}: `pair_default` is beyond int64")
+
+    @property
+    def second(self) -> ColumnConfig | None:
+        """The column of second values, as if it had been declared beside this one."""
+        if self.pair is None:
+            return None
+        nullable = self.nullable or self.pair_default is None
+        return ColumnConfig(name=self.pair, type=self.type, nullable=nullable)
 
     def _require(self, types: tuple[str, ...], message: str) -> None:
         if self.type not in types:
@@ -195,7 +194,7 @@ class DaysConfig(Strict):
     allow_empty_days: bool = Field(False, description="Whether a day may have no row.")
 
 
-_ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # `…//user:password@host`, `?password=…`, `;pwd=…`
 _SECRET_IN_URL = re.compile(
     r"//[^/@]*:[^/@]*@|[?&;,(](user|password|passwd|pwd|secret|token)\w*=|:[^/@:]+/[^/@]+@",
@@ -203,38 +202,16 @@ _SECRET_IN_URL = re.compile(
 )
 
 
-class JdbcConfig(Strict):
-    """A table of a database, read without writing.
-
-    Credentials come from environment variables when the build runs: the config, the manifest and
-    the logs never hold them.
-    """
-
-    url: str = Field(pattern=r"^jdbc:[a-zA-Z0-9]+:", description="`jdbc:…`, without credentials.")
-    table: str = Field(description="Table as SQL names it, or `(SELECT …) name`.")
-    options: dict[str, str] = Field(
-        {},
-        description="Options of Spark's JDBC source, such as `driver`, `fetchsize` (10000 if left "
-        "out), `partitionColumn`, `lowerBound`, `upperBound`, `numPartitions`.",
-    )
-    user_env: str | None = Field(
-        None,
-        pattern=_ENVIRONMENT_NAME,
-        description="Environment variable that holds the user's name.",
-    )
-    password_env: str | None = Field(
-        None, pattern=_ENVIRONMENT_NAME, description="Environment variable that holds the password."
-    )
-
-    @model_validator(mode="after")
-    def _no_secret(self) -> JdbcConfig:
-        given = {"url", "dbtable", "query", "user", "password"} & {k.lower() for k in self.options}
-        if _SECRET_IN_URL.search(self.url) or given:
-            raise ValueError(
-                "`url` and `options` hold neither credentials nor the table; name user_env and "
-                "password_env, and `table`"
-            )
-        return self
+def _check_jdbc(options: dict[str, str]) -> dict[str, str]:
+    """Options of a database hold its place and its table, and no secret."""
+    if not options.get("url", "").startswith("jdbc:") or not options.get("dbtable"):
+        raise ValueError("`jdbc` needs `url`, jdbc:…, and `dbtable`, a table or (SELECT …) name")
+    if _SECRET_IN_URL.search(options["url"]) or {"user", "password"} & {k.lower() for k in options}:
+        raise ValueError("`jdbc` holds no credentials; name user_env and password_env")
+    for name in ("user_env", "password_env"):
+        if not _ENVIRONMENT_NAME.fullmatch(options.get(name, "X")):
+            raise ValueError(f"{name} is no name of an environment variable")
+    return options
 
 
 SourceFormat = Literal[
@@ -285,17 +262,6 @@ _SPARSE_TYPES = {
 }
 
 
-class BadRowsConfig(Strict):
-    """The policy for rows that do not fit the declared schema."""
-
-    policy: Literal["fail", "quarantine", "drop"] = Field(
-        "quarantine",
-        description="fail: the build ends. quarantine: written aside with their reason. drop: "
-        "counted alone.",
-    )
-    max_fraction: float = Field(0.01, ge=0, le=1, description="More bad rows stop the build.")
-
-
 class SourceConfig(Strict):
     """One input with a declared schema: text lines, files that have columns, a table."""
 
@@ -307,7 +273,12 @@ class SourceConfig(Strict):
         "day of the run.",
     )
     table: str | None = Field(None, min_length=1, description="Name in a catalogue of the session.")
-    jdbc: JdbcConfig | None = None
+    jdbc: Annotated[dict[str, str], AfterValidator(_check_jdbc)] | None = Field(
+        None,
+        description="Options of Spark's JDBC source: `url`, `dbtable` (a table, or `(SELECT …) "
+        "name`), `fetchsize` (10000 if left out), `partitionColumn` and others. `user_env` and "
+        "`password_env` name environment variables that hold the credentials.",
+    )
     separator: str | None = Field(
         None, min_length=1, description="Between fields; None: a comma for csv, else a tab."
     )
@@ -342,7 +313,13 @@ class SourceConfig(Strict):
         "its declared columns are read for a checksum when the run begins and when it ends. "
         "None: not at all; each run builds anew.",
     )
-    bad_rows: BadRowsConfig = BadRowsConfig()
+    max_bad_rows: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Share of rows that may not fit the declared schema: these are quarantined, "
+        "with their reason. More stop the build.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -509,7 +486,7 @@ class SourceConfig(Strict):
     @property
     def outputs(self) -> tuple[ColumnConfig, ...]:
         """Every column that the source gives: declared, or made of one or of the path."""
-        made = [c.pair.as_column(c) for c in self.columns if c.pair is not None]
+        made = [second for c in self.columns if (second := c.second) is not None]
         if self.made_day_column:
             made.append(ColumnConfig(name=self.made_day_column, type="string"))
         return (*self.columns, *made)
@@ -522,7 +499,7 @@ class SourceConfig(Strict):
     def find_field(self, name: str) -> str:
         """Returns the name in the input of what a column is read from."""
         fields = {c.name: c.field_name for c in self.columns}
-        fields |= {c.pair.name: c.field_name for c in self.columns if c.pair is not None}
+        fields |= {c.pair: c.field_name for c in self.columns if c.pair is not None}
         return fields.get(name, name)
 
     def time_unit(self, name: str) -> str:

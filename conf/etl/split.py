@@ -5,163 +5,141 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from conf.config_base import Strict
 from conf.dates import read_duration
 
-
-def _check_duration(value: bool | str) -> bool | str:
-    if isinstance(value, str):
-        read_duration(value)
-    return value
+Strategy = Literal["leave_one_out", "temporal", "hash", "sliding", "given"]
 
 
-def _check_moment(value: object) -> object:
+def _read_moment(value: object) -> object:
+    """Reads a date or timestamp; a duration and the name of a source stay text."""
     try:
         if isinstance(value, str):
             return datetime.datetime.fromisoformat(value)
     except ValueError:
         pass
-    if isinstance(value, str | bool | float):
-        raise ValueError(
-            f"{value!r} is no time: write 2026-01-31, 2026-01-31T12:00:00, or a whole number in "
-            "the log's unit without quotes"
-        )
+    if type(value) is datetime.date:
+        return datetime.datetime.combine(value, datetime.time())
     return value
 
 
-_Moment = Annotated[int | datetime.datetime | None, BeforeValidator(_check_moment)]
+Bound = int | float | str | datetime.datetime
 
 LEAST_EVENTS = 3
 """Events that a user must have for one to be held out."""
-_STRATEGIES_OF_KEYS = {
-    "test": ("temporal",),
-    "validation_users": ("leave_one_out", "given"),
-    "test_fraction": ("temporal", "hash"),
-    "validation_fraction": ("temporal", "hash", "given"),
-    "test_from_ts": ("temporal",),
-    "validation_from_ts": ("temporal",),
-    "key": ("hash",),
-    "train_days": ("sliding",),
-    "validation_days": ("sliding",),
-    "test_days": ("sliding",),
-    "step_days": ("sliding",),
-    "window": ("sliding",),
-    "start_date": ("sliding",),
-    "test_source": ("given",),
-    "validation_source": ("given",),
-    "candidates": ("given",),
+DEFAULT_FRACTION = 0.1
+_DAY = datetime.timedelta(days=1)
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a fraction",
+    str: "text",
+    datetime.datetime: "a date",
 }
-"""The strategies that read a key; of others, a value that is not the default would be ignored."""
+# The types that `test` and `validation` may have, and the other keys that a strategy reads.
+_TEST: dict[str, tuple[type, ...]] = {
+    "leave_one_out": (),
+    "temporal": (int, float, str, datetime.datetime),
+    "hash": (float,),
+    "sliding": (str,),
+    "given": (str,),
+}
+_VALIDATION: dict[str, tuple[type, ...]] = {
+    "leave_one_out": (bool, int),
+    "temporal": (bool, int, float, str, datetime.datetime),
+    "hash": (bool, float),
+    "sliding": (bool, str),
+    "given": (bool, int, float, str),
+}
+_STRATEGY_OF_KEYS = {
+    "key": "hash",
+    "train": "sliding",
+    "step_days": "sliding",
+    "window": "sliding",
+    "start_date": "sliding",
+    "candidates": "given",
+}
+"""Of other strategies, a value that is not the default would be ignored."""
 
 
 class SplitConfig(Strict):
     """The split of an event.
 
-    `leave_one_out`: each user's last event is test, the one before it, of `validation_users` users
-    (chosen by a hash of their id; None: all), is validation, the rest train; users with fewer than
-    three stay in train. `temporal`: events from `validation_from_ts`/`test_from_ts` on; or the last
+    `leave_one_out`: each user's last event is test, the one before it, of `validation` users
+    (chosen by a hash of their id; true: all), is validation, the rest train; users with fewer than
+    three stay in train. `temporal`: events from the time `validation` or `test` on; or the last
     `test` and the `validation` before it, such as `1 day` each, counted back from the end of the
     run's last day, without `--date` from the end of the last sample's day (hour, where `test` is in
-    hours); or the last fractions in time, of the run's own days where it has some. `hash`: by a
-    hash of `key`, so that all rows of a key stay together. `sliding`: window number `window` of a
-    backtest, each `step_days` later than the one before: `train_days`, then `validation_days` if
-    given, then `test_days`; events outside are left out. `given`: `test_source` holds the test
-    events, `validation_source` those of validation, the log the others; without the latter,
-    validation is the end of the log as in leave_one_out, or, without users, a fraction of it by
-    hash.
+    hours); or the last fractions in time (0.1), of the run's own days where it has some. `hash`:
+    fractions (0.1) by a hash of `key`, so that all rows of a key stay together. `sliding`: window
+    number `window` of a backtest, each `step_days` later than the one before: the days of `train`,
+    then `validation` if given, then `test`; events outside are left out. `given`: the source `test`
+    holds the test events, the source `validation` those of validation, the log the others; without
+    the latter, validation is the end of the log as in leave_one_out, or, without users, a fraction
+    of it by hash.
     """
 
-    strategy: Literal["leave_one_out", "temporal", "hash", "sliding", "given"] = Field(
-        "leave_one_out", description="How events are split: see above."
-    )
-    validation: Annotated[bool | str, AfterValidator(_check_duration)] = Field(
-        True,
-        description="Whether there is a validation split. temporal: also how long it is, such as "
-        "`1 day` or `6 hours`.",
-    )
-    test: Annotated[str, AfterValidator(_check_duration)] | None = Field(
-        None, description="temporal: how long the test split is, such as `1 day` or `6 hours`."
-    )
-    validation_users: int | None = Field(
+    strategy: Strategy = Field("leave_one_out", description="How events are split: see above.")
+    test: Annotated[Bound | None, BeforeValidator(_read_moment)] = Field(
         None,
-        ge=1,
-        description="leave_one_out: users whose events before the last are validation; None: all.",
+        description="A fraction, a duration (`1 day`, `6 hours`), a first time (a date or "
+        "timestamp, UTC unless it says another zone, or a number in the log's unit), or a source.",
     )
-    test_fraction: float = Field(
-        0.1, gt=0, lt=1, description="temporal, hash: share of the test split."
-    )
-    validation_fraction: float = Field(
-        0.1, gt=0, lt=1, description="temporal, hash: share of the validation split."
-    )
-    test_from_ts: _Moment = Field(
-        None,
-        description="temporal: first time of the test split: a date or timestamp (UTC unless it "
-        "says another zone), or a number in the log's unit.",
-    )
-    validation_from_ts: _Moment = Field(
-        None, description="temporal: first time of the validation split, likewise."
+    validation: Annotated[bool | Bound, BeforeValidator(_read_moment)] = Field(
+        True, description="As `test`, or a number of users; false: there is none."
     )
     key: str | None = Field(
         None, description="hash: column; None: the user, or the row's content where there is none."
     )
-    train_days: int | None = Field(None, ge=1, description="sliding: days of the train split.")
-    validation_days: int | None = Field(
-        None, ge=1, description="sliding: days of the validation split; None: it has none."
-    )
-    test_days: int | None = Field(None, ge=1, description="sliding: days of the test split.")
-    step_days: int | None = Field(None, ge=1, description="None: test_days.")
+    train: str | None = Field(None, description="sliding: how long the train split is.")
+    step_days: int | None = Field(None, ge=1, description="sliding; None: as long as `test`.")
     window: int = Field(0, ge=0, description="sliding: which window, 0 is the first.")
     start_date: datetime.date | None = Field(
         None, description="sliding: UTC day that window 0 begins on; None: the log's first."
     )
-    test_source: str | None = Field(None, description="given: source of the test events.")
-    validation_source: str | None = Field(
-        None, description="given: source of the validation events."
-    )
-    candidates: str | None = Field(None, description="Column of `test_source`: items to rank.")
+    candidates: str | None = Field(None, description="given: column of `test`: items to rank.")
 
     @model_validator(mode="after")
     def _consistent(self) -> SplitConfig:
-        self._check_keys()
-        if self.strategy == "given" and self.test_source is None:
-            raise ValueError("`strategy: given` needs `test_source`")
+        for name, strategy in _STRATEGY_OF_KEYS.items():
+            is_default = getattr(self, name) == type(self).model_fields[name].default
+            if self.strategy != strategy and not is_default:
+                raise ValueError(
+                    f"`{name}` goes with `strategy: {strategy}`, and only with it; the strategy is "
+                    f"{self.strategy}"
+                )
+        self._check_form("test", _TEST[self.strategy])
+        self._check_form("validation", _VALIDATION[self.strategy])
+        if self.strategy in ("given", "sliding") and self.test is None:
+            raise ValueError(f"`strategy: {self.strategy}` needs `test`")
+        if self.strategy == "sliding" and self.train is None:
+            raise ValueError("`strategy: sliding` needs `train`, such as `28 days`")
         if self.test_fraction + self.validation_fraction >= 1:
-            raise ValueError("`test_fraction` and `validation_fraction` leave nothing to train on")
-        if self.strategy == "sliding" and None in (self.train_days, self.test_days):
-            raise ValueError("`strategy: sliding` needs `train_days` and `test_days`, both")
+            raise ValueError("`test` and `validation` leave nothing to train on")
         self._check_durations()
         return self
 
-    def _check_keys(self) -> None:
-        """Refuses a key that the strategy does not read: a split of another kind was meant."""
-        for name, strategies in _STRATEGIES_OF_KEYS.items():
-            is_default = getattr(self, name) == type(self).model_fields[name].default
-            if self.strategy not in strategies and not is_default:
-                raise ValueError(
-                    f"`{name}` goes with `strategy: {' or '.join(strategies)}`, and only with it; "
-                    f"the strategy is {self.strategy}"
-                )
-        if self.validation_source is not None:
-            for name in ("validation_users", "validation_fraction"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(
-                        f"`{name}` chooses validation from the log, and `validation_source` is "
-                        "given; keep one"
-                    )
+    def _check_form(self, name: str, allowed: tuple[type, ...]) -> None:
+        value = getattr(self, name)
+        if value is None or type(value) in allowed:
+            is_fraction = isinstance(value, float) and self.strategy != "leave_one_out"
+            if is_fraction and not 0 < value < 1:
+                raise ValueError(f"`{name}`: a fraction lies between 0 and 1; received {value}")
+            return
+        words = ", ".join(_WORDS[kind] for kind in allowed) or "left out"
+        raise ValueError(
+            f"`{name}` of `strategy: {self.strategy}` is {words}; received {value!r}: a split of "
+            "another strategy was meant?"
+        )
 
     def _check_durations(self) -> None:
-        is_long = isinstance(self.validation, str)
-        if self.strategy != "temporal" and is_long:
-            raise ValueError("a duration of `validation` goes with `strategy: temporal`")
-        if self.test is not None and self.test_from_ts is not None:
-            raise ValueError("`test` and `test_from_ts` both say where test begins; keep one")
-        if is_long and self.validation_from_ts is not None:
-            raise ValueError(
-                "`validation` and `validation_from_ts` both say where validation begins; keep one"
-            )
-        if self.test is not None and self.validation is True and self.validation_from_ts is None:
+        durations = (self.test_duration, self.validation_duration, self.train)
+        for duration in filter(None, durations):
+            if read_duration(duration) % _DAY and self.strategy == "sliding":
+                raise ValueError(f"{duration!r}: a sliding window is of whole days")
+        if self.strategy == "temporal" and self.test_duration and self.validation is True:
             raise ValueError(
                 f"`test: {self.test}` leaves open how long validation is: give it a duration too, "
                 "or `validation: false`"
@@ -171,5 +149,69 @@ class SplitConfig(Strict):
     def has_validation(self) -> bool:
         """Whether the config asks for a validation split."""
         if self.strategy == "sliding":
-            return self.validation_days is not None
-        return bool(self.validation) or self.validation_source is not None
+            return self.validation_duration is not None
+        return self.validation is not False
+
+    @property
+    def test_fraction(self) -> float:
+        """Share of the test split, of splits by fractions."""
+        return self.test if isinstance(self.test, float) else DEFAULT_FRACTION
+
+    @property
+    def validation_fraction(self) -> float:
+        """Share of the validation split, of splits by fractions."""
+        return self.validation if isinstance(self.validation, float) else DEFAULT_FRACTION
+
+    @property
+    def test_duration(self) -> str | None:
+        """How long the test split is."""
+        return _text(self.test, self.strategy != "given")
+
+    @property
+    def validation_duration(self) -> str | None:
+        """How long the validation split is."""
+        return _text(self.validation, self.strategy != "given")
+
+    @property
+    def test_source(self) -> str | None:
+        """Source of the test events."""
+        return _text(self.test, self.strategy == "given")
+
+    @property
+    def validation_source(self) -> str | None:
+        """Source of the validation events."""
+        return _text(self.validation, self.strategy == "given")
+
+    @property
+    def test_from_ts(self) -> int | datetime.datetime | None:
+        """First time of the test split; a number, in the log's unit, once the log is known."""
+        return _moment(self.test)
+
+    @property
+    def validation_from_ts(self) -> int | datetime.datetime | None:
+        """First time of the validation split, likewise."""
+        return _moment(self.validation) if self.strategy == "temporal" else None
+
+    @property
+    def validation_users(self) -> int | None:
+        """Users whose events are held out for validation; None: all."""
+        return None if self.strategy == "temporal" else _number(self.validation)
+
+    @property
+    def window_days(self) -> tuple[int, int, int]:
+        """Days of the train, validation and test split of a window; 0: it has none."""
+        parts = (self.train, self.validation_duration, self.test_duration)
+        train, validation, test = (read_duration(part) // _DAY if part else 0 for part in parts)
+        return train, validation, test
+
+
+def _text(value: object, is_asked: bool) -> str | None:
+    return value if isinstance(value, str) and is_asked else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _moment(value: object) -> int | datetime.datetime | None:
+    return value if isinstance(value, datetime.datetime) else _number(value)

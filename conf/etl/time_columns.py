@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from conf.etl.contract import FreshnessRule
 from conf.etl.encodings import CrossConfig, CyclicalConfig, DatePartConfig, FeatureConfig
 from conf.etl.split import SplitConfig
 
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
 
-SPLIT_BOUNDS = ("validation_from_ts", "test_from_ts")
-"""Keys of `split` that hold times of the log."""
+SPLIT_BOUNDS = ("validation", "test")
+"""Keys of `split` that may be times of the log."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -141,8 +140,8 @@ def _list_columns(config: BuildConfig) -> Iterator[TimeColumn]:
                 key = f"features.{feature.name}.encoding"
                 yield TimeColumn(*origin, encoding.unit or "ms", "feature", key)
     for rule in config.contract.rules:
-        if isinstance(rule, FreshnessRule):
-            yield declared(rule.source, rule.column, "rule")
+        if rule.kind == "freshness":
+            yield declared(str(rule.source), rule.columns[0], "rule")
 
 
 def _dates_of(feature: FeatureConfig) -> list[tuple[str, DatePartConfig | CyclicalConfig]]:

@@ -22,9 +22,10 @@ from conf.etl.encodings import (
     MultiHotConfig,
     TargetConfig,
     TokensConfig,
-    TopPerGroupConfig,
     VocabularyConfig,
 )
+from conf.etl.events import SESSION_ID, SESSION_POSITION
+from conf.etl.labels import KEEP_RATE
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
 from conf.schema import Role
@@ -42,17 +43,17 @@ def value_type(column_type: str) -> str:
 
 def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     """Returns the role of each float column that labels, sampling and weights add."""
-    sampling, negatives = config.down_sampling, config.negatives
-    labels = dict.fromkeys((config.label_name, *(label.name for label in config.labels)), "label")
+    names = (config.label_name, *(label.name for label in config.further_labels))
+    labels, negatives = dict.fromkeys(names, "label"), config.negatives
     roles: dict[str | None, Any] = {**labels, config.weight_name: "weight"}
-    roles |= {None if sampling is None else sampling.name: "id"}
+    roles |= {None if config.down_sampling is None else KEEP_RATE: "id"}
     roles |= {None if negatives is None else negatives.probability: "id"}
     return {name: role for name, role in roles.items() if name is not None}
 
 
 def history_names(config: BuildConfig) -> tuple[str, ...]:
     """Returns the columns of all histories: lists that are known for a user without an event."""
-    return tuple(name for history in config.all_histories for name in history.made)
+    return tuple(name for history in config.histories for name in history.made)
 
 
 def brought_items(config: BuildConfig) -> str | None:
@@ -67,13 +68,13 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the types of the columns that histories, sessions and windowed features make."""
     made: dict[str, str] = {}
     origins, types = column_origins(config), config.event_column_types
-    for history in config.all_histories:
+    for history in config.histories:
         made |= {
             name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
             for name in history.made
         }
-    if config.sessions is not None:
-        made |= {config.sessions.id_column: "string", config.sessions.position_column: "int64"}
+    if config.session_gap_minutes is not None:
+        made |= {SESSION_ID: "string", SESSION_POSITION: "int64"}
     made |= {counted.name: f"list<{types[counted.column]}>" for counted in config.most_frequent}
     return made | {r.name: "float32" if r.rate else "int64" for r in config.rolling}
 
@@ -81,7 +82,7 @@ def made_history_columns(config: BuildConfig) -> dict[str, str]:
 def column_origins(config: BuildConfig) -> dict[str, str]:
     """Returns the event column whose values each made list holds; gaps have none."""
     origins: dict[str, str] = {}
-    for history in config.all_histories:
+    for history in config.histories:
         origins[history.name] = config.events.item or ""
         origins |= {history.carried(column): column for column in history.columns}
     return origins | {counted.name: counted.column for counted in config.most_frequent}
@@ -96,7 +97,7 @@ class VocabularyPlan:
     token_dtype: str  # int64 or string
     min_count: int = 1
     max_size: int | None = None
-    top_per_group: TopPerGroupConfig | None = None
+    top_per_group: Mapping[str, int] | None = None
     oov_buckets: int | None = None
     incremental: bool = False
     expire_after_days: int | None = None
@@ -339,7 +340,7 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
         best = min(found, key=_rank_as_key, default=None)
         return None if best is None else best.name
 
-    whole = [history.name for history in config.all_histories if history.is_whole]
+    whole = [history.name for history in config.histories if history.is_whole]
     histories = [find(column) for column in (config.events.history, *whole)]
     return DatasetKeys(
         user=find(config.events.user, "user"),
@@ -442,15 +443,15 @@ def _check_fits(
     for feature in features:
         encoding = feature.encoding
         if isinstance(encoding, TargetConfig):
-            label = encoding.label or (config.label.name if config.label else None)
-            if label is None:
+            if config.first_label is None:
                 raise ConfigError(
                     f"feature {feature.name!r} encodes a target, but the build has no label",
-                    fix="declare `label`, or set the encoding's `label` to a numeric column",
+                    fix="declare `label`",
                 )
-            _check_named(feature, "label", label, numbers)
-        if isinstance(encoding, TokensConfig) and encoding.top_per_group is not None:
-            _check_named(feature, "top_per_group.column", encoding.top_per_group.column, known)
+            _check_named(feature, "label", config.first_label.name, numbers)
+        if isinstance(encoding, TokensConfig):
+            for column in encoding.top_per_group or ():
+                _check_named(feature, "top_per_group", column, known)
         age = getattr(encoding, "expire_after_days", None)
         if age is not None and config.events.time is None:
             raise ConfigError(

@@ -288,7 +288,7 @@ def _(config: CountConfig, feature: FeatureConfig, fit: OperationFit) -> Statist
 @fit_operation.register(TargetConfig)
 def _(config: TargetConfig, feature: FeatureConfig, fit: OperationFit) -> Statistic:
     spec = fit.vocabularies[cast(str, feature.vocabulary)]
-    label = cast(str, config.label or fit.train.label)
+    label = cast(str, fit.train.label)
 
     def compute() -> np.ndarray:
         rows = add_folds(fit.train.samples, fit.train.key)

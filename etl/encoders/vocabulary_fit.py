@@ -194,8 +194,8 @@ def _find_tokens(df: DataFrame, number: int, fit: VocabularyFit, time_ms: str | 
         days = F.floor(F.col(quote_name(time_ms)) / F.lit(_DAY_MS)).cast("int")
         more.append(days.alias("__day"))
         measures.append(F.max(F.date_from_unix_date("__day")).alias(LAST_SEEN_COLUMN))
-    if fit.plan.top_per_group is not None:
-        more.append(F.col(quote_name(fit.plan.top_per_group.column)).alias("__group"))
+    for column in fit.plan.top_per_group or ():
+        more.append(F.col(quote_name(column)).alias("__group"))
     tokens = _select_tokens(df, {number: fit}, *more)
     counted = tokens.groupBy(_NUMBER, "token").agg(*measures)
     if fit.tokens is not None:
@@ -222,11 +222,11 @@ def _to_frame(df: DataFrame, tokens: pa.Array) -> DataFrame:
 def _most_frequent(counted: DataFrame, tokens: DataFrame, fit: VocabularyFit) -> DataFrame:
     """The counted tokens that are within the vocabulary's limits."""
     plan = fit.plan
-    if plan.top_per_group is not None:
+    for kept in (plan.top_per_group or {}).values():
         order = Window.partitionBy("__group").orderBy(F.desc("count"), F.asc("token"))
         by_group = tokens.groupBy("__group", "token").count()
         ranked = by_group.withColumn("__rank", F.row_number().over(order))
-        top = ranked.where(F.col("__rank") <= plan.top_per_group.k).select("token")
+        top = ranked.where(F.col("__rank") <= kept).select("token")
         counted = counted.join(top, "token", "left_semi")
     counted = counted.where(F.col("count") >= plan.min_count)
     if plan.max_size is None:

@@ -1,4 +1,4 @@
-"""Conditions on events: SQL of `events.where` and `seen.where`, and those of histories and counts.
+"""Conditions on events: SQL of `events.where` and `seen`, and those of histories and counts.
 
 An event that does not meet `events.where` is no sample, but stays in histories. What Spark would
 fail at for the values of a row, a division by 0 or a text that is no number, is refused by its
@@ -36,7 +36,7 @@ def _refuse(key: str, text: str, fix: str) -> ConfigError:
 
 
 def _list_conditions(config: BuildConfig) -> Iterator[tuple[str, str]]:
-    for key, text in (("events.where", config.events.where), ("seen.where", config.seen_where)):
+    for key, text in (("events.where", config.events.where), ("seen", config.seen_where)):
         if text is not None:
             yield key, text
 
@@ -148,9 +148,9 @@ def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
 
 
 def mark_filtered(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds `__skip`: null, or why a kept event is no sample; and `__seen` with `seen.where`."""
+    """Adds `__skip`: null, or why a kept event is no sample; and `__seen`."""
     if config.seen_where is not None:
-        events = _add_met(events, "seen.where", config.seen_where, SEEN_COLUMN)
+        events = _add_met(events, "seen", config.seen_where, SEEN_COLUMN)
     where = config.events.where
     if where is None:
         return events.withColumn(NOT_SAMPLED_COLUMN, F.lit(None).cast("string"))
@@ -186,12 +186,12 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
 def condition_columns(config: BuildConfig) -> list[str]:
     """Returns the columns of the log that tell kinds of events apart, in the log's order.
 
-    They are those that labels, `events.where`, `seen.where` and conditions with `one_of` read:
+    They are those that labels, `events.where`, `seen` and conditions with `one_of` read:
     events of one user, item and time that differ in one, as a view and a purchase, are two.
     """
     parts = [history.where for history in config.histories]
     parts += [rolling.where for rolling in config.rolling]
-    parts += [rolling.rate.out_of for rolling in config.rolling if rolling.rate]
+    parts += [rolling.out_of for rolling in config.rolling]
     named = {where.column for where in parts if where and where.one_of}
     named |= {label.column for label in config.all_labels if label.column is not None}
     for _, text in _list_conditions(config):

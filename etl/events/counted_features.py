@@ -72,7 +72,7 @@ def _ask(
     rows: DataFrame, log: DataFrame, chosen: Sequence[WindowedFeatureConfig], least_age_ms: int
 ) -> DataFrame:
     """Adds to each row what the log holds of its keys at its time; no row counts for another."""
-    rates = [rolling.rate.out_of for rolling in chosen if rolling.rate]
+    rates = [rolling.out_of for rolling in chosen]
     wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
     read = {key for rolling in chosen for key in rolling.keys}
     read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
@@ -119,8 +119,8 @@ def _value(events: DataFrame, rolling: WindowedFeatureConfig, least_age_ms: int)
     hits = count(rolling.where)
     if rolling.rate is None:
         return hits
-    a, b = rolling.rate.a, rolling.rate.b
-    return ((hits + F.lit(a)) / (count(rolling.rate.out_of) + F.lit(a + b))).cast("float")
+    a, b = rolling.rate
+    return ((hits + F.lit(a)) / (count(rolling.out_of) + F.lit(a + b))).cast("float")
 
 
 def fit_most_frequent(events: DataFrame, config: BuildConfig, directory: Path) -> None:
@@ -139,11 +139,9 @@ def _rank_values(events: DataFrame, item: str, config: MostFrequentConfig) -> Da
     pairs = events.select(F.col(item), F.col(config.column).alias(_VALUE)).dropna()
     counts = pairs.groupBy(item, _VALUE).agg(F.count("*").alias(_COUNT))
     order = Window.partitionBy(item).orderBy(F.desc(_COUNT), F.asc(_VALUE))
-    ranked = counts.where(F.col(_COUNT) >= config.min_count).withColumn(
-        _RANK, F.row_number().over(order)
-    )
+    ranked = counts.withColumn(_RANK, F.row_number().over(order))
     entries = F.sort_array(F.collect_list(F.struct(_RANK, _VALUE)))
-    return ranked.where(F.col(_RANK) <= config.k).groupBy(item).agg(
+    return ranked.where(F.col(_RANK) <= config.max_len).groupBy(item).agg(
         entries[_VALUE].alias(config.name)
     )  # fmt: skip
 

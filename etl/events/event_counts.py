@@ -46,7 +46,7 @@ class EventCounts:
         dropped: Events left out, by reason, those that are no samples, and those of other days.
         event_ts_ms_range: First and last event time, None without a time column.
         matches: Events by dictionary and outcome of its join, dropped or not.
-        seen: Kept events that meet `seen.where`; None: there is no such condition.
+        seen: Kept events that meet the condition of `seen`; None: there is no such condition.
         delivered: All rows under the run's days, of which `late` are of earlier ones.
 
     The others are those of the manifest (`conf.manifest.RowCounts`).
@@ -254,7 +254,7 @@ def check_counts(
         raise _refuse_empty(empty, counts, config, dates)
     if not replaces_days and counts.seen == 0:
         raise InputDataError(
-            "no event meets seen.where, so no user would have met any item",
+            "no event meets the condition of seen, so no user would have met any item",
             received=config.seen_where,
             fix="compare its columns with values that the log holds",
         )

@@ -193,6 +193,6 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
 
 def _needs_moments(config: BuildConfig) -> bool:
     """Whether something must not see the other events of an event's time."""
-    reads = [history.reads for history in config.all_histories]
+    reads = [history.reads for history in config.histories]
     reads.append(tuple(find_where_columns(config, config.seen_where)))
     return any(find_position(config, columns) == MOMENT_COLUMN for columns in reads)

@@ -15,7 +15,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import GapsConfig, SessionsConfig, UserHistoryConfig
+from conf.etl.events import SESSION_ID, SESSION_POSITION, UserHistoryConfig
 from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN, TOTAL_COLUMN
 from etl.events.conditions import find_position, matches
 
@@ -33,14 +33,14 @@ _MS_PER_UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": _MS_PER_DAY}
 
 def add_histories(samples: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds every history to each kept event; empty lists where nothing came before."""
-    for history in config.all_histories:
+    for history in config.histories:
         samples = _add_history(samples, config, history)
     return samples
 
 
 def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds every history to each user, one row each, as it stands at the end of the log."""
-    user, histories = config.events.user or "", config.all_histories
+    user, histories = config.events.user or "", config.histories
     if not histories:
         return users
     if any(history.needs_time for history in histories):
@@ -78,7 +78,7 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
 
 def _collect_latest(events: DataFrame, config: BuildConfig) -> DataFrame:
     """One row per user: the latest behaviours of each history, oldest first."""
-    user, histories = config.events.user or "", config.all_histories
+    user, histories = config.events.user or "", config.histories
     events = events.where(reduce(or_, [_is_met(events, config, one) for one in histories]))
     for history in histories:
         events = _mark(events, config, history)
@@ -174,7 +174,7 @@ def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None
     made = {history.name: F.col(_LIST)["item"]}
     made |= {history.carried(c): F.col(_LIST)[f"carried_{c}"] for c in history.columns}
     if history.gaps:
-        made[history.gaps.name] = _measure_gaps(history.gaps)
+        made[history.carried("age")] = _measure_gaps(history.gaps)
     return rows.withColumns(made).drop(_LIST)
 
 
@@ -198,21 +198,21 @@ def _is_newest(element: Column, position: Column | None) -> Column:
     return repeated_at.isNull() | (repeated_at >= position)
 
 
-def _measure_gaps(gaps: GapsConfig) -> Column:
+def _measure_gaps(unit: str) -> Column:
     def measure(element: Column) -> Column:
-        gap = (F.col(EVENT_TS_COLUMN) - element["ts"]) / F.lit(_MS_PER_UNIT[gaps.unit])
-        return (F.log1p(gap) if gaps.log else gap).cast("float")
+        gap = (F.col(EVENT_TS_COLUMN) - element["ts"]) / F.lit(_MS_PER_UNIT[unit])
+        return gap.cast("float")
 
     return F.transform(_LIST, measure)
 
 
 def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds to each event `__session`, `<name>_id` and `<name>_position`, where they are declared.
+    """Adds to each event `__session`, `session_id` and `session_position`, if asked for.
 
     Events that are left out open no session, and what they get themselves means nothing.
     """
-    sessions, user = config.sessions, config.events.user or ""
-    if sessions is None:
+    user = config.events.user or ""
+    if config.session_gap_minutes is None:
         return events
     in_order = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -220,7 +220,7 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
     is_kept, event = F.col(DROP_COLUMN).isNull(), F.struct(EVENT_TS_COLUMN, POSITION_COLUMN)
     previous = F.last(F.when(is_kept, event), ignorenulls=True).over(before)
     pause = F.col(EVENT_TS_COLUMN) - previous[EVENT_TS_COLUMN]
-    begins = is_kept & (pause.isNull() | (pause > _gap_ms(sessions)))
+    begins = is_kept & (pause.isNull() | (pause > _gap_ms(config)))
     first = F.last(F.when(F.col("__begins"), event), ignorenulls=True).over(so_far)
     # Named by its start, not its number: a run that reads fewer days gives the same name.
     start = F.concat_ws("-", F.col(user).cast("string"), F.col("__first")[EVENT_TS_COLUMN])
@@ -228,21 +228,21 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
     return (
         events.withColumn("__begins", begins)
         .withColumns({SESSION_COLUMN: F.count_if("__begins").over(so_far), "__first": first})
-        .withColumns({sessions.position_column: position, sessions.id_column: start})
+        .withColumns({SESSION_POSITION: position, SESSION_ID: start})
         .drop("__begins", "__first")
     )
 
 
 def _add_current_session(users: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
     """Adds the session that each user is in at the end of the log; null where its gap is over."""
-    user, sessions = config.events.user or "", config.sessions or SessionsConfig()
+    user = config.events.user or ""
     last = events.groupBy(user).agg(
         F.max(SESSION_COLUMN).alias(SESSION_COLUMN), F.max(EVENT_TS_COLUMN).alias("__last_ts_ms")
     )
-    goes_on = F.col(EVENT_TS_COLUMN) - F.col("__last_ts_ms") <= _gap_ms(sessions)
+    goes_on = F.col(EVENT_TS_COLUMN) - F.col("__last_ts_ms") <= _gap_ms(config)
     users = users.join(last, user, "left")
     return users.withColumn(SESSION_COLUMN, F.when(goes_on, F.col(SESSION_COLUMN)))
 
 
-def _gap_ms(sessions: SessionsConfig) -> Column:
-    return F.lit(round(sessions.gap_minutes * 60_000))
+def _gap_ms(config: BuildConfig) -> Column:
+    return F.lit(round((config.session_gap_minutes or 0) * 60_000))

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
-from conf.etl.events import AsOfConfig, JoinConfig
+from conf.etl.events import AsOf, JoinConfig
 from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, drop_events, spread_lone
 from etl.sources.source import ORDER_COLUMN, Source
 
@@ -207,7 +207,7 @@ def select_latest(dictionary: DataFrame, join: DictionaryJoin, end: DataFrame) -
     return valid.select(F.col(_KEY).alias(join.key), *columns)
 
 
-def _as_of(join: DictionaryJoin) -> AsOfConfig:
+def _as_of(join: DictionaryJoin) -> AsOf:
     if join.config.as_of is None:
         raise InternalError(f"the join with {join.name!r} is not one as of the event's time")
     return join.config.as_of

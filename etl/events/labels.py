@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import EventConditionConfig
-from conf.etl.labels import ConversionConfig, LabelConfig
+from conf.etl.labels import KEEP_RATE, ConversionConfig, LabelConfig
 from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
@@ -222,7 +222,7 @@ def add_labels(events: DataFrame, config: BuildConfig, sources: Mapping[str, Sou
     Of several labels one that is not known yet is null: positives too, as leaving out only the
     others would make the latest events look better.
     """
-    if config.label is None and config.label_name is not None:
+    if config.first_label is None and config.label_name is not None:
         # Drawn negatives get 0: what happened is a positive.
         return events.withColumn(config.label_name, F.lit(1.0).cast("float"))
     for label in config.all_labels:
@@ -295,15 +295,14 @@ def add_weights(samples: DataFrame, config: BuildConfig, newest_ts_ms: int | Non
 def _factors(config: BuildConfig, newest_ts_ms: int | None) -> Iterator[Column]:
     weights, label = config.weights, F.col(config.label_name or "")
     if config.down_sampling is not None:
-        yield F.lit(1.0) / F.col(config.down_sampling.name)
+        yield F.lit(1.0) / F.col(KEEP_RATE)
     if weights is None:
         return
     if weights.column is not None:
         yield F.col(weights.column)
-    if weights.positive is not None:
-        yield F.when(label > 0, F.lit(weights.positive))
-    if weights.negative is not None:
-        yield F.when(label == 0, F.lit(weights.negative))
+    if weights.by_class is not None:
+        negative, positive = weights.by_class
+        yield F.when(label > 0, F.lit(positive)).when(label == 0, F.lit(negative))
     if weights.half_life_days is not None and newest_ts_ms is not None:
         age_days = (F.lit(newest_ts_ms) - F.col(EVENT_TS_COLUMN)) / _DAY_MS
         yield F.pow(F.lit(0.5), age_days / weights.half_life_days)

@@ -22,7 +22,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.labels import DownSamplingConfig, NegativesConfig
+from conf.etl.labels import KEEP_RATE, NegativesConfig
 from conf.splits import TRAIN
 from etl.events.columns import (
     DRAW_COLUMN,
@@ -90,13 +90,11 @@ def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
     return leave_out_samples(events, reason)
 
 
-def _down_sample(
-    events: DataFrame, config: BuildConfig, sampling: DownSamplingConfig, label: str
-) -> DataFrame:
-    sampled = (F.col(label) == 0) & F.col(SPLIT_COLUMN).isin(list(sampling.splits))
-    lost = sampled & (draw_fraction(config, "down_sampling") >= sampling.rate)
-    rate = F.when(sampled, F.lit(sampling.rate)).otherwise(F.lit(1.0))
-    rated = events.withColumn(sampling.name, rate.cast("float"))
+def _down_sample(events: DataFrame, config: BuildConfig, share: float, label: str) -> DataFrame:
+    sampled = (F.col(label) == 0) & (F.col(SPLIT_COLUMN) == TRAIN)
+    lost = sampled & (draw_fraction(config, "down_sampling") >= share)
+    rate = F.when(sampled, F.lit(share)).otherwise(F.lit(1.0))
+    rated = events.withColumn(KEEP_RATE, rate.cast("float"))
     return leave_out_samples(rated, F.when(lost, F.lit(DOWN_SAMPLED)))
 
 
@@ -222,7 +220,7 @@ class NegativeCandidates:
 
 def _group_of(config: NegativesConfig) -> Column:
     """The group that a row draws from: its category, or the one that all items are in."""
-    return F.col(config.category) if config.category is not None else F.lit(0)
+    return F.col(config.within) if config.within is not None else F.lit(0)
 
 
 def _fit_candidates(
@@ -405,6 +403,6 @@ def _replace_items(
     # The label's column tells of the positive what did not happen with this item.
     read = {label.column for label in config.all_labels if label.column is not None}
     nothing = {name: F.lit(None).cast(drawn.schema[name].dataType) for name in read}
-    names = {config.label_name or "", *(label.name for label in config.labels)}
+    names = {config.label_name or "", *(label.name for label in config.further_labels)}
     zeros = {name: F.lit(0.0).cast("float") for name in names}
     return rows.withColumns(nothing | zeros)

@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange, read_duration
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
-from conf.etl.contract import FreshnessRule
 from conf.etl.output import DATE_PARTITION
 from conf.etl.split import LEAST_EVENTS, SplitConfig
 from conf.splits import TEST, TRAIN, VALIDATION
@@ -65,7 +64,7 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
     if dates is None or config.events.time or any(source.days is not None for source in sources):
         return
     bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
-    if bounded or any(isinstance(rule, FreshnessRule) for rule in config.contract.rules):
+    if bounded or any(rule.kind == "freshness" for rule in config.contract.rules):
         return
     raise ConfigError(
         "a day was given, but nothing of this build depends on days",
@@ -95,15 +94,15 @@ def find_bounds(
     test, validation = by_fractions.test, by_fractions.validation
     if split.test_from_ts is not None:
         test = cast(int, split.test_from_ts) * ms
-    elif split.test is not None and end_ms is not None:
-        test = end_ms - _read_ms(split.test)
-    if isinstance(split.validation, str):
-        validation = None if test is None else test - _read_ms(split.validation)
+    elif split.test_duration is not None and end_ms is not None:
+        test = end_ms - _read_ms(split.test_duration)
+    if split.validation_duration is not None:
+        validation = None if test is None else test - _read_ms(split.validation_duration)
     elif split.validation_from_ts is not None:
         validation = cast(int, split.validation_from_ts) * ms
     elif validation is not None:
         validation = None if test is None else min(validation, test)
-    return SplitBounds(validation if split.validation else None, test)
+    return SplitBounds(validation if split.has_validation else None, test)
 
 
 def _read_ms(duration: str) -> int:
@@ -112,7 +111,7 @@ def _read_ms(duration: str) -> int:
 
 def end_of_log(split: SplitConfig, newest_ms: int) -> int:
     """Returns the end of the day, or of the hour where test is in hours, of the newest sample."""
-    step = _HOUR_MS if split.test is not None and "hour" in split.test else _DAY_MS
+    step = _HOUR_MS if "hour" in (split.test_duration or "") else _DAY_MS
     return (newest_ms // step + 1) * step
 
 
@@ -129,7 +128,7 @@ def plan_spans(config: BuildConfig, dates: DateRange | None) -> Mapping[str, Spa
         return {}
     bounds = find_bounds(config, dates.span_ms[1] if dates else None)
     spans: dict[str, Span] = {}
-    train_end = bounds.validation if split.validation else bounds.test
+    train_end = bounds.validation if split.has_validation else bounds.test
     if train_end is not None:
         spans[TRAIN] = (None, train_end)
     if bounds.validation is not None:
@@ -176,8 +175,7 @@ def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, 
         start = (split.start_date - datetime.date(1970, 1, 1)).days
     start += split.window * _step_days(split)
     spans = {}
-    days_of = {TRAIN: split.train_days, VALIDATION: split.validation_days, TEST: split.test_days}
-    for name, days in days_of.items():
+    for name, days in zip((TRAIN, VALIDATION, TEST), split.window_days, strict=True):
         if days:
             spans[name] = (start * _DAY_MS, (start + days) * _DAY_MS)
             start += days
@@ -185,7 +183,7 @@ def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, 
 
 
 def _step_days(split: SplitConfig) -> int:
-    return split.step_days or split.test_days or 0
+    return split.step_days or split.window_days[-1]
 
 
 def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
@@ -250,7 +248,7 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
     split, is_given = config.split, config.split.strategy == "given"
     left, enough = F.col(SAMPLES_LEFT_COLUMN), F.col(SAMPLES_COLUMN) >= LEAST_EVENTS
     chosen = F.when(F.col(GIVEN_TEST_COLUMN) if is_given else enough & (left == 0), TEST)
-    if split.validation:
+    if split.has_validation:
         validation = enough & (left == (0 if is_given else 1))
         if split.validation_users is not None:
             validation = validation & _is_chosen(events, user, config)
@@ -277,7 +275,7 @@ def _is_chosen(events: DataFrame, user: str, config: BuildConfig) -> Column:
 
 def _given(config: BuildConfig) -> Column:
     split = F.when(F.col(GIVEN_TEST_COLUMN), TEST).when(F.col(GIVEN_VALIDATION_COLUMN), VALIDATION)
-    if config.split.validation and config.split.validation_source is None:
+    if config.split.has_validation and config.split.validation_source is None:
         held_out = _key_fraction(config, ROW_COLUMNS) < config.split.validation_fraction
         split = split.when(held_out, VALIDATION)
     return split.otherwise(TRAIN)
@@ -289,7 +287,7 @@ def _hash(config: BuildConfig) -> Column:
     key = split.key or config.events.user
     fraction = _key_fraction(config, (key,) if key else ROW_COLUMNS)
     chosen = F.when(fraction < split.test_fraction, TEST)
-    if split.validation:
+    if split.has_validation:
         chosen = chosen.when(fraction < split.test_fraction + split.validation_fraction, VALIDATION)
     return chosen.otherwise(TRAIN)
 
@@ -300,7 +298,7 @@ def _key_fraction(config: BuildConfig, key: Sequence[str]) -> Column:
 
 def _temporal(events: DataFrame, config: BuildConfig, dates: DateRange | None) -> Column:
     bounds = find_bounds(config, dates.span_ms[1] if dates else None)
-    if bounds.test is None or (config.split.validation and bounds.validation is None):
+    if bounds.test is None or (config.split.has_validation and bounds.validation is None):
         bounds = _measure_bounds(events, config, dates)
     split = F.lit(TRAIN)
     for name, first in ((VALIDATION, bounds.validation), (TEST, bounds.test)):
@@ -357,13 +355,15 @@ def _list_moving(config: BuildConfig) -> Iterator[str]:
 
 
 def _list_moving_splits(split: SplitConfig) -> Iterator[str]:
-    keeps_validation = split.validation is not True or split.validation_from_ts is not None
-    if split.strategy == "temporal" and not (split.test_from_ts is not None and keeps_validation):
-        how = "by fractions" if split.test is None else f"test: {split.test}"
-        yield f"split.strategy: temporal, {how}, not by test_from_ts and validation_from_ts"
+    by_fraction = split.has_validation and not (
+        split.validation_duration or split.validation_from_ts is not None
+    )
+    if split.strategy == "temporal" and (split.test_from_ts is None or by_fraction):
+        how = f"test: {split.test}" if split.test_duration else "by fractions"
+        yield f"split.strategy: temporal, {how}, not from fixed times of test and validation on"
     if split.strategy == "leave_one_out":
         yield "split.strategy: leave_one_out, the last events of each user"
     if split.strategy == "sliding" and split.start_date is None:
         yield "split.strategy: sliding without start_date, from the log's first day"
-    if split.strategy == "given" and split.validation is True and split.validation_source is None:
+    if split.strategy == "given" and split.has_validation and split.validation_source is None:
         yield "split.strategy: given, with validation from the end of the log"

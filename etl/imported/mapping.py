@@ -136,11 +136,9 @@ class RecordMapping:
     @property
     def keys(self) -> DatasetKeys:
         """The feature of each part; label and weight are the first of their role."""
-        keys = dict(self.config.keys)
-        for role in ("label", "weight"):
-            firsts = (f.name for f in self.config.features if f.role == role)
-            keys[role] = keys[role] or next(firsts, None)
-        return DatasetKeys(**keys)
+        roles = {f.role: f.name for f in reversed(self.config.features)}
+        label, weight = roles.get("label"), roles.get("weight")
+        return DatasetKeys(**dict(self.config.keys), label=label, weight=weight)
 
     def check_file(self, file: InputFile, rows: int, with_lists: int) -> None:
         """Refuses a file of the other record type; `with_lists` of its rows hold feature lists."""

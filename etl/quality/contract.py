@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from conf.etl import contract as rules
 from conf.etl.build import BuildConfig
+from conf.etl.contract import RuleConfig, Severity
 from conf.schema import FeatureSchema
 from conf.splits import TRAIN
 from etl.quality import lint
@@ -41,52 +41,55 @@ if TYPE_CHECKING:
     from etl.sources.bad_rows import SourceCounts
     from etl.sources.source import Source
 
+MOST_ALIKE = 0.98
+"""Correlation, or correlation ratio, with the label from which on a feature gives it away."""
+LEAST_ROWS = 100
+"""Rows that have a value, below which a feature is not looked at for leaks."""
 _HOUR_MS = 3_600_000.0
 
 
-def _conclude(rule: rules.RuleConfig, passed: bool, received: str, allowed: str) -> Finding:
+def _conclude(rule: RuleConfig, passed: bool, received: str, allowed: str) -> Finding:
     """Returns the result of a rule."""
     return Finding(f"{rule.kind} {rule.target}", rule.severity, passed, received, allowed)
 
 
-def _judge_rate(rule: Any, bad: int, total: int, what: str, allowed: str) -> Finding:
+def _judge_rate(rule: RuleConfig, bad: int, total: int, what: str, allowed: str) -> Finding:
     """Returns whether few enough of some rows are bad; of no rows none is."""
-    most = rule.maximum if isinstance(rule, rules.NullRateRule) else rule.max_rate
     rate = bad / total if total else 0.0
     received = f"{bad:,} of {total:,} ({rate:.4%}) {what}"
-    bound = allowed if most == 0 else f"{allowed}; at most {most:.4%} others"
-    return _conclude(rule, rate <= most, received, bound)
+    bound = allowed if rule.max_rate == 0 else f"{allowed}; at most {rule.max_rate:.4%} others"
+    return _conclude(rule, rate <= rule.max_rate, received, bound)
 
 
-def _describe_range(rule: rules.RangeRule) -> str:
+def _describe_range(rule: RuleConfig) -> str:
     """Returns the bounds as people write them."""
     low = "" if rule.minimum is None else f"from {rule.minimum:g}"
     high = "" if rule.maximum is None else f"to {rule.maximum:g}"
     return " ".join(part for part in (low, high) if part)
 
 
-def _describe_domain(rule: rules.DomainRule) -> str:
+def _describe_domain(rule: RuleConfig) -> str:
     """Returns the allowed values, shortened where there are many."""
-    shown = ", ".join(repr(value) for value in rule.one_of[:10])
-    return shown + (", …" if len(rule.one_of) > 10 else "")
+    values = rule.one_of or ()
+    return ", ".join(map(repr, values[:10])) + (", …" if len(values) > 10 else "")
 
 
-def _judge_type(rule: rules.TypeRule, found: str, refused: int, rows: int) -> Finding:
+def _judge_type(rule: RuleConfig, found: str, refused: int, rows: int) -> Finding:
     """Returns whether a column has its type, and few enough values failed to parse as it."""
     if found != rule.type:
-        return _conclude(rule, False, found, rule.type)
-    return _judge_rate(rule, refused, rows, f"do not parse as {found}", rule.type)
+        return _conclude(rule, False, found, str(rule.type))
+    return _judge_rate(rule, refused, rows, f"do not parse as {found}", found)
 
 
-def _judge_volume(rule: rules.VolumeRule, rows: int, previous: int | None) -> Finding:
+def _judge_volume(rule: RuleConfig, rows: int, previous: int | None) -> Finding:
     """Returns whether there are as many rows as there should be."""
     passed, received, allowed = True, f"{rows:,} rows", []
-    if rule.min_rows is not None:
-        passed &= rows >= rule.min_rows
-        allowed.append(f"at least {rule.min_rows:,}")
-    if rule.max_rows is not None:
-        passed &= rows <= rule.max_rows
-        allowed.append(f"at most {rule.max_rows:,}")
+    if rule.minimum is not None:
+        passed &= rows >= rule.minimum
+        allowed.append(f"at least {rule.minimum:,.0f}")
+    if rule.maximum is not None:
+        passed &= rows <= rule.maximum
+        allowed.append(f"at most {rule.maximum:,.0f}")
     if rule.max_change_percent is not None:
         allowed.append(f"a change of at most {rule.max_change_percent:g} %")
         if previous is None:
@@ -105,16 +108,17 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def _find_bad(rule: Any, rows: DataFrame) -> Column:
+def _find_bad(rule: RuleConfig, rows: DataFrame) -> Column:
     """Whether the value of a row, or one of its list, breaks a rule on values."""
-    column, data_type = F.col(rule.column), rows.schema[rule.column].dataType
+    name = rule.columns[0]
+    column, data_type = F.col(name), rows.schema[name].dataType
     element: Any = getattr(data_type, "elementType", data_type)
     # In the column's own precision: 4.1 read as float32 is not above 4.1.
     kind = "float" if element.typeName() == "float" else "double"
 
     def breaks(value: Column) -> Column:
-        if isinstance(rule, rules.DomainRule):
-            return ~value.isin(*rule.one_of)
+        if rule.kind == "domain":
+            return ~value.isin(*rule.one_of or ())
         bad = F.isnan(value.cast("double"))
         if rule.minimum is not None:
             bad = bad | (value < F.lit(rule.minimum).cast(kind))
@@ -122,38 +126,37 @@ def _find_bad(rule: Any, rows: DataFrame) -> Column:
             bad = bad | (value > F.lit(rule.maximum).cast(kind))
         return bad
 
-    if isinstance(rule, rules.NullRateRule):
+    if rule.kind == "null_rate":
         return column.isNull()
     return breaks(column) if element is data_type else F.exists(column, breaks)
 
 
-def _ask(rule: Any, rows: DataFrame) -> dict[str, Column]:
-    column = F.col(rule.column)
-    if isinstance(rule, rules.FreshnessRule):
+def _ask(rule: RuleConfig, rows: DataFrame) -> dict[str, Column]:
+    name = rule.columns[0]
+    column = F.col(name)
+    if rule.kind == "freshness":
         return {"latest": F.max(column)}
     # No example yet: an aggregate of texts by groups would sort all rows.
-    known = F.count("*") if isinstance(rule, rules.NullRateRule) else F.count(column)
+    known = F.count("*") if rule.kind == "null_rate" else F.count(column)
     asked = {"bad": F.count_if(_find_bad(rule, rows)), "known": known}
-    if isinstance(rule, rules.RangeRule):
-        is_list = rows.schema[str(rule.column)].dataType.typeName() == "array"
+    if rule.kind == "range":
+        is_list = rows.schema[name].dataType.typeName() == "array"
         asked["low"] = F.min(F.array_min(column) if is_list else column)
         asked["high"] = F.max(F.array_max(column) if is_list else column)
     return asked
 
 
-def _list_source_rules(config: BuildConfig) -> list[tuple[str, Any]]:
+def _list_source_rules(config: BuildConfig) -> list[tuple[str, RuleConfig]]:
     """The rules on sources, each with the name of what it asks."""
     listed = enumerate(config.contract.rules)
-    return [(f"rule {n}", rule) for n, rule in listed if getattr(rule, "source", None) is not None]
+    return [(f"rule {n}", rule) for n, rule in listed if rule.source is not None]
 
 
 def ask_rules(config: BuildConfig, sources: Mapping[str, Source]) -> dict[str, Source]:
     """Returns the sources with what rules ask of their good rows, for the pass that counts them."""
     asked = dict(sources)
     for name, rule in _list_source_rules(config):
-        if isinstance(
-            rule, rules.RangeRule | rules.DomainRule | rules.NullRateRule | rules.FreshnessRule
-        ):
+        if rule.kind in ("range", "domain", "null_rate", "freshness"):
             source = asked[str(rule.source)]
             found = F.struct(*(c.alias(what) for what, c in _ask(rule, source.rows).items()))
             asked[source.name] = replace(source, asked={**source.asked, name: found})
@@ -173,22 +176,23 @@ def check_source_rules(
     """
     found = []
     for name, rule in _list_source_rules(config):
-        source, count = sources[rule.source], counts[rule.source]
-        if isinstance(rule, rules.VolumeRule):
+        source, count = sources[str(rule.source)], counts[str(rule.source)]
+        if rule.kind == "volume":
             before = previous_rows.get(source.name)
             found.append(_judge_volume(rule, count.read - count.bad_rows, before))
-        elif isinstance(rule, rules.TypeRule):
-            declared = config.sources[source.name].column_types[str(rule.column)]
-            refused = count.bad.get(f"not_{declared}:{rule.column}", 0)
+        elif rule.kind == "type":
+            declared = config.sources[source.name].column_types[rule.columns[0]]
+            refused = count.bad.get(f"not_{declared}:{rule.columns[0]}", 0)
             found.append(_judge_type(rule, declared, refused, count.read))
-        elif isinstance(rule, rules.UniqueRule):
+        elif rule.kind == "unique":
             found.append(_check_unique(rule, source.good))
-        elif isinstance(rule, rules.ReferencesRule):
-            key = F.col(str(config.sources[rule.dictionary].key)).alias("key")
-            keys = sources[rule.dictionary].good.select(key)
+        elif rule.kind == "references":
+            dictionary = str(rule.dictionary)
+            key = F.col(str(config.sources[dictionary].key)).alias("key")
+            keys = sources[dictionary].good.select(key)
             found.append(_check_references(rule, source.good, keys))
-        elif isinstance(rule, rules.FreshnessRule):
-            ms = config.sources[source.name].ms_per_unit(rule.column)
+        elif rule.kind == "freshness":
+            ms = config.sources[source.name].ms_per_unit(rule.columns[0])
             latest = count.asked[name].latest if name in count.asked else None
             found.append(_judge_freshness(rule, latest, ms, run_date))
         else:
@@ -197,29 +201,29 @@ def check_source_rules(
     return found
 
 
-def _judge_values(rule: Any, found: Mapping[str, Any], source: Source) -> Finding:
+def _judge_values(rule: RuleConfig, found: Mapping[str, Any], source: Source) -> Finding:
     bad, known = found.get("bad", 0), found.get("known", 0)
-    if isinstance(rule, rules.NullRateRule):
+    if rule.kind == "null_rate":
         return _judge_rate(rule, bad, known, "null", "values")
-    if isinstance(rule, rules.RangeRule):
+    if rule.kind == "range":
         seen = f"outside; {_shown(found.get('low'))} to {_shown(found.get('high'))}"
         return _judge_rate(rule, bad, known, seen, _describe_range(rule))
     what = "others"
     if bad:
         rows = source.good
-        others = F.when(_find_bad(rule, rows), F.col(str(rule.column)).cast("string"))
+        others = F.when(_find_bad(rule, rows), F.col(rule.columns[0]).cast("string"))
         what += f", such as {_shown(rows.agg(F.min(others)).collect()[0][0])!r}"
     return _judge_rate(rule, bad, known, what, _describe_domain(rule))
 
 
-def _check_unique(rule: rules.UniqueRule, rows: DataFrame) -> Finding:
+def _check_unique(rule: RuleConfig, rows: DataFrame) -> Finding:
     complete = rows.select(*rule.columns).dropna()
     known, distinct = complete.agg(F.count("*"), F.count_distinct(*rule.columns)).collect()[0]
     return _judge_rate(rule, known - distinct, known, "repeat another", "no row twice")
 
 
-def _check_references(rule: rules.ReferencesRule, rows: DataFrame, keys: DataFrame) -> Finding:
-    values = rows.select(F.col(rule.column).alias("key")).dropna()
+def _check_references(rule: RuleConfig, rows: DataFrame, keys: DataFrame) -> Finding:
+    values = rows.select(F.col(rule.columns[0]).alias("key")).dropna()
     joined = values.join(keys.distinct().withColumn("entry", F.lit(1)), "key", "left")
     unknown = F.when(F.col("entry").isNull(), F.col("key"))
     known, bad, example = joined.agg(F.count("*"), F.count(unknown), F.min(unknown)).collect()[0]
@@ -228,22 +232,23 @@ def _check_references(rule: rules.ReferencesRule, rows: DataFrame, keys: DataFra
 
 
 def _judge_freshness(
-    rule: rules.FreshnessRule, latest: Any, ms_per_unit: int, run_date: date | None
+    rule: RuleConfig, latest: Any, ms_per_unit: int, run_date: date | None
 ) -> Finding:
     """Returns whether the latest time of a column is neither too old nor too far ahead."""
     deadline = _deadline_ms(rule, run_date)
-    allowed = f"at most {rule.max_age_hours:g} h old, {rule.max_ahead_hours:g} h ahead"
+    least, most = rule.minimum or 0.0, rule.maximum or 0.0
+    allowed = f"at most {most:g} h old, {abs(least):g} h ahead"
     if latest is None:
         return _conclude(rule, False, "no time at all", allowed)
     latest_ms = float(latest) * ms_per_unit
     age = (deadline - latest_ms) / _HOUR_MS
-    passed = -rule.max_ahead_hours <= age <= rule.max_age_hours
+    passed = least <= age <= most
     when = "old" if age >= 0 else "ahead"
     received = f"latest {_moment(latest_ms)}, {abs(age):,.1f} h {when}"
     return _conclude(rule, passed, received, allowed)
 
 
-def _deadline_ms(rule: rules.FreshnessRule, run_date: date | None) -> float:
+def _deadline_ms(rule: RuleConfig, run_date: date | None) -> float:
     """The moment that ages are counted from: the end of the declared day, or now."""
     day = rule.find_day(run_date)
     if day is None:
@@ -263,9 +268,10 @@ def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None
     """Checks the rules that may be violated although nothing has changed: ages up to now."""
     results = []
     for rule in config.contract.rules:
-        if isinstance(rule, rules.FreshnessRule) and rule.clock == "wall":
-            latest = sources[rule.source].good.agg(F.max(rule.column)).collect()[0][0]
-            ms = config.sources[rule.source].ms_per_unit(rule.column)
+        if rule.kind == "freshness" and rule.date == "now":
+            source, column = str(rule.source), rule.columns[0]
+            latest = sources[source].good.agg(F.max(column)).collect()[0][0]
+            ms = config.sources[source].ms_per_unit(column)
             results.append(_judge_freshness(rule, latest, ms, None))
     lint.settle(results)
 
@@ -276,12 +282,12 @@ def check_feature_rules(
     """Checks every rule on a feature or split, and looks for leaks."""
     results = []
     for rule in config.contract.rules:
-        if isinstance(rule, rules.VolumeRule) and rule.split is not None:
+        if rule.kind == "volume" and rule.split is not None:
             before = None if previous is None else previous.split_rows.get(rule.split)
             results.append(_judge_volume(rule, version.split_rows.get(rule.split, 0), before))
-        elif isinstance(rule, rules.DriftRule):
+        elif rule.kind == "drift":
             results.append(_judge_drift(rule, version, previous))
-        elif isinstance(rule, rules.ContractValueRule) and rule.feature is not None:
+        elif rule.feature is not None:
             results.append(_judge_feature(rule, version))
     if config.contract.leakage is not None:
         train = version.statistics.get(TRAIN, {})
@@ -289,16 +295,16 @@ def check_feature_rules(
     return results
 
 
-def _judge_feature(rule: Any, version: VersionView) -> Finding:
+def _judge_feature(rule: RuleConfig, version: VersionView) -> Finding:
     name = str(rule.feature)
-    found = version.feature(rule.split, name)
+    found = version.feature(str(rule.split), name)
     if found is None or name not in version.schema:
         return _conclude(rule, False, "no such records", "records with the feature")
-    if isinstance(rule, rules.TypeRule):
+    if rule.kind == "type":
         return _judge_type(rule, version.schema[name].dtype, 0, found["rows"])
-    if isinstance(rule, rules.NullRateRule):
+    if rule.kind == "null_rate":
         return _judge_rate(rule, *_count_nulls(name, version, found), "null", "values")
-    if isinstance(rule, rules.DomainRule):
+    if rule.kind == "domain":
         return _judge_domain(rule, version)
     return _judge_range(rule, found)
 
@@ -312,7 +318,7 @@ def _count_nulls(name: str, version: VersionView, found: Mapping[str, Any]) -> t
     return (found["missing"], found["rows"]) if nulls is None else (nulls.part, nulls.whole)
 
 
-def _judge_range(rule: rules.RangeRule, found: Mapping[str, Any]) -> Finding:
+def _judge_range(rule: RuleConfig, found: Mapping[str, Any]) -> Finding:
     low, high = found.get("min"), found.get("max")
     unfinite = found.get("nan", 0) + found.get("infinite", 0)
     passed = not unfinite
@@ -325,11 +331,11 @@ def _judge_range(rule: rules.RangeRule, found: Mapping[str, Any]) -> Finding:
     return _conclude(rule, passed, received, _describe_range(rule))
 
 
-def _judge_domain(rule: rules.DomainRule, version: VersionView) -> Finding:
-    distribution = version.distribution(rule.split, str(rule.feature))
+def _judge_domain(rule: RuleConfig, version: VersionView) -> Finding:
+    distribution = version.distribution(str(rule.split), str(rule.feature))
     if distribution is None:
         return _judge_rate(rule, 0, 0, "others", _describe_domain(rule))
-    allowed = {_shown(float(v)) if isinstance(v, int | float) else v for v in rule.one_of}
+    allowed = {_shown(float(v)) if isinstance(v, int | float) else v for v in rule.one_of or ()}
     inside = sum(n for value, n in distribution.counts.items() if value in allowed)
     foreign = next((value for value in distribution.counts if value not in allowed), None)
     what = "others" if foreign is None else f"others, such as {foreign!r}"
@@ -337,13 +343,12 @@ def _judge_domain(rule: rules.DomainRule, version: VersionView) -> Finding:
     return _judge_rate(rule, bad, distribution.total, what, _describe_domain(rule))
 
 
-def _judge_drift(
-    rule: rules.DriftRule, version: VersionView, previous: VersionView | None
-) -> Finding:
-    allowed = f"at most {rule.maximum:g}"
+def _judge_drift(rule: RuleConfig, version: VersionView, previous: VersionView | None) -> Finding:
+    most = rule.maximum or 0.0
+    allowed = f"at most {most:g}"
     if previous is None:
         return _conclude(rule, True, "no version to compare with", allowed)
-    drift = compare_feature(previous, version, rule.split, rule.feature)
+    drift = compare_feature(previous, version, str(rule.split), str(rule.feature))
     if drift.before is None:
         return _conclude(rule, True, "no version to compare with", allowed)
     if drift.after is None:
@@ -356,11 +361,11 @@ def _judge_drift(
     distance = measure_drift(rule.metric, drift.before, drift.after)
     if distance is None:
         return _conclude(rule, False, "values without an order", "numbers, for ks")
-    return _conclude(rule, distance <= rule.maximum, f"{distance:.4f}", allowed)
+    return _conclude(rule, distance <= most, f"{distance:.4f}", allowed)
 
 
 def find_leaks(
-    config: rules.LeakageConfig, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
+    severity: Severity, schema: FeatureSchema, statistics: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
     """Returns one result per feature that tells too much of the label."""
     leaks = []
@@ -372,11 +377,11 @@ def find_leaks(
         correlation, ratio = abs(found["correlation"] or 0.0), found["correlation_ratio"] or 0.0
         measures = {"correlation": correlation, "correlation ratio": ratio}
         measure, worst = max(measures.items(), key=lambda item: item[1])
-        if found["rows"] >= config.min_rows and worst > config.maximum:
+        if found["rows"] >= LEAST_ROWS and worst > MOST_ALIKE:
             received = f"{measure} with the label {worst:.4f} over {found['rows']:,} rows"
-            allowed = f"at most {config.maximum:g}; leave the feature out, or give it the role id"
+            allowed = f"at most {MOST_ALIKE:g}; leave the feature out, or give it the role id"
             rule = f"leakage feature {spec.name}"
-            leaks.append(Finding(rule, config.severity, False, received, allowed))
+            leaks.append(Finding(rule, severity, False, received, allowed))
     return leaks
 
 
@@ -416,7 +421,7 @@ class BuildChecks:
         """Checks that each join, and each label by conversions, has matched something."""
         found = lint.find_unmatched(self.config, matches, conversions, self._figures_before or {})
         self.warn(found)
-        self._nothing_matched = {r.allowed_as[1] for r in found if r.allowed_as is not None}
+        self._nothing_matched = {r.allowed_as for r in found if r.allowed_as is not None}
 
     def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
         """Checks that no vocabulary is empty, by its number of tokens."""

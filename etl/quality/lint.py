@@ -46,8 +46,7 @@ Statistics = Mapping[str, Mapping[str, Any]]
 class Finding:
     """What a check found: `rule` is its kind and target, as `range ratings.rating`.
 
-    What no rule declares has `allowed_as`: the key of `contract.allow`, and the name there that
-    lets it pass.
+    What no rule declares has `allowed_as`: the name in `contract.allow` that lets it pass.
     """
 
     rule: str
@@ -55,7 +54,7 @@ class Finding:
     passed: bool
     received: str
     allowed: str
-    allowed_as: tuple[str, str] | None = None
+    allowed_as: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the finding as the manifest holds it."""
@@ -89,7 +88,8 @@ def _refusal(errors: Sequence[Finding]) -> InputDataError:
     indent, count = "\n            ", len(errors)
     named = [found.allowed_as for found in errors if found.allowed_as is not None]
     ways = ["correct the input or the config"]
-    ways += [f"allow it by name: {_show_allowed(named)}"] if named else []
+    names = ", ".join(dict.fromkeys(named))
+    ways += [f"allow it by name: `contract: {{allow: [{names}]}}`"] if named else []
     if len(named) < count:
         ways.append("change `contract.rules` (`severity: warn` lets a rule pass)")
     return InputDataError(
@@ -98,15 +98,6 @@ def _refusal(errors: Sequence[Finding]) -> InputDataError:
         allowed=indent.join(f"{found.rule}: {found.allowed}" for found in errors),
         fix=f"{', or '.join(ways)}; the last version stays current",
     )
-
-
-def _show_allowed(named: Sequence[tuple[str, str]]) -> str:
-    """The part of a config that allows what was refused."""
-    names: dict[str, dict[str, None]] = {}
-    for key, name in named:
-        names.setdefault(key, {})[name] = None
-    shown = ", ".join(f"{key}: [{', '.join(found)}]" for key, found in names.items())
-    return f"`contract: {{allow: {{{shown}}}}}`"
 
 
 MIN_ROWS = 10
@@ -127,9 +118,9 @@ _WANTED = {
 
 
 def _refuse(config: BuildConfig, key: str, rule: str, name: str, received: str) -> Finding:
-    is_allowed = name in getattr(config.contract.allow, key)
-    received += f"; allowed by contract.allow.{key}" if is_allowed else ""
-    return Finding(rule, "error", is_allowed, received, _WANTED[key], (key, name))
+    is_allowed = name in config.contract.allow
+    received += "; allowed by contract.allow" if is_allowed else ""
+    return Finding(rule, "error", is_allowed, received, _WANTED[key], name)
 
 
 def find_unmatched(
@@ -228,13 +219,13 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Fi
 def find_late(config: BuildConfig, counts: EventCounts) -> list[Finding]:
     """Finds that rows come under later days than their own: they are lost, day by day."""
     source = config.events.source
-    most = config.sources[source].bad_rows.max_fraction
+    most = config.sources[source].max_bad_rows
     received = (
         f"{counts.late:,} of {counts.delivered:,} rows read for the run's days are of earlier "
         "days, and no run reads them"
     )
     allowed = (
-        f"at most {most:.2%} (sources.{source}.bad_rows.max_fraction); cut the log by the UTC day "
+        f"at most {most:.2%} (sources.{source}.max_bad_rows); cut the log by the UTC day "
         "of the event's time, or build ranges of days"
     )
     is_much = counts.late > most * counts.delivered
@@ -332,7 +323,7 @@ def find_one_class(
                 continue
             if split == TRAIN:
                 found.append(_refuse(config, "one_class", rule, label, what))
-            elif label not in config.contract.allow.one_class:
+            elif label not in config.contract.allow:
                 found.append(warning(f"{rule} ({split})", what, _WANTED["one_class"]))
     return found
 
@@ -346,7 +337,7 @@ def _list_labels(config: BuildConfig, nothing_matched: Collection[str], split: s
     ]
     negatives = config.negatives
     is_drawn = negatives is not None and negatives.draws and split in negatives.splits
-    if is_drawn and config.label is None and config.label_name is not None:
+    if is_drawn and config.first_label is None and config.label_name is not None:
         names.append(config.label_name)
     return names
 
@@ -359,7 +350,7 @@ def _is_excused(
     if isinstance(feature.encoding, DatePartConfig):
         # A log of one day has one weekday, and one of a fortnight mostly one month.
         return feature.encoding.part not in _WITHIN_A_DAY
-    if feature.vocabulary in config.contract.allow.empty_vocabulary:
+    if feature.vocabulary in config.contract.allow:
         return True
     return set(feature.columns) <= set(excused)
 

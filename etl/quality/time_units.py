@@ -221,14 +221,13 @@ def _find_strays(
         strays = _count_strays(time, values)
         if time.use not in _ROW_USES or not strays or _is_certain(config, time):
             continue
-        policy, rows = config.sources[time.source].bad_rows, counts[time.source].read
-        budget = 0.0 if policy.policy == "fail" else policy.max_fraction
+        budget, rows = config.sources[time.source].max_bad_rows, counts[time.source].read
         if strays > budget * rows:
             raise InputDataError(
                 f"the times of {time.name} are of several units",
                 received=f"{values[time.unit]:,} are dates in {UNIT_WORDS[time.unit]}; "
                 f"{strays:,} are not; {values['low']:,.0f} to {values['high']:,.0f}",
-                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.bad_rows)",
+                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.max_bad_rows)",
                 fix="write all of the column in one unit; rows within the budget are bad rows",
             )
         value = F.col(time.column)
@@ -262,9 +261,9 @@ def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterato
 def _judge_future(
     config: BuildConfig, time: TimeColumn, values: Mapping[str, Any], rows: int
 ) -> Finding:
-    budget, future = config.sources[time.source].bad_rows.max_fraction, values["future"]
+    budget, future = config.sources[time.source].max_bad_rows, values["future"]
     received = f"{future:,} of {rows:,} times, up to {show_time(values['high'], time.unit)}"
-    allowed = f"at most {budget:.2%} (sources.{time.source}.bad_rows.max_fraction)"
+    allowed = f"at most {budget:.2%} (sources.{time.source}.max_bad_rows)"
     if future > budget * rows:
         raise InputDataError(
             f"the times of {time.name} lie in the future",

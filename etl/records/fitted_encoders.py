@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from conf.artefacts.encoder_files import EncoderFiles, read_plan_file
 from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, EncoderPlan, VocabularySpec
 from conf.errors import InputDataError
+from conf.etl.spark_session import read_vocabulary_bytes
 from conf.splits import TRAIN
 from conf.storage.atomic_output import link_file, write_text_atomic
 from etl.encoders.feature_plan import FeaturePlan, history_names
@@ -84,14 +85,14 @@ def fit_encoders(
         rows=events.where(events[SPLIT_COLUMN] == TRAIN),
         key=tuple(fold_columns(config)),
         time_column_ms=EVENT_TS_COLUMN if config.events.time else None,
-        label=config.label.name if config.label else None,
+        label=config.first_label.name if config.first_label else None,
         data_dir=config.data_dir,
         dates=dates if config.events.time else None,
     )
     known = events if train.dates is None else events.where(is_not_after(train.dates))
     fit_most_frequent(known, config, directory)
     previous = None if earlier is None else earlier.directory
-    most_bytes = config.spark.vocabulary_bytes
+    most_bytes = read_vocabulary_bytes(config.spark)
     specs = fit_vocabulary_files(train, features, directory, most_bytes, previous)
     operations, statistics = fit_operations(train, features, specs, directory, earlier)
     plan = build_plan(features, specs, operations, statistics)

@@ -38,7 +38,7 @@ def check_connector(spark: SparkSession) -> None:
         raise ConfigError(
             "output.writer is `connector`, but the connector is not on Spark's class path",
             received=f"no class {CONNECTOR_CLASS}",
-            fix=f"add `spark: {{conf: {{spark.jars.packages: '{CONNECTOR_PACKAGE}'}}}}` to the "
+            fix=f"add `spark: {{spark.jars.packages: '{CONNECTOR_PACKAGE}'}}` to the "
             "config (spark.jars takes a file), or set output.writer: native",
         ) from error
 

@@ -177,8 +177,8 @@ def _latest_brought(config: BuildConfig, name: str) -> Column:
     latest, is_alone = F.col(name), len(config.brought_history) == 1
     if is_alone and brought_items(config) == name:
         item = F.col(config.events.item or "")
-        if config.label is not None:
-            item = F.when(F.col(config.label.name) > 0, item)
+        if config.first_label is not None:
+            item = F.when(F.col(config.first_label.name) > 0, item)
         own = F.array_compact(F.array(item))
         latest = F.concat(own, latest)
     return F.max_by(latest, F.when(F.col(name).isNotNull(), F.col(POSITION_COLUMN)))

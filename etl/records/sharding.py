@@ -141,11 +141,11 @@ def check_partition_columns(config: BuildConfig, column_types: Mapping[str, str]
             partitioned by it, or records without a user grouped by it.
     """
     output = config.output
-    if output.group_by is not None and config.events.user is None:
+    if output.order == "user" and config.events.user is None:
         raise ConfigError(
             "the output is to be grouped by user, but the events have none",
             received="events.user: null",
-            fix="declare events.user, or leave out output.group_by",
+            fix="declare events.user, or leave out output.order: user",
         )
     for name in output.partition_by:
         if name == DATE_PARTITION and name not in column_types:
@@ -180,7 +180,7 @@ def add_keys(records: DataFrame, config: BuildConfig) -> DataFrame:
     seed, identity = F.lit(output.seed), [F.col(name) for name in names]
     keyed = records.withColumn(HASH_COLUMN, F.xxhash64(seed, *identity))
     keyed = keyed.withColumn(PART_COLUMN, _part(keyed, config))
-    if output.group_by is None or events.user is None:
+    if output.order != "user" or events.user is None:
         return keyed
     group = F.xxhash64(seed, F.coalesce(F.col(events.user).cast("string"), F.lit("")))
     # Rows of no user (those of the item corpus) are spread as without groups.
@@ -228,7 +228,7 @@ def needs_row_counts(config: BuildConfig) -> bool:
         output.partition_by
         or output.shard_bytes is not None
         or output.shard_rows is not None
-        or output.group_by is not None
+        or output.order == "user"
         or output.order == "time"
     )
 
@@ -261,7 +261,7 @@ def plan_from_counts(
 
 
 def _has_buckets(config: BuildConfig) -> bool:
-    return config.output.group_by is not None or config.output.order == "time"
+    return config.output.order != "shuffled"
 
 
 def _count_partitions(
@@ -307,7 +307,7 @@ def _shard_count(
 def bucket_column(config: BuildConfig, low: Column, high: Column) -> Column:
     """Bucket of the ordering key, from 0; `low` and `high`: event times of the row's partition."""
     buckets = bucket_count(config)
-    key = F.col(GROUP_HASH_COLUMN if config.output.group_by else HASH_COLUMN)
+    key = F.col(GROUP_HASH_COLUMN if config.output.order == "user" else HASH_COLUMN)
     by_hash = F.shiftrightunsigned(key, 64 - (buckets.bit_length() - 1)).cast("int")
     if config.output.order != "time":
         return by_hash
@@ -417,7 +417,7 @@ def _partition_table(keyed: DataFrame, shards: ShardPlan) -> DataFrame:
 def _order(config: BuildConfig) -> list[Column]:
     content = [F.col(name) for name in (HASH_COLUMN, *identity_columns(config))]
     user = config.events.user
-    if config.output.group_by is not None and user is not None:
+    if config.output.order == "user" and user is not None:
         return [F.col(GROUP_HASH_COLUMN), F.col(user), F.col(POSITION_COLUMN), *content]
     if config.output.order == "time":
         return [F.col(EVENT_TS_COLUMN), *content]

@@ -13,6 +13,7 @@ from conf.artefacts.train_counts import add_up, find_counted
 from conf.dates import DateRange
 from conf.encoders import ENCODERS_DIR
 from conf.etl.build import BuildConfig
+from conf.etl.spark_session import read_vocabulary_bytes
 from conf.manifest import FileInfo, Manifest, SplitInfo
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.feature_plan import FeaturePlan
@@ -138,7 +139,7 @@ def _plan_encoder(version: VersionPlan, encoders: FittedEncoders) -> RecordEncod
         counted=CountedColumns.build(counted, schema),
         counts_dir=str(counts_dir.absolute()),
         joined=plan_joins(
-            version.staging / ENCODERS_DIR, encoders.plan, config.spark.vocabulary_bytes
+            version.staging / ENCODERS_DIR, encoders.plan, read_vocabulary_bytes(config.spark)
         ),
     )
 
@@ -147,7 +148,9 @@ def _find_focus(config: BuildConfig) -> LabelFocus | None:
     """The label that statistics compare features with, None where there is none."""
     if config.label_name is None:
         return None
-    labels = tuple(dict.fromkeys((config.label_name, *(label.name for label in config.labels))))
+    labels = tuple(
+        dict.fromkeys((config.label_name, *(label.name for label in config.further_labels)))
+    )
     return LabelFocus(config.label_name, tuple(config.contract.slices), config.weight_name, labels)
 
 

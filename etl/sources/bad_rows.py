@@ -157,22 +157,20 @@ def count_rows(source: Source) -> SourceCounts:
 
 def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -> None:
     """Refuses a source with more bad rows than its budget."""
-    bad, policy = counts.bad_rows, config.bad_rows
+    bad, budget = counts.bad_rows, config.max_bad_rows
     fraction = bad / counts.read if counts.read else 1.0
-    over = fraction > policy.max_fraction
-    if not (over or (policy.policy == "fail" and bad) or bad == counts.read):
+    if fraction <= budget and bad < counts.read:
         return
     examples = source.bad.groupBy("reason").agg(F.min("line").alias("line")).collect()
     lines = {row["reason"]: row["line"][:120] for row in examples}
     most = sorted(counts.bad.items(), key=lambda found: -found[1])
     shown = "; ".join(f"{reason} {n}, such as {lines.get(reason)!r}" for reason, n in most[:5])
-    budget = 0.0 if policy.policy == "fail" else policy.max_fraction
     raise InputDataError(
         f"source {source.name!r} has {bad:,} bad rows of {counts.read:,} ({fraction:.2%}), and "
         f"may have {budget:.2%}",
         received=shown or "no rows",
         fix="check the separator, encoding, format and columns of the source (of times their "
-        f"`timestamp_format`), correct the input, or raise sources.{source.name}.bad_rows",
+        f"`timestamp_format`), correct the input, or raise sources.{source.name}.max_bad_rows",
     )
 
 
@@ -213,7 +211,7 @@ def settle_bad_rows(
         check_columns(name, declared[name], counts[name])
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
-        if bad and staging is not None and declared[name].bad_rows.policy == "quarantine":
+        if bad and staging is not None:
             source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
 
 

@@ -66,9 +66,9 @@ def cast_column(
     _check_type(name, column, found)
     if isinstance(found, T.ArrayType):
         element = found.elementType
-        if column.pair is not None:
+        if (second := column.second) is not None:
             texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
-            return parse_pairs(column, column.pair, raw, texts)
+            return parse_pairs(column, second, raw, texts)
         value = F.transform(raw, lambda e: _cast(column, e, element))
     elif isinstance(found, _TEXTS) and column.type != "bytes":
         text = _valid_text(raw, found)
@@ -295,9 +295,9 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
     if config.format == "avro" and ("AVRO_DATA_SOURCE" in text or "DATA_SOURCE_NOT_FOUND" in text):
         return ConfigError(
             f"source {name!r}: this Spark session cannot read Avro",
-            fix="add its module: spark.conf.spark.jars.packages: "
+            fix="add its module under spark: spark.jars.packages: "
             "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
-            "it; or spark.conf.spark.jars: the path of its jar",
+            "it; or spark.jars: the path of its jar",
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
-from conf.etl.sources import JdbcConfig, SourceConfig
+from conf.etl.sources import SourceConfig
 from conf.manifest import InputTable
 from etl.sources.files import rows_of_days
 from etl.sources.frames import find_field
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def read_table(spark: SparkSession, name: str, config: SourceConfig) -> DataFrame:
     """Opens the table of a source, with `__file`; no row is read."""
     if config.jdbc is not None:
-        rows, place = _read_jdbc(spark, name, config.jdbc), config.jdbc.url
+        rows, place = _read_jdbc(spark, name, config.jdbc), config.jdbc["url"]
     else:
         rows, place = _read_catalogue(spark, name, config.table or ""), config.table or ""
     return rows.withColumn(FILE_COLUMN, F.lit(place))
@@ -45,7 +45,7 @@ def _read_catalogue(spark: SparkSession, name: str, table: str) -> DataFrame:
         raise InputDataError(
             f"source {name!r}: the session has no such table",
             received=f"{table}: {describe_failure(error)}",
-            fix=f"correct sources.{name}.table, or set its catalogue under spark.conf",
+            fix=f"correct sources.{name}.table, or set its catalogue under spark",
         ) from error
 
 
@@ -68,11 +68,12 @@ _NOT_THERE = (
 )
 
 
-def _read_jdbc(spark: SparkSession, name: str, config: JdbcConfig) -> DataFrame:
-    named = {"user": config.user_env, "password": config.password_env}
+def _read_jdbc(spark: SparkSession, name: str, config: Mapping[str, str]) -> DataFrame:
+    named = {key: config.get(f"{key}_env") for key in ("user", "password")}
     secrets = {key: _from_environment(name) for key, name in named.items() if name is not None}
-    options = {**_DEFAULTS, **config.options, **_READ_ONLY.get(config.url.split(":")[1], {})}
-    options |= {**_OURS, **secrets, "url": config.url, "dbtable": config.table}
+    given = {key: value for key, value in config.items() if not key.endswith("_env")}
+    options = {**_DEFAULTS, **given, **_READ_ONLY.get(config["url"].split(":")[1], {})}
+    options |= {**_OURS, **secrets}
     try:
         return _as_written(spark, config, spark.read.format("jdbc").options(**options).load())
     except (PySparkException, Py4JJavaError) as error:
@@ -91,7 +92,7 @@ def _from_environment(variable: str) -> str:
 _PROBES = ("2024-01-15 12:00:00.0", "2024-07-15 12:00:00.0")
 
 
-def _as_written(spark: SparkSession, config: JdbcConfig, frame: DataFrame) -> DataFrame:
+def _as_written(spark: SparkSession, config: Mapping[str, str], frame: DataFrame) -> DataFrame:
     """Gives times without a zone as the database shows them, whatever the zone of the machine.
 
     Drivers take them for times of Java's zone, and most dialects of Spark leave it at that.
@@ -100,7 +101,7 @@ def _as_written(spark: SparkSession, config: JdbcConfig, frame: DataFrame) -> Da
     if not zoneless:
         return frame
     jvm: Any = spark._jvm
-    dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(config.url)
+    dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(config["url"])
     times = [jvm.java.sql.Timestamp.valueOf(text) for text in _PROBES]
     read = [dialect.convertJavaTimestampToTimestampNTZ(time) for time in times]
     if all(one.equals(time.toLocalDateTime()) for one, time in zip(read, times, strict=True)):
@@ -120,16 +121,19 @@ def _with_causes(error: BaseException | None) -> str:
     return "\nCaused by: ".join(messages)
 
 
-def _explain(name: str, config: JdbcConfig, text: str, password: str | None) -> SluiceError:
+def _explain(name: str, config: Mapping[str, str], text: str, password: str | None) -> SluiceError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith(("Caused by:", ": "))]
     received = (causes or lines)[-1].removeprefix("Caused by:").removeprefix(":").strip()
-    received = f"{config.url}: {received.replace(password, '***') if password else received}"
+    received = f"{config['url']}: {received.replace(password, '***') if password else received}"
     kind: type[SluiceError] = InputDataError
-    what, fix = "the database refused", "check the table, jdbc.options, and the user's rights"
+    what, fix = (
+        "the database refused",
+        "check jdbc.dbtable, the other options, and the user's rights",
+    )
     if any(sign in text for sign in _NO_DRIVER):
         kind, what = ConfigError, "the session has no JDBC driver for this database"
-        fix = "bring its jar by spark.conf.spark.jars, and its class in jdbc.options.driver"
+        fix = "bring its jar by spark.jars, and its class in jdbc.driver"
     elif any(sign in text for sign in _NOT_THERE):
         kind, what = UpstreamNotReadyError, "the database does not answer"
         fix = "try again when it is up, or correct jdbc.url"
@@ -155,7 +159,8 @@ def read_states(
 
 
 def _place(config: SourceConfig) -> str:
-    return config.table or "" if config.jdbc is None else f"{config.jdbc.url} {config.jdbc.table}"
+    jdbc = config.jdbc
+    return config.table or "" if jdbc is None else f"{jdbc['url']} {jdbc['dbtable']}"
 
 
 def _read_state(

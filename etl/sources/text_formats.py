@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, PairConfig, SourceConfig
+from conf.etl.sources import EPOCH_UNITS, PAIR_SEPARATOR, SPARK_TYPES, ColumnConfig, SourceConfig
 from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
 from etl.tfrecord.spark.schema import quote_name
 
@@ -20,42 +20,40 @@ if TYPE_CHECKING:
 
 
 def parse_pairs(
-    column: ColumnConfig, pair: PairConfig, text: Column, entries: Column
+    column: ColumnConfig, second: ColumnConfig, text: Column, entries: Column
 ) -> dict[str, ParsedColumn]:
     """Takes entries apart into two columns, aligned where they are lists.
 
-    An entry is a value, or a value, the pair's separator once, and a second value. All else makes
+    An entry is a value, or a value, `_` once, and a second value. All else makes
     the row a bad row: an empty entry (`empty_entry`), nothing before the separator
     (`missing_value`), nothing after it or one more separator (`malformed_entry`).
     """
-    second = pair.as_column(column)
-    firsts = F.transform(entries, lambda e: F.substring_index(e, pair.separator, 1))
-    seconds = F.transform(entries, lambda e: _second_text(e, pair))
+    firsts = F.transform(entries, lambda e: F.substring_index(e, PAIR_SEPARATOR, 1))
+    seconds = F.transform(entries, lambda e: _second_text(e, column))
     values = {}
     for part, texts in ((column, firsts), (second, seconds)):
         parsed = texts.try_cast(f"array<{SPARK_TYPES[part.element_type]}>")
         values[part.name] = parsed if column.is_list else F.get(parsed, F.lit(0))
     present = text.isNotNull()
-    first = ParsedColumn(values[column.name], present, text, _entry_faults(column, pair, entries))
-    if pair.default is None:
-        present = F.contains(text, F.lit(pair.separator))
+    first = ParsedColumn(values[column.name], present, text, _entry_faults(column, entries))
+    if column.pair_default is None:
+        present = F.contains(text, F.lit(PAIR_SEPARATOR))
     return {column.name: first, second.name: ParsedColumn(values[second.name], present, text)}
 
 
-def _second_text(entry: Column, pair: PairConfig) -> Column:
-    has_second = F.contains(entry, F.lit(pair.separator))
-    written = F.substring_index(entry, pair.separator, -1)
-    default = F.lit(None if pair.default is None else str(pair.default))
+def _second_text(entry: Column, column: ColumnConfig) -> Column:
+    has_second = F.contains(entry, F.lit(PAIR_SEPARATOR))
+    written = F.substring_index(entry, PAIR_SEPARATOR, -1)
+    default = F.lit(None if column.pair_default is None else str(column.pair_default))
     return F.when(has_second, written).when(entry.isNotNull(), default)
 
 
-def _entry_faults(column: ColumnConfig, pair: PairConfig, entries: Column) -> tuple[Fault, ...]:
-    separator = re.escape(pair.separator)
-    parts = f"(?:(?!{separator}).)++"
-    well_formed = f"^{parts}(?:{separator}{parts})?$"
+def _entry_faults(column: ColumnConfig, entries: Column) -> tuple[Fault, ...]:
+    part = f"[^{PAIR_SEPARATOR}]++"
+    well_formed = f"^{part}(?:{PAIR_SEPARATOR}{part})?$"
     kinds = {
         "empty_entry": lambda e: e == "",
-        "missing_value": lambda e: F.startswith(e, F.lit(pair.separator)),
+        "missing_value": lambda e: F.startswith(e, F.lit(PAIR_SEPARATOR)),
         "malformed_entry": lambda e: ~e.rlike(f"(?s){well_formed}"),
     }
     return tuple((F.exists(entries, test), f"{name}:{column.name}") for name, test in kinds.items())
@@ -70,9 +68,9 @@ def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
     """Parses the text of a declared column: it by its name, and its second column if it has one."""
     if column.type != "string":
         text = F.nullif(text, F.lit(""))
-    if column.pair is not None:
+    if (second := column.second) is not None:
         entries = split_list(column, text) if column.is_list else F.array(text)
-        return parse_pairs(column, column.pair, text, entries)
+        return parse_pairs(column, second, text, entries)
     if column.is_list:
         entries = split_list(column, _without_suffix(column, text))
         value = entries.try_cast(SPARK_TYPES[column.type])
@@ -339,7 +337,7 @@ def _parse_json_value(column: ColumnConfig, text: Column) -> dict[str, ParsedCol
     if not column.is_list or column.separator is not None:
         return parse_column(column, text)
     entries = F.from_json(text, "array<string>")
-    if column.pair is not None:
-        return parse_pairs(column, column.pair, text, entries)
+    if (second := column.second) is not None:
+        return parse_pairs(column, second, text, entries)
     value = F.transform(entries, lambda entry: parse_scalar(column, entry))
     return {column.name: ParsedColumn(value, text.isNotNull(), text)}

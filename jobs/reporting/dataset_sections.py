@@ -69,8 +69,10 @@ def _count_events(manifest: Manifest) -> tuple[int, int, dict[str, int]]:
     """Event rows that were read, bad ones of them, and records by split without drawn negatives."""
     config, counts = manifest.source.config, manifest.counts
     events, split = as_mapping(config.get("events")), as_mapping(config.get("split"))
-    named = (events.get("source"), split.get("validation_source"), split.get("test_source"))
-    sources = [str(name) for name in named if name in counts.read] or list(counts.read)[:1]
+    named = (events.get("source"), split.get("validation"), split.get("test"))
+    sources = [name for name in named if isinstance(name, str) and name in counts.read] or list(
+        counts.read
+    )[:1]
     bad = sum(sum(counts.quarantined.get(source, {}).values()) for source in sources)
     kept = {name: counts.kept.get(name, 0) - counts.drawn.get(name, 0) for name in EVENT_SPLITS}
     read = sum(counts.read[source] for source in sources)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError, ExitCode, InternalError
-from conf.etl.spark_session import SparkConfig
 from jobs.support.spark_session import build_session, check_executors
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def launch_on_spark(start: SparkLaunch, master: str) -> int:
         "spark.stage.maxConsecutiveAttempts": "1",
         "spark.task.maxFailures": "1",
     }
-    session = build_session(SparkConfig(master=master, conf=settings), APP_NAME)
+    session = build_session({"spark.master": master, **settings}, APP_NAME)
     try:
         check_executors(session)
         ends = _run_job(session.sparkContext, start)

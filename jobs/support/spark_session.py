@@ -12,7 +12,7 @@ import tempfile
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,6 @@ from conf.errors import (
     read_code_version,
     was_interrupted,
 )
-from conf.etl.spark_session import SparkConfig
-from conf.local_paths import local_path
 from jobs.support.java_runtime import (
     ARCHIVE_OPTION,
     ensure_java,
@@ -76,14 +74,16 @@ SHORT_PARTITIONS = 2
 """Of a shuffle of short work, where each task costs more than the rows that it gets."""
 
 
-def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False) -> SparkSession:
+def build_session(
+    settings: Mapping[str, str], app_name: str, *, is_short: bool = False
+) -> SparkSession:
     """Builds or joins the Spark session.
 
     Under spark-submit the cluster, memory and packages are the submitter's business: only what
     the job's correctness needs is set here, and what makes its plans fast where nobody says else.
 
     Args:
-        config: Master, memory and further settings for a session that is started here.
+        settings: Those of a session that is started here, by Spark's names.
         app_name: Name shown by Spark.
         is_short: Whether the work is over before code that was compiled with care would pay.
 
@@ -101,7 +101,7 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
     from etl.sources.session_settings import choose_partitions
 
     builder = SparkSession.builder.appName(app_name)
-    for key, value in _settings(config, submitted, is_short).items():
+    for key, value in _settings(settings, submitted, is_short).items():
         builder = builder.config(key, value)
     # PySpark logs each failed query's context beside raising it, Py4J a trace beside each error.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j"):
@@ -114,16 +114,16 @@ def build_session(config: SparkConfig, app_name: str, *, is_short: bool = False)
         raise InternalError(
             "Spark did not start",
             received=str(error).splitlines()[0],
-            fix="see the lines above; check Java and spark.driver_memory",
+            fix="see the lines above; check Java and spark.driver.memory",
         ) from error
     if not submitted:
         # Every failure of a task reaches this process as an exception that says the same.
         session.sparkContext.setLogLevel("OFF")
         _quiet_accumulators(session.sparkContext)
-        if not is_on_this_machine(config.master):
+        if not is_on_this_machine(_master(settings)):
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
-    asked = SHORT_PARTITIONS if is_short and not submitted else config.shuffle_partitions
+    asked = SHORT_PARTITIONS if is_short and not submitted else None
     for key, value in choose_partitions(session, asked, None).items():
         session.conf.set(key, value)
     return session
@@ -276,16 +276,6 @@ def _forwarded_environment() -> dict[str, str]:
     return {} if value is None else {f"spark.executorEnv.{NO_JIT_CACHE_VARIABLE}": value}
 
 
-def _event_log_settings(directory: str | None) -> dict[str, str]:
-    if directory is None:
-        return {}
-    if "://" not in directory:
-        folder = local_path(directory).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        directory = folder.as_uri()
-    return {"spark.eventLog.enabled": "true", "spark.eventLog.dir": directory}
-
-
 def java_options(is_short: bool = False) -> list[str]:
     """Options of a Java that is started here: its pauses stop nobody, its work counts.
 
@@ -306,31 +296,32 @@ def java_options(is_short: bool = False) -> list[str]:
     return options
 
 
-def _settings(config: SparkConfig, submitted: bool, is_short: bool) -> dict[str, str]:
+_OF_SUBMITTER = ("spark.master", "spark.driver.memory")
+
+
+def _master(settings: Mapping[str, str]) -> str:
+    return settings.get("spark.master", "local[*]")
+
+
+def _settings(given: Mapping[str, str], submitted: bool, is_short: bool) -> dict[str, str]:
     needed = {
         # Event times are instants; a laptop's zone must not shift them.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         **_forwarded_environment(),
-        **_event_log_settings(config.event_log),
-        **config.conf,
+        **given,
     }
     if submitted:
-        return needed
-    asked = config.shuffle_partitions
-    if asked is not None and is_short:
-        asked = min(asked, SHORT_PARTITIONS)
-    partitions = {} if asked is None else {"spark.sql.shuffle.partitions": str(asked)}
+        return {name: value for name, value in needed.items() if name not in _OF_SUBMITTER}
     here = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return {
-        "spark.master": config.master,
-        "spark.driver.memory": config.driver_memory,
-        **partitions,
+        "spark.master": _master(given),
+        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": " ".join(java_options(is_short)),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         # Executors of other machines have to reach the driver.
-        **(here if is_on_this_machine(config.master) else {}),
+        **(here if is_on_this_machine(_master(given)) else {}),
         **needed,
     }

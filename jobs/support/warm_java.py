@@ -27,7 +27,7 @@ def make_archive(archive: Path) -> None:
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         made = Path(folder, "made.jsa")
         _run(["data", "generate", "--out", f"{folder}/logs", "--ratings", _RATINGS], "")
-        settings = [f"output.root={folder}/datasets", "split.validation_users=20"]
+        settings = [f"output.root={folder}/datasets", "split.validation=20"]
         given = [part for setting in settings for part in ("--set", setting)]
         # Java says at its end which classes it leaves out.
         options = f"-Xlog:disable -XX:ArchiveClassesAtExit={made}"

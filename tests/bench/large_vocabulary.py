@@ -14,7 +14,6 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.spark_session import SparkConfig
 from etl.build import build_dataset
 from jobs.support.spark_session import build_session
 from tests.bench.clock import PeakMemory
@@ -47,7 +46,7 @@ def build_config(folder: Path, spark: dict[str, Any]) -> BuildConfig:
 def measure(tokens: int, folder: Path, spark_config: dict[str, Any]) -> dict[str, Any]:
     """Writes a log of so many tokens, builds it, and returns peaks of memory in bytes."""
     config = build_config(folder, spark_config)
-    spark = build_session(SparkConfig(**spark_config), "bench large vocabulary")
+    spark = build_session(config.spark, "bench large vocabulary")
     token = F.concat(F.lit("token-"), F.hex(F.xxhash64("id"))).alias("token")
     near = F.pmod(F.col("id"), F.lit(EVENTS_PER_LIST))
     other = F.concat(F.lit("token-"), F.hex(F.xxhash64(near)))
@@ -70,8 +69,8 @@ def main() -> None:
     given = parser.parse_args()
     spark = {
         "master": "local[2]",
-        "driver_memory": given.driver_memory,
-        "vocabulary_bytes": given.vocabulary_bytes,
+        "driver": {"memory": given.driver_memory},
+        "sluice.vocabularyBytes": given.vocabulary_bytes,
     }
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measure(given.tokens, Path(folder).resolve(), spark), indent=1))

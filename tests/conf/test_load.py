@@ -21,11 +21,11 @@ def test_every_preset_is_valid(model, folder):
 
 
 def test_overrides_reach_nested_keys_and_lists():
-    given = ["output.shards=3", "sources.ratings.columns.0.minimum=5", "spark.conf={a.b: c}"]
+    given = ["output.shards=3", "sources.ratings.columns.0.minimum=5", "spark.a.b=c"]
     config = load_config(BuildConfig, "etl", "ml_1m", given)
     assert config.output.shards == 3
     assert config.sources["ratings"].columns[0].minimum == 5
-    assert config.spark.conf == {"a.b": "c"}
+    assert config.spark == {"spark.a.b": "c"}
 
 
 def test_a_key_that_stands_twice_is_refused_but_where_it_overrides(tmp_path):

@@ -120,7 +120,6 @@ def main() -> None:
     """Serves until the input ends."""
     import warnings
 
-    from conf.etl.spark_session import SparkConfig
     from etl.tfrecord.spark.datasource import register_tfrecord
     from jobs.support.spark_session import build_session
 
@@ -128,7 +127,8 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the connector claims `tfrecord` is the point here
         spark = build_session(
-            SparkConfig(master="local[2]", shuffle_partitions=4, conf=conf), "connector"
+            {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "4", **conf},
+            "connector",
         )
         register_tfrecord(spark)
     print(REPLY + "{}", flush=True)

@@ -136,12 +136,11 @@ def damage(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["another format", "cut short", "spoilt block"])
-@pytest.mark.parametrize("policy", ["fail", "quarantine", "drop"])
-def test_a_damaged_file_is_refused_whatever_the_policy_of_bad_rows(spark, tmp_path, kind, policy):
+def test_a_damaged_file_is_refused_whatever_the_share_of_bad_rows(spark, tmp_path, kind):
     rows = [(i,) for i in range(1000)]
     write_avro(spark, tmp_path / "in" / "a.avro", [("id", "long")], rows)
     damage(write_avro(spark, tmp_path / "in" / "b.avro", [("id", "long")], rows), kind)
-    config = declare(INT, format="avro", bad_rows={"policy": policy, "max_fraction": 1})
+    config = declare(INT, format="avro", max_bad_rows=1)
     with pytest.raises(Exception) as raised:
         count_rows(read(spark, tmp_path, config))
     found = raised.value
@@ -160,7 +159,7 @@ def test_a_file_without_rows_is_no_trouble_and_one_without_a_byte_is_refused(spa
         read(spark, tmp_path, declare(INT, format="avro"))
 
 
-def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]], policy: str) -> Any:
+def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]], most: float = 0.5) -> Any:
     logs = write_logs(tmp_path / "logs")
     write_avro(spark, logs / "ratings.avro", RATING, rows)
     base = build_config(logs, tmp_path / "datasets").model_dump(exclude_unset=True)
@@ -169,7 +168,7 @@ def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]], policy:
         "path": "ratings.avro",
         "format": "avro",
         "columns": columns,
-        "bad_rows": {"policy": policy, "max_fraction": 0.5},
+        "max_bad_rows": most,
     }
     return BuildConfig.model_validate(base)
 
@@ -177,7 +176,7 @@ def avro_config(spark: Any, tmp_path: Path, rows: list[tuple[int, ...]], policy:
 def test_a_build_of_avro_events_is_that_of_the_same_text(spark, tmp_path):
     rows = [tuple(map(int, line.split("::"))) for line in RATINGS]
     by_text = build_dataset(spark, build_config(write_logs(tmp_path / "t"), tmp_path / "text"))
-    config = avro_config(spark, tmp_path, [*rows, (1, -5, 3, 7)], "quarantine")
+    config = avro_config(spark, tmp_path, [*rows, (1, -5, 3, 7)])
     built = build_dataset(spark, config)
     assert built.manifest.counts.kept == by_text.manifest.counts.kept
     assert built.manifest.counts.quarantined["ratings"] == {"below_minimum:item": 1}
@@ -187,7 +186,7 @@ def test_a_build_of_avro_events_is_that_of_the_same_text(spark, tmp_path):
     assert shards == [shard.crc32c for shard in by_text.manifest.split("train").shards]
     # The same files once more: nothing to do.
     assert not build_dataset(spark, config).is_new
-    failing = avro_config(spark, tmp_path / "f", [*rows, (1, -5, 3, 7)], "fail")
+    failing = avro_config(spark, tmp_path / "f", [*rows, (1, -5, 3, 7)], 0)
     with pytest.raises(InputDataError):
         build_dataset(spark, failing)
     assert published_versions(tmp_path / "f" / "datasets" / "small") == []
@@ -195,11 +194,11 @@ def test_a_build_of_avro_events_is_that_of_the_same_text(spark, tmp_path):
 
 def test_bad_rows_are_dropped_and_counted_within_their_budget(spark, tmp_path):
     write_avro(spark, tmp_path / "in" / "a.avro", [("id", "string")], [("1",), ("x",)])
-    dropping = declare(INT, format="avro", bad_rows={"policy": "drop", "max_fraction": 0.5})
+    dropping = declare(INT, format="avro", max_bad_rows=0.5)
     source = read(spark, tmp_path, dropping)
     counts = count_rows(source)
     assert counts.bad == {"not_int64:id": 1}
     check_bad_rows(source, counts, dropping)
-    strict = declare(INT, format="avro", bad_rows={"policy": "drop", "max_fraction": 0.1})
+    strict = declare(INT, format="avro", max_bad_rows=0.1)
     with pytest.raises(InputDataError, match=r"50\.00%"):
         check_bad_rows(source, counts, strict)

@@ -124,8 +124,7 @@ def describe_tree(root: type[Strict]) -> list[Model]:
     for cls, path in found.items():
         for base in reversed(_bases(cls)):
             if base in shared - models.keys() - found.keys():
-                names = [_find_name(user) for user in users[base]]
-                title = f"`{path}`, all of {', '.join(names)}"
+                title = _find_shared_title(users[base], found)
                 models[base] = _describe(base, title, shared)
         models[cls] = _describe(cls, _find_title(cls, path), shared)
     named = {model.name for model in models.values() if model.keys}
@@ -134,6 +133,14 @@ def describe_tree(root: type[Strict]) -> list[Model]:
         for cls, model in models.items()
         if model.keys or cls in found
     ]
+
+
+def _find_shared_title(users: list[type[Strict]], found: dict[type[Strict], str]) -> str:
+    """Where the models stand that share a group of keys."""
+    paths = dict.fromkeys(found[user] for user in users)
+    if len(paths) > 1:
+        return f"All of {', '.join(f'`{path}`' for path in paths)}"
+    return f"`{found[users[0]]}`, all of {', '.join(map(_find_name, users))}"
 
 
 def _bases(cls: type[Strict]) -> list[type[Strict]]:

@@ -14,7 +14,6 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conf.etl.spark_session import SparkConfig
 from conf.metrics import is_minimised
 from jobs.support.spark_session import build_session
 from tests.e2e.short_presets import TRAININGS, Builds, train_short
@@ -85,7 +84,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.presets) - set(TRAININGS):
         parser.error(f"no preset of training: {', '.join(sorted(unknown))}")
-    spark = build_session(SparkConfig(master="local[2]", shuffle_partitions=4), "preset bands")
+    config = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "4"}
+    spark = build_session(config, "preset bands")
     with tempfile.TemporaryDirectory() as folder:
         builds = Builds(spark, Path(folder))
         weak = []

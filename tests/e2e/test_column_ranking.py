@@ -96,7 +96,7 @@ def _config(command: list[str]) -> BuildConfig:
     (counted,) = config.most_frequent
     return config.model_copy(update={
         "features": (*config.features, video),
-        "most_frequent": (counted.model_copy(update={"k": POOL}),),
+        "most_frequent": (counted.model_copy(update={"max_len": POOL}),),
     })  # fmt: skip
 
 

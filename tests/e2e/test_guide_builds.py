@@ -76,7 +76,7 @@ def test_a_file_of_all_items_brings_new_ones_into_the_catalogue(spark: Any, tmp_
         "data_dir": str(tmp_path),
         "sources": {"log": log, "articles": topics},
         "events": {"source": "log", "user": "user", "item": "article", "time": "ts"},
-        "history": None,
+        "histories": [],
         "split": {"strategy": "temporal", "test": "6 days", "validation": "6 days"},
         "output": {"root": str(tmp_path / "out"), "shards": 1},
         "seen": False,

@@ -182,10 +182,10 @@ def build_config(folder: Path, kind: str, **changes: Any) -> BuildConfig:
             },
         },
         "events": {"source": "log", "user": "user", "item": "item", "time": "at"},
-        "joins": [{"source": "costs", "column": "item", "as_of": {"valid_from": "valid"}}],
-        "history": {"name": "history", "max_len": 5},
+        "joins": [{"source": "costs", "column": "item", "valid_from": "valid"}],
         "histories": [
-            {"name": "liked", "columns": ["item"], "where": {"column": "clicked", "at_least": 1}}
+            {"name": "history", "max_len": 5},
+            {"name": "liked", "columns": ["item"], "where": {"column": "clicked", "at_least": 1}},
         ],
         "rolling": [
             {"name": "seen_before", "keys": ["item"]},
@@ -193,7 +193,7 @@ def build_config(folder: Path, kind: str, **changes: Any) -> BuildConfig:
                 "name": "rate",
                 "keys": ["item"],
                 "where": {"column": "clicked", "at_least": 1},
-                "rate": {"a": 1.0, "b": 2.0},
+                "rate": [1.0, 2.0],
                 "delay_s": 86_400,
             },
         ],
@@ -204,7 +204,7 @@ def build_config(folder: Path, kind: str, **changes: Any) -> BuildConfig:
              **({"max_len": 5} if name in ("history", "liked", "tags") else {})}
             for name, (column, role, encoding) in ENCODINGS.items()
         ],
-        "contract": {"allow": {"one_class": ["label"]}},
+        "contract": {"allow": ["label"]},
         "output": {"root": str(folder.parent / "datasets"), "shards": 2, "eval_shards": 1},
     }  # fmt: skip
     return BuildConfig.model_validate({**data, **changes})

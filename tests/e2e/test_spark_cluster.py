@@ -187,7 +187,9 @@ def test_a_build_by_archive_is_the_same_and_names_its_event_log(
     cluster, archive, undisturbed, tmp_path
 ):
     build, events = write_config(undisturbed, tmp_path), tmp_path / "events"
-    log = ("--set", f"spark.event_log={events}")
+    events.mkdir()
+    conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
+    log = ("--set", f"spark={json.dumps(conf)}")
     done = submit(cluster, "--py-files", archive, ROOT / "jobs/build_dataset.py", *build, *log)
     finish(done)
     assert checksums(undisturbed, tmp_path / "datasets") == checksums(undisturbed)
@@ -210,8 +212,8 @@ def test_executors_without_the_archive_are_a_fault_of_the_command(cluster, undis
 def test_a_worker_that_is_killed_in_mid_write_changes_no_byte(cluster, undisturbed, tmp_path):
     """Sluice starts the session, and ships its own code."""
     build = write_config(undisturbed, tmp_path)
-    master = ("--set", f"spark.master={cluster.master}", "--set", "spark.driver_memory=1g")
-    small = ("--set", "spark.conf={spark.executor.memory: 512m}")
+    master = ("--set", f"spark.master={cluster.master}")
+    small = ("--set", "spark.executor.memory=512m", "--set", "spark.driver.memory=1g")
     process = cluster.run(sys.executable, "-m", "jobs.cli", "build", *build, *master, *small)
     versions = tmp_path / "datasets" / "small" / "versions"
     staging = wait_for(lambda: next(versions.glob(".staging-*"), None), process)

@@ -59,11 +59,11 @@ def built(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
         "events": {
             "source": "log", "user": "user", "item": "item", "time": "time",
         },
-        "labels": [
+        "label": [
             {"name": "clicked", "column": "click", "at_least": 1},
             {"name": "liked", "column": "like", "at_least": 1},
         ],
-        "split": {"strategy": "temporal", "validation_fraction": 0.1, "test_fraction": 0.1},
+        "split": {"strategy": "temporal", "validation": 0.1, "test": 0.1},
         "features": [{"name": n, "column": n, "role": role} for n, role in roles.items()],
         "output": {"root": str(folder / "datasets"), "shards": 1, "eval_shards": 1},
     }  # fmt: skip

@@ -34,7 +34,7 @@ def log_config(folder: Path) -> BuildConfig:
     declared = columns(user="int64", item="int64", price="float64?", bought="int64", ts="int64")
 
     return build_config(
-        folder, folder / "datasets", history=None, seen=False,
+        folder, folder / "datasets", histories=[], seen=False,
         sources={
             "log": {"path": "log.csv", "separator": ",", "columns": declared},
             "items": {"path": "items.csv", "separator": ",", "key": "item",
@@ -43,7 +43,7 @@ def log_config(folder: Path) -> BuildConfig:
         joins=[{"source": "items", "column": "item"}],
         events={"source": "log", "user": "user", "item": "item", "time": "ts"},
         label={"column": "bought", "at_least": 1},
-        split={"strategy": "temporal", "validation": False, "test_fraction": 0.25},
+        split={"strategy": "temporal", "validation": False, "test": 0.25},
         features=[
             feature("user", "user", "user", kind="vocabulary"),
             feature("item", "item", "item", kind="vocabulary", incremental=True),

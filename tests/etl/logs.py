@@ -79,7 +79,7 @@ def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
             {"source": "users", "column": "user"},
             {"source": "items", "column": "item"},
         ],
-        "history": {"name": "history", "max_len": 3},
+        "histories": [{"name": "history", "max_len": 3}],
         "label": {"column": "rating", "at_least": 4},
         "split": {"strategy": "leave_one_out"},
         "features": [
@@ -133,7 +133,7 @@ def behaviour_config(**changes: Any) -> BuildConfig:
             }
         },
         "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
-        "history": None,
+        "histories": [],
         "split": {"validation": False},
         "features": [
             {"name": "user", "column": "user", "role": "user"},
@@ -226,7 +226,7 @@ def ctr_config(folder: Path, **changes: Any) -> BuildConfig:
         },
         "events": {"source": "log"},
         "label": {"column": "click", "at_least": 1},
-        "split": {"strategy": "hash", "test_fraction": 0.2, "validation_fraction": 0.2},
+        "split": {"strategy": "hash", "test": 0.2, "validation": 0.2},
         "features": [
             {"name": "site", "column": "site", "role": "context"},
             {"name": "device", "column": "device", "role": "context"},

@@ -140,7 +140,7 @@ def test_given_split_ranks_the_given_candidates(spark, tmp_path):
         tmp_path,
         label=None,
         sources__test={**pattern, "columns": columns},
-        split={"strategy": "given", "test_source": "test", "candidates": "negatives"},
+        split={"strategy": "given", "test": "test", "candidates": "negatives"},
     )
     Path(config.data_dir, "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")
     result = build_dataset(spark, config)
@@ -171,9 +171,9 @@ def test_of_several_labels_a_row_may_lack_some(spark, tmp_path):
         tmp_path,
         [*(f"1::{10 + i}::4.1::{i}" for i in range(5)), "1::15::::9"],
         sources__ratings__columns__2={"name": "rating", "type": "float32", "nullable": True},
-        label__at_least=4.1,
-        labels=[
-            {"name": "stars", "column": "rating", "graded": True},
+        label=[
+            {"column": "rating", "at_least": 4.1},
+            {"name": "stars", "column": "rating"},
             {"name": "late", "column": "ts", "at_least": 2},
         ],
     )
@@ -200,8 +200,7 @@ def test_of_several_labels_a_row_may_lack_some(spark, tmp_path):
 
 def test_quarantine_stays_inside_the_version(spark, tmp_path):
     root = tmp_path / "data sets %20 é"
-    policy = {"policy": "quarantine", "max_fraction": 0.5}
-    config = small_config(tmp_path, [*RATINGS, "broken"], sources__ratings__bad_rows=policy,
+    config = small_config(tmp_path, [*RATINGS, "broken"], sources__ratings__max_bad_rows=0.5,
                           output__root=str(root))  # fmt: skip
     version = build_dataset(spark, config).version
     (file,) = (version / "quarantine" / "ratings").glob("part-*")

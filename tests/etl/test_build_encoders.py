@@ -41,8 +41,8 @@ FEATURES = [
     feature("tags_hot", "tags", "multi_hot", "item"),
     feature("stars", "rating", "quantile", buckets=2),
     feature("stars_fixed", "rating", "bucketize", boundaries=[2.5]),
-    feature("stars_scaled", "rating", "normalize", clip={"maximum": 4}),
-    feature("stars_by_hand", "rating", "normalize", constants={"center": 3, "scale": 4.2}),
+    feature("stars_scaled", "rating", "normalize", clip=[None, 4]),
+    feature("stars_by_hand", "rating", "normalize", constants=[3, 4.2]),
     feature("gender_given", "gender", "vocabulary", "user", path="genders.txt", oov_buckets=2),
     feature("item_rate", "item", "target", "item", name="item"),
     feature("item_count", "item", "count", "item", name="item"),
@@ -60,7 +60,8 @@ FEATURES = [
             max_len=2, prepared=dict.fromkeys(["rating", "past_rating"], HALVES)),
 ]  # fmt: skip
 PAST = {"name": "past", "max_len": 3, "columns": ["rating"]}
-PAST |= {"gaps": {"name": "past_age", "unit": "s"}}
+PAST |= {"gaps": "s"}
+HISTORY = {"name": "history", "max_len": 3}
 
 
 def read(result: BuildResult, split: str) -> list[dict[str, Any]]:
@@ -73,8 +74,10 @@ def config(tmp_path_factory):
     logs = write_logs(folder / "logs")
     (logs / "genders.txt").write_text("X\nM\nF\n")
     # All events are of one hour.
-    allowed = {"allow": {"constant": ["hour"]}}
-    return build_config(logs, folder / "out", features=FEATURES, histories=[PAST], contract=allowed)
+    allowed = {"allow": ["hour"]}
+    return build_config(
+        logs, folder / "out", features=FEATURES, histories=[HISTORY, PAST], contract=allowed
+    )
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def test_what_is_declared_in_another_way_is_fitted_anew(versions):
     weighed = find(config, {"sources.items.null_values": ["0"]})
     assert "price" in weighed
     assert "weight" not in weighed
-    by_hand = feature("price", "price", kind="normalize", constants={"center": 3, "scale": 4.2})
+    by_hand = feature("price", "price", kind="normalize", constants=[3, 4.2])
     ids = [feature("user", "user", "user"), feature("item", "item", "item")]
     assert find(config, {"features": [*ids, by_hand]}) is None
 
@@ -119,7 +119,7 @@ WRITTEN = {
         (lambda c: c["sources"]["log"]["columns"].reverse(), ("price", "spent")),
         (lambda c: c["sources"]["items"]["columns"].reverse(), ("weight", "spent")),
         (lambda c: c["sources"]["items"]["columns"][1].update(field="kg"), ("weight",)),
-        (lambda c: c["joins"][0].update(as_of={"valid_from": "ts"}), ("weight", "spent")),
+        (lambda c: c["joins"][0].update(valid_from="ts"), ("weight", "spent")),
         (lambda c: c["joins"][0].update(unmatched="drop"), ()),
         (lambda c: c["rolling"][0].update(window_days=7), ("spent",)),
     ],

@@ -21,7 +21,7 @@ from etl.encoders.vocabulary import (
     write_vocabulary,
 )
 from tests.etl.logs import RATINGS, build_config, write_logs
-from tests.etl.test_build_encoders import DAY, FEATURES, LATE, PAST, feature
+from tests.etl.test_build_encoders import DAY, FEATURES, HISTORY, LATE, PAST, feature
 
 WORDS = ["", "a", "b", "ab", "é", "漢", '"', "null", "a,b", "zz"]
 NUMBERS = [*range(-3, 6), 2**62, -(2**62)]
@@ -84,7 +84,7 @@ TOKENS = [
     feature("group_ids", "group", "vocabulary", "user", max_size=1, oov_buckets=2),
     feature("past_group", "past_group", "vocabulary", "user", name="group_ids"),
 ]
-HISTORY = {**PAST, "columns": ["rating", "group"]}
+WITH_GROUP = {**PAST, "columns": ["rating", "group"]}
 
 
 def build_days(spark, folder: Path, vocabulary_bytes: int) -> list:
@@ -96,9 +96,9 @@ def build_days(spark, folder: Path, vocabulary_bytes: int) -> list:
         logs,
         folder / "out",
         features=[*FEATURES, *TOKENS],
-        histories=[HISTORY],
-        contract={"allow": {"constant": ["hour"]}},
-        spark={"vocabulary_bytes": vocabulary_bytes},
+        histories=[HISTORY, WITH_GROUP],
+        contract={"allow": ["hour"]},
+        spark={"sluice.vocabularyBytes": vocabulary_bytes},
     )
     first = build_dataset(spark, config)
     write_logs(logs, [*RATINGS, *late])

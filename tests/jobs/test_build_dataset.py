@@ -90,7 +90,6 @@ def test_a_build_that_cannot_publish_ends_before_spark_starts(
         (["--set", "output.root=ftp://node/datasets"], "in a store with conditional puts"),
         (["--set", "output.compression=zstd"], "TensorFlow reads gzip and zlib"),
         (["--set", "output.shard_bytes=big"], "256MB"),
-        (["--set", "output={order: time, group_by: user}"], "exclude each other"),
         (["--set", "output.partition_by=[rate]"], "cannot be partitioned by"),
         (["--set", "output.partition_overwrite=dynamic"], "partition_by"),
         (["--set", "output={partition_by: [date], partition_overwrite: dynamic}"], "--date"),

@@ -106,7 +106,7 @@ def test_figures_are_shown_beside_those_before_and_mistakes_are_refused(build, f
     code, out, err = build()
     assert code == 3
     assert "join items: none of 108 events has an entry (unknown_key 108)" in err
-    assert "`contract: {allow: {unmatched: [items]}}`" in err
+    assert "`contract: {allow: [items]}`" in err
     assert "fit encoders" not in err
     assert paths.current.read_text() == second
 
@@ -124,7 +124,7 @@ def test_a_constant_feature_and_a_label_of_one_class_are_refused_at_the_end(buil
     assert "constant feature rating: the value 5 in all" in " ".join(err.split())
     assert "label label of one class: the value 1.0 in all" in " ".join(err.split())
     assert (paths.current.read_text(), sorted(paths.versions.iterdir())) == before
-    allowed = "contract.allow={constant: [rating], one_class: [label]}"
+    allowed = "contract.allow=[rating, label]"
     code, out, _ = build("--set", allowed)
     assert code == 0
     assert "! 100%" in out

@@ -172,12 +172,12 @@ sources:
       - {{name: item_id, type: int64}}
       - {{name: ts, type: int64, unit: ms}}
 events: {{source: log, user: user_id, item: item_id, time: ts}}
-split: {{strategy: leave_one_out, validation_users: 20}}
+split: {{strategy: leave_one_out, validation: 20}}
 features:
   - {{name: user_id, column: user_id, role: user}}
   - {{name: item_id, column: item_id, role: item}}
 output: {{root: "{root}/datasets", shards: 1}}
-spark: {{master: "local[1]", driver_memory: 1g}}
+spark: {{master: "local[1]", driver.memory: 1g}}
 """
 TRAIN = """
 name: shop

@@ -42,13 +42,13 @@ sources:
       - {{name: ts, type: int64, unit: ms}}
       - {{name: price, type: float64}}
 events: {{source: log, user: user_id, item: item_id, time: ts}}
-split: {{strategy: leave_one_out, validation_users: 20}}
+split: {{strategy: leave_one_out, validation: 20}}
 features:
   - {{name: user_id, column: user_id, role: user}}
   - {{name: item_id, column: item_id, role: item}}
   - {{name: price, column: price, role: context, encoding: {{kind: normalize}}}}
 output: {{root: "{root}/datasets", shards: 1}}
-spark: {{master: "local[1]", driver_memory: 1g}}
+spark: {{master: "local[1]", driver.memory: 1g}}
 """
 TRAIN = """
 name: shop

@@ -70,7 +70,7 @@ def encoded_by_label(spark, tmp_path_factory) -> BuildResult:
          "encoding": {"kind": "cross", "crossed_with": ["group"], "buckets": 99}},
     ]  # fmt: skip
     logs = write_logs(folder / "logs")
-    config = build_config(logs, folder / "out", features=features, history=None)
+    config = build_config(logs, folder / "out", features=features, histories=[])
     return build_dataset(spark, config)
 
 

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pyspark
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pyspark import SparkConf
 
 import sluice_recsys
-from conf.etl.spark_session import SparkConfig
+from conf.etl.spark_session import SparkSettings
 from etl.sources.session_settings import choose_partitions
 from jobs.support import java_runtime, spark_session
 from jobs.support.java_runtime import set_java_locale
@@ -28,7 +28,7 @@ BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 def test_the_zone_of_times_is_no_setting():
     with pytest.raises(ValidationError, match="is always UTC"):
-        SparkConfig(conf={"spark.sql.session.timeZone": "Asia/Tokyo"})
+        TypeAdapter(SparkSettings).validate_python({"sql.session.timeZone": "Asia/Tokyo"})
 
 
 def test_plans_are_fast_unless_the_user_says_else(spark):
@@ -93,9 +93,8 @@ def test_java_reads_file_names_as_python_does(given, java, monkeypatch):
 
 def test_errors_of_java_itself_reach_the_user():
     code = (
-        "from conf.etl.spark_session import SparkConfig\n"
         "from jobs.support.spark_session import build_session\n"
-        "build_session(SparkConfig(master='local[1]'), 'test')"
+        "build_session({'spark.master': 'local[1]'}, 'test')"
     )
     environment = {**os.environ, "SPARK_SUBMIT_OPTS": "-Xssbad"}
     done = subprocess.run(
@@ -124,12 +123,14 @@ def test_code_is_packed_whole_and_the_same_each_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_short", "partitions"), [(8, False, "8"), (8, True, "2"), (None, False, None)]
+    ("conf", "memory", "partitions"),
+    [({}, "2g", None), ({"spark.driver.memory": "9g", PARTITIONS: "8"}, "9g", "8")],
 )
-def test_partitions_of_a_config_are_those_of_its_session(asked, is_short, partitions):
-    config = SparkConfig(master="local[2]", shuffle_partitions=asked)
-    settings = spark_session._settings(config, submitted=False, is_short=is_short)
-    assert settings.get(PARTITIONS) == partitions
+def test_settings_of_a_config_are_those_of_its_session(conf, memory, partitions):
+    settings = spark_session._settings(
+        {"spark.master": "local[2]", **conf}, submitted=False, is_short=True
+    )
+    assert (settings["spark.driver.memory"], settings.get(PARTITIONS)) == (memory, partitions)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +159,9 @@ def test_shuffles_have_partitions_by_the_machine_and_what_is_read(
 
 SUBMITTED = """
 import sys
-from conf.etl.spark_session import SparkConfig
 from jobs.support.spark_session import build_session
-asked = int(sys.argv[1]) or None
-session = build_session(SparkConfig(shuffle_partitions=asked), "test", is_short=True)
+asked = {"spark.sql.shuffle.partitions": sys.argv[1]} if int(sys.argv[1]) else {}
+session = build_session(asked, "test", is_short=True)
 print("partitions", session.conf.get("spark.sql.shuffle.partitions"))
 """
 
@@ -169,7 +169,7 @@ print("partitions", session.conf.get("spark.sql.shuffle.partitions"))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "asked", "partitions"),
-    [([], 0, 8), ([], 5, 5), (["--conf", "spark.sql.shuffle.partitions=6"], 5, 6)],
+    [([], 0, 8), ([], 5, 5), (["--conf", "spark.sql.shuffle.partitions=6"], 0, 6)],
 )
 def test_a_submitted_job_has_the_partitions_that_somebody_set(tmp_path, given, asked, partitions):
     script = tmp_path / "job.py"
@@ -230,9 +230,8 @@ def test_an_archive_is_made_of_what_a_build_loads(tmp_path, monkeypatch):
     assert archive.stat().st_size > 50e6
     loaded = tmp_path / "loaded.log"
     code = (
-        "from conf.etl.spark_session import SparkConfig\n"
         "from jobs.support.spark_session import build_session\n"
-        "print(build_session(SparkConfig(master='local[1]'), 'test').range(3).count())"
+        "print(build_session({'spark.master': 'local[1]'}, 'test').range(3).count())"
     )
     # The suite's own Javas read it too.
     environment["SPARK_SUBMIT_OPTS"] += f" -Xlog:class+load:file={loaded}"

@@ -99,7 +99,7 @@ CONTEXT_SOURCE: dict[str, Any] = {
 TIMED_HISTORY = {
     "name": "history",
     "columns": ["time"],
-    "gaps": {"name": "history_age", "unit": "s"},
+    "gaps": "s",
 }
 RATE_SOURCE = {"rolling": [{"name": "rate", "keys": ["user_id", "genres"]}]}
 

@@ -67,12 +67,12 @@ def find_aligned(manifest: Manifest, plan: EncoderPlan) -> tuple[tuple[str, ...]
     config = manifest.source.config
     columns = [
         {history["name"], *(f"{history['name']}_{name}" for name in history["columns"]),
-         *((history["gaps"]["name"],) if history["gaps"] else ())}
+         *((f"{history['name']}_age",) if history["gaps"] else ())}
         for history in config.get("histories") or ()
     ]  # fmt: skip
     for source in (config.get("sources") or {}).values():
         pairs = [column for column in source.get("columns") or () if column.get("pair")]
-        columns += [{column["name"], column["pair"]["name"]} for column in pairs]
+        columns += [{column["name"], column["pair"]} for column in pairs]
     found = [
         tuple(
             column.feature

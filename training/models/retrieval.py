@@ -159,7 +159,7 @@ def list_later_inputs(model: RetrievalModel, manifest: Manifest) -> list[str]:
     build = manifest.source.config
     changing = {rolling["name"] for rolling in build.get("rolling") or ()}
     for join in build.get("joins") or ():
-        if join.get("as_of"):
+        if join.get("valid_from"):
             source = build["sources"][join["source"]]
             changing |= {column["name"] for column in source["columns"]} - {source["key"]}
     of = {feature["name"]: feature.get("column") for feature in build.get("features") or ()}

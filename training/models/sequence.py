@@ -185,8 +185,7 @@ def trains_everywhere(config: SequenceConfig) -> bool:
 
 def _list_histories(manifest: Manifest) -> list[Mapping[str, Any]]:
     """Returns the histories that the build has made; none where rows bring their own."""
-    build = manifest.source.config
-    return [*(build.get("histories") or ()), *filter(None, [build.get("history")])]
+    return list(manifest.source.config.get("histories") or ())
 
 
 def _compare_rows(
@@ -335,12 +334,5 @@ def _find_unit(name: str, manifest: Manifest, are_gaps: bool) -> str:
         return _find_event_unit(config)
     features = {feature["name"]: feature for feature in config.get("features") or []}
     column = features.get(name, {}).get("column", name)
-    made = [history.get("gaps") or {} for history in config.get("histories") or []]
-    gaps = next((gaps for gaps in made if gaps.get("name") == column), {})
-    if gaps.get("log"):
-        raise ConfigError(
-            "model.times reads gaps as they are: it buckets their logs itself",
-            received=f"{name}: log(1 + gap)",
-            fix=f"build {column} with log: false",
-        )
-    return str(gaps.get("unit", "s"))
+    made = {f"{one['name']}_age": one.get("gaps") for one in config.get("histories") or ()}
+    return made.get(column) or "s"

@@ -26,6 +26,7 @@ from conf.dates import (
     find_date_unit,
     show_time,
 )
+from conf.etl.sources import PAIR_SEPARATOR
 from conf.number_text import SPACES, bare_real
 
 Token = int | float | str
@@ -82,9 +83,9 @@ def _find_column_forms(column: Mapping[str, Any], *, is_reversed: bool) -> dict[
     common: dict[str, Any] = {"separator": separator, "is_oldest_first": is_reversed}
     if pair is None:
         return {name: WrittenForm(name, **common)} if separator is not None else {}
-    common["pair_separator"] = pair["separator"]
-    second = WrittenForm(name, is_second=True, default=pair.get("default"), **common)
-    return {name: WrittenForm(name, **common), pair["name"]: second}
+    common["pair_separator"] = PAIR_SEPARATOR
+    second = WrittenForm(name, is_second=True, default=column.get("pair_default"), **common)
+    return {name: WrittenForm(name, **common), pair: second}
 
 
 @dataclass(frozen=True)

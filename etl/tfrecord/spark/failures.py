@@ -100,7 +100,7 @@ _KNOWN: tuple[tuple[str, Callable[[str], SluiceError]], ...] = (
         r"java\.lang\.OutOfMemoryError",
         lambda _: InternalError(
             "Spark ran out of memory",
-            fix="raise spark.driver_memory (local) or the executors' memory (cluster)",
+            fix="raise spark.driver.memory (local) or the executors' memory (cluster)",
         ),
     ),
 )

@@ -21,7 +21,6 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
-from conf.etl.spark_session import SparkConfig
 from jobs.support.spark_session import build_session
 from tests.bench.clock import PeakMemory, read_peak_rss, time_tree, tree_cpu_s
 
@@ -159,9 +158,9 @@ def build_config(
             {"source": "users", "column": "user_id"},
             {"source": "items", "column": "item_id"},
         ],
-        "history": {"name": "history", "max_len": history_len},
+        "histories": [{"name": "history", "max_len": history_len}],
         "label": {"column": "dwell", "at_least": MIN_DWELL},
-        "split": {"strategy": "leave_one_out", "validation_users": 1000},
+        "split": {"strategy": "leave_one_out", "validation": 1000},
         "features": [
             {"name": "user_id", "column": "user_id", "role": "user"},
             {"name": "country", "column": "country", "role": "user"},
@@ -331,10 +330,12 @@ def measure(job: EtlJob) -> dict[str, Any]:
     Returns:
         Figures of the job alone, and `process_cpu_s` of all that this process has done.
     """
-    spark_config = SparkConfig(
-        master=job.master, driver_memory=job.driver_memory, conf=job.conf,
-        shuffle_partitions=job.shuffle_partitions,
-    )  # fmt: skip
+    spark_config = {
+        "spark.master": job.master,
+        "spark.driver.memory": job.driver_memory,
+        "spark.sql.shuffle.partitions": str(job.shuffle_partitions),
+        **job.conf,
+    }
     spark = build_session(spark_config, f"bench etl {job.task}")
     task = TASKS[job.task]
     if job.is_warm and job.task != "generate":

@@ -324,7 +324,7 @@ class Plan:
         row = row_bytes(d.dim, d.state)
         sizes: list[tuple[str, str, str, Callable[[float], float]]] = [
             ("build", "vocabularies, in the Python worker of each core",
-             "`spark.vocabulary_bytes` bounds it",
+             "`spark.sluice.vocabularyBytes` bounds it",
              lambda keys: self.machine.cores * vocabulary.at(keys)),
             ("train", "rows, state and index in one process", "`shard: workers` splits it",
              lambda keys: keys * row + index_bytes(keys)),

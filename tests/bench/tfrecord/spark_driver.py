@@ -136,10 +136,9 @@ def run_job(job: SparkJob) -> dict[str, Any]:
     Returns:
         `runs` (wall and CPU seconds each), `peak_rss_bytes` by kind of process, `output_bytes`.
     """
-    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
-    config = SparkConfig(master=job.master, driver_memory=job.driver_memory, conf=job.conf)
+    config = {"spark.master": job.master, "spark.driver.memory": job.driver_memory, **job.conf}
     spark = build_session(config, "sluice bench")
     try:
         frame, work = open_source(spark, job, job.rows), TASKS[job.task]
@@ -181,10 +180,9 @@ def count_bytes(directory: Path) -> int:
 
 def prepare(job: SparkJob) -> dict[str, Any]:
     """Writes the table as Parquet once, and as TFRecord for the readers."""
-    from conf.etl.spark_session import SparkConfig
     from jobs.support.spark_session import build_session
 
-    config = SparkConfig(master=job.master, driver_memory=job.driver_memory, conf=job.conf)
+    config = {"spark.master": job.master, "spark.driver.memory": job.driver_memory, **job.conf}
     spark = build_session(config, "sluice bench")
     try:
         partitions = spark.sparkContext.defaultParallelism * 2

@@ -48,7 +48,7 @@ from training.serving.server_config import ServerConfig
 ITEMS, LONGEST, DIM = 12, 6, 3
 COLUMNS = [
     {"name": "clicks", "type": "list<int64>", "separator": " ",
-     "pair": {"name": "shops", "type": "int64", "separator": ":", "default": 0}},
+     "pair": "shops", "pair_default": 0},
 ]  # fmt: skip
 SOURCE: dict[str, Any] = {"events": {"source": "log"}, "sources": {"log": {"columns": COLUMNS}}}
 ROW_FEATURES = ["history", "shop", "vector", "dwell"]
@@ -77,7 +77,7 @@ class Row:
 
 
 def write_pairs(items: list[int], shops: list[int]) -> str:
-    return " ".join(f"{i}:{s}" if s else f"{i}" for i, s in zip(items, shops, strict=True))
+    return " ".join(f"{i}_{s}" if s else f"{i}" for i, s in zip(items, shops, strict=True))
 
 
 @st.composite

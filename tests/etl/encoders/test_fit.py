@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from conf.encoders.numbers import Normalize
 from conf.encoders.target import FOLD_COLUMN, FOLDS
 from conf.errors import InputDataError
-from conf.etl.encodings import TopPerGroupConfig
 from etl.encoders.joined_vocabulary import read_tokens
 from etl.encoders.number_fit import (
     NumberRequest,
@@ -129,8 +128,7 @@ def test_targets_are_smoothed_and_out_of_fold(frame, values, tmp_path):
 def test_each_group_keeps_its_own_most_frequent_tokens(spark):
     rows = [("x", "a")] * 5 + [("x", "b")] * 4 + [("y", "c")] * 2 + [("y", "d"), ("x", "d")]
     frame = spark.createDataFrame(rows, ["group", "token"])
-    top = TopPerGroupConfig(column="group", k=1)
-    table = fit_vocabulary(frame, ["token"], top_per_group=top, oov_buckets=10)
+    table = fit_vocabulary(frame, ["token"], top_per_group={"group": 1}, oov_buckets=10)
     assert table["token"].to_pylist() == ["a", "c"]
     assert table["id"].to_pylist() == [12, 13]
 

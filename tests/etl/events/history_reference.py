@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +67,7 @@ def history_of(
     for column in history.columns:
         made[history.carried(column)] = [getattr(e, column) for e in events]
     if history.gaps:
-        gaps = [(ts - e.ts) / _SECONDS[history.gaps.unit] for e in events]
-        made[history.gaps.name] = [math.log1p(g) if history.gaps.log else g for g in gaps]
+        made[history.carried("age")] = [(ts - e.ts) / _SECONDS[history.gaps] for e in events]
     return made
 
 
@@ -93,5 +91,6 @@ def rolling_of(
     hits = sum(meets(e, rolling.where) for e in past)
     if rolling.rate is None:
         return hits
-    trials = sum(meets(e, rolling.rate.out_of) for e in past)
-    return (hits + rolling.rate.a) / (trials + rolling.rate.a + rolling.rate.b)
+    trials = sum(meets(e, rolling.out_of) for e in past)
+    a, b = rolling.rate
+    return (hits + a) / (trials + a + b)

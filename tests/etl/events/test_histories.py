@@ -22,12 +22,13 @@ from tests.machine import IS_EXHAUSTIVE
 
 CLICKS = {"column": "action", "one_of": ["click"]}
 HISTORIES: list[dict[str, Any]] = [
+    {"name": "history", "max_len": 2},
     {"name": "all", "max_len": 3, "columns": ["action", "price"]},
     {
         "name": "clicks",
         "where": {"column": "action", "one_of": ["click", "buy"]},
         "max_len": 2,
-        "gaps": {"name": "clicks_age", "unit": "h", "log": True},
+        "gaps": "h",
         "window_days": 1.5,
     },
     {"name": "runs", "max_len": 3, "distinct": "consecutive", "columns": ["price"]},
@@ -38,12 +39,10 @@ HISTORIES: list[dict[str, Any]] = [
         "name": "session",
         "max_len": 4,
         "within_session": True,
-        "gaps": {"name": "session_age", "unit": "m"},
+        "gaps": "m",
     },
 ]
-CONFIG = behaviour_config(
-    histories=HISTORIES, history={"max_len": 2}, sessions={"name": "visit", "gap_minutes": 120}
-)
+CONFIG = behaviour_config(histories=HISTORIES, session_gap_minutes=120)
 
 EVENTS = st.lists(
     st.builds(
@@ -89,7 +88,7 @@ def rounded(made: dict[str, Any]) -> dict[str, Any]:
     is_labelled=True,
 )
 def test_every_history_is_what_plain_loops_find(spark, events, is_labelled):
-    label = {"column": "action", "equals": "buy"} if is_labelled else None
+    label = {"column": "action", "one_of": ["buy"]} if is_labelled else None
     config = CONFIG.model_copy(update={"label": label and LabelConfig.model_validate(label)})
     frame = prepared(spark, config, events)
     columns = [name for history in config.histories for name in history.made]
@@ -149,7 +148,7 @@ def test_repeats_are_looked_for_among_the_latest_alone(spark, distinct):
         assert max(rows, key=lambda row: row["ts"])["h"] == expected
 
 
-SESSIONS_CONFIG = behaviour_config(sessions={"name": "visit", "gap_minutes": 10})
+SESSIONS_CONFIG = behaviour_config(session_gap_minutes=10)
 SESSIONS_EVENTS = [
     Event(1, 1, "view", 1.0, 0),
     Event(1, 2, "view", 1.0, 600),  # exactly the gap: still the same session
@@ -161,7 +160,7 @@ SESSIONS_EVENTS = [
 
 def session_ids(spark, events: list[Event]) -> dict[tuple[int, int], tuple[str, int]]:
     rows = prepared(spark, SESSIONS_CONFIG, events).collect()
-    return {(row["user"], row["ts"]): (row["visit_id"], row["visit_position"]) for row in rows}
+    return {(row["user"], row["ts"]): (row["session_id"], row["session_position"]) for row in rows}
 
 
 def test_a_session_ends_after_a_gap_and_has_the_same_name_in_days_that_are_built_apart(spark):
@@ -179,17 +178,16 @@ def test_a_session_ends_after_a_gap_and_has_the_same_name_in_days_that_are_built
 def test_windows_and_gaps_end_at_their_very_millisecond(spark):
     # As floats 0.7 days and 4.1 minutes are a little less than 60,480 and 246 seconds.
     config = behaviour_config(
-        history=None,
         histories=[{"name": "recent", "window_days": 0.7}],
-        sessions={"name": "visit", "gap_minutes": 4.1},
+        session_gap_minutes=4.1,
     )
     events = [Event(1, item, "view", 1.0, ts) for item, ts in ((1, 0), (2, 246), (3, 60_480))]
     rows = add_histories(prepared(spark, config, events), config).orderBy("ts").collect()
     assert [list(row["recent"]) for row in rows] == [[], [1], [2, 1]]
-    assert [row["visit_id"] for row in rows] == ["1-0", "1-0", "1-60480000"]
+    assert [row["session_id"] for row in rows] == ["1-0", "1-0", "1-60480000"]
 
 
-LABEL = {"column": "action", "equals": "click"}
+LABEL = {"column": "action", "one_of": ["click"]}
 
 
 def test_a_purchase_that_the_log_holds_too_is_not_in_the_history_of_the_view_it_came_with(spark):
@@ -217,7 +215,7 @@ def test_a_purchase_that_the_log_holds_too_is_not_in_the_history_of_the_view_it_
 
 
 def test_ties_in_time_are_counted_and_plain_histories_keep_the_order_of_the_file(spark):
-    config = behaviour_config(history={"max_len": 9}, label=LABEL)
+    config = behaviour_config(histories=[{"max_len": 9}], label=LABEL)
     events = [Event(1, item, "view", 1.0, item // 3) for item in range(7)] + [
         Event(1, 6, "view", 1.0, 2),  # A duplicate is no event.
         Event(2, 6, "view", 1.0, 2),
@@ -262,7 +260,7 @@ def log_with(*more: dict[str, Any]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, is_told):
-    entry = {"name": "entry", "type": "string", "pair": {"name": "liked", "default": 0}}
+    entry = {"name": "entry", "type": "int64", "pair": "liked", "pair_default": 0}
     written = {"name": "written", "type": "string", "field": "action"}
     config = behaviour_config(
         sources={"log": log_with(written, entry), "actions": ACTIONS, "orders": ORDERS},
@@ -271,10 +269,8 @@ def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, 
     )
     assert find_position(config, reads) == ("__moment" if is_told else "__position")
     second = {**(label or {}), "name": "second"}
-    labels = [{"column": "item", "graded": True}, *([second] if label else [])]
-    several = config.model_copy(
-        update={"label": None, "labels": tuple(map(LabelConfig.model_validate, labels))}
-    )
+    labels = [{"column": "item"}, *([second] if label else [])]
+    several = config.model_copy(update={"label": tuple(map(LabelConfig.model_validate, labels))})
     assert find_position(several, reads) == find_position(config, reads)
     without_time = {**config.events.model_dump(), "time": None}
     untimed = config.model_copy(update={"events": EventsConfig.model_validate(without_time)})
@@ -291,7 +287,7 @@ def test_given_test_events_without_a_time_come_after_the_log_and_do_not_see_one_
         sources={**sources, "test": {"path": "t", "columns": names}},
         histories=[{"name": "clicks", "where": CLICKS, "max_len": 5}],
         label=LABEL,
-        split={"strategy": "given", "test_source": "test", "validation": False},
+        split={"strategy": "given", "test": "test", "validation": False},
     )
     log = [(1, 1, "click", 1.0, 10), (1, 2, "click", 1.0, 20), (1, 3, "view", 1.0, 20)]
     test = [(1, 4, "click", 1.0), (1, 5, "view", 1.0)]

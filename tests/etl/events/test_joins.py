@@ -32,7 +32,7 @@ def test_versions_of_a_key_are_told_apart_and_repeats_are_refused(spark):
     rows = [("a", 1, 1), ("a", 1, 2), ("a", 2, 2), ("b", 1, 1)]
     dictionary = spark.createDataFrame(rows, "key string, since bigint, known bigint")
     as_of = {"valid_from": "since", "known_at": "known"}
-    config = JoinConfig.model_validate({"source": "d", "column": "key", "as_of": as_of})
+    config = JoinConfig.model_validate({"source": "d", "column": "key", **as_of})
     columns = DictionaryJoin("key", config).unique_columns
     assert columns == ("key", "since", "known")
     check_unique_key("d", dictionary, columns)
@@ -127,7 +127,7 @@ def as_of_config(match: str, known: bool, ends: bool) -> BuildConfig:
             "log": {"path": "log", "columns": log},
             "prices": {"path": "prices", "columns": PRICES, "key": "key"},
         },
-        joins=[{"source": "prices", "column": "product", "unmatched": "drop", "as_of": as_of}],
+        joins=[{"source": "prices", "column": "product", "unmatched": "drop", **as_of}],
     )
 
 

@@ -24,7 +24,7 @@ STATE = columns(
     product="int64", valid_from="int64", valid_to="int64?", known_at="int64", state="int64"
 )
 # Items stand for their world here, so none may decide what is in a list.
-OTHERS = [history for history in HISTORIES if history["name"] != "high"]
+OTHERS = [history for history in HISTORIES if history["name"] not in ("high", "history")]
 _BASE = behaviour_config().model_dump()
 CONFIG = behaviour_config(
     sources={**_BASE["sources"], "state": {"path": "state", "columns": STATE, "key": "product"}},
@@ -33,12 +33,13 @@ CONFIG = behaviour_config(
             "source": "state",
             "column": "item",
             "unmatched": "keep",
-            "as_of": {"valid_from": "valid_from", "valid_to": "valid_to", "known_at": "known_at"},
+            "valid_from": "valid_from",
+            "valid_to": "valid_to",
+            "known_at": "known_at",
         }
     ],
-    history={"max_len": 3},
-    histories=[*OTHERS, {"name": "states", "max_len": 3, "columns": ["state"]}],
-    sessions={"name": "visit", "gap_minutes": 120},
+    histories=[{"max_len": 3}, *OTHERS, {"name": "states", "max_len": 3, "columns": ["state"]}],
+    session_gap_minutes=120,
     rolling=ROLLING,
     seen=False,
 )
@@ -154,5 +155,5 @@ def _features(rows: dict[tuple[Any, ...], Any], event: Event) -> dict[str, Any]:
     # Items are told apart by world; users stand in the name of the session.
     for name in ("history", *(history["name"] for history in OTHERS), "states"):
         found[name] = [item % 1000 for item in found[name]]
-    found["visit_id"] = found["visit_id"].split("-")[1]
+    found["session_id"] = found["session_id"].split("-")[1]
     return found

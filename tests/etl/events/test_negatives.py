@@ -79,7 +79,7 @@ def sample(spark, rows=None, partitions=2, config=None, **negatives):
 
 def sampling_config(negatives, **changes):
     return log_config(
-        label={"column": "action", "equals": "buy"},
+        label={"column": "action", "one_of": ["buy"]},
         negatives={"strategy": "popularity", "per_positive": 10, **negatives},
         **changes,
     )
@@ -142,7 +142,7 @@ def test_categories_and_splits_bound_the_draws(spark):
     rows = log_rows()
     rows += [{**rows[0], "item": 1, "__position": 9999, "__split": "test"}]
     rows += [{**rows[0], "__position": 9998, "label": 0.0}]
-    made, drawn = sample(spark, rows, strategy="uniform", category="genre", per_positive=2)
+    made, drawn = sample(spark, rows, strategy="uniform", within="genre", per_positive=2)
     negatives = [r for r in made if r["__draw"] > 0]
     assert drawn == {"train": len(negatives)} == {"train": 2 * len(log_rows())}
     origin = {r["__position"]: r["genre"] for r in made if r["__draw"] == 0}

@@ -29,11 +29,10 @@ def shop_config():
     return behaviour_config(
         sources={**base["sources"], "orders": orders},
         events={**base["events"], "where": "action = 'view'"},
-        histories=[{"name": "viewed", "where": VIEWS, "max_len": 5}],
-        history={"max_len": 5},
-        seen={"where": "action = 'buy'"},
+        histories=[{"max_len": 5}, {"name": "viewed", "where": VIEWS, "max_len": 5}],
+        seen="action = 'buy'",
         label={"conversion": {**conversion, "within_hours": 10}},
-        split={"strategy": "temporal", "validation": False, "test_from_ts": 40 * HOUR},
+        split={"strategy": "temporal", "validation": False, "test": 40 * HOUR},
         features=[
             {"name": "user", "column": "user", "role": "user"},
             {"name": "item", "column": "item", "role": "item"},

@@ -34,7 +34,7 @@ def _write_log() -> list[tuple]:
 
 
 def test_only_events_that_meet_the_condition_make_items_seen(spark):
-    config, log = behaviour_config(seen={"where": BOUGHT}), _write_log()
+    config, log = behaviour_config(seen=BOUGHT), _write_log()
     prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
     counts = count_events(prepared, config)
     bought = [row for row in log if row[2] == "buy" and row[3] > 0.1]
@@ -117,12 +117,12 @@ def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_use
     assert users[2]["clicks"] == [9]
 
 
-@pytest.mark.parametrize("label", [None, {"column": "action", "equals": "buy"}])
+@pytest.mark.parametrize("label", [None, {"column": "action", "one_of": ["buy"]}])
 def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
-    """A label that `seen.where` reads would take the row's own request out of what is ranked."""
+    """A label that `seen` reads would take the row's own request out of what is ranked."""
     config = behaviour_config(
-        seen={"where": BOUGHT}, label=label,
-        split={"strategy": "temporal", "test_from_ts": 5, "validation": False},
+        seen=BOUGHT, label=label,
+        split={"strategy": "temporal", "test": 5, "validation": False},
     )  # fmt: skip
     log = [(1, 1, "buy", 1.0, 1), (1, 2, "buy", 1.0, 5), (1, 3, "buy", 1.0, 5)]
     prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
@@ -132,7 +132,7 @@ def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
 
 
 def test_a_condition_that_no_event_meets_is_refused(spark):
-    config = behaviour_config(seen={"where": "action = 'purchase'"})
+    config = behaviour_config(seen="action = 'purchase'")
     source = memory_source(spark, config, "log", _write_log())
     prepared = prepare_events(config, {"log": source}).frame
     with pytest.raises(InputDataError, match=r"no event meets seen\.where"):
@@ -142,7 +142,7 @@ def test_a_condition_that_no_event_meets_is_refused(spark):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"seen": {"where": BOUGHT}}, "event_number"),
+        ({"seen": BOUGHT}, "event_number"),
         ({"seen": True}, None),
         ({"seen": False, "split": {"strategy": "temporal"}}, None),
         ({"seen": True, "split": {"strategy": "temporal"}}, "event_number"),
@@ -156,7 +156,7 @@ def test_events_have_numbers_where_seen_items_do_not_tell_the_first_record(optio
 
 def test_the_first_event_of_days_that_are_built_apart_has_the_lowest_number(spark):
     config = behaviour_config(
-        split={"strategy": "temporal", "test_from_ts": 86_400, "validation": False},
+        split={"strategy": "temporal", "test": 86_400, "validation": False},
         output={"partition_by": ["date"], "partition_overwrite": "dynamic"},
     )
     log = [(1, item, "view", 0.5, item * 40_000) for item in range(7)]

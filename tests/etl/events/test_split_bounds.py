@@ -39,18 +39,18 @@ def config(unit: str = "s", **split: Any) -> BuildConfig:
     ],
 )
 def test_bounds_are_dates_timestamps_or_numbers(written, seconds):
-    made = config(test_from_ts=written, validation=False)
+    made = config(test=written, validation=False)
     assert made.split.test_from_ts == seconds
     assert BuildConfig.model_validate(made.resolved()) == made
     if not isinstance(written, int):
-        ms = config("ms", test_from_ts=written, validation=False).split.test_from_ts
+        ms = config("ms", test=written, validation=False).split.test_from_ts
         assert ms == seconds * 1000
 
 
 def test_a_bound_between_two_numbers_of_the_log_begins_with_the_later_one():
     bound = "2026-01-29T00:00:00.0015"
-    assert config("ms", test_from_ts=bound).split.test_from_ts == JAN_29_S * 1000 + 2
-    assert config(test_from_ts=bound).split.test_from_ts == JAN_29_S + 1
+    assert config("ms", test=bound).split.test_from_ts == JAN_29_S * 1000 + 2
+    assert config(test=bound).split.test_from_ts == JAN_29_S + 1
 
 
 def test_durations_count_back_from_the_end_of_the_days():
@@ -66,7 +66,7 @@ def test_durations_count_back_from_the_end_of_the_days():
         made = config(validation=False, test=test)
         assert plan_spans(made, None) == {}
         assert find_bounds(made, end_of_log(made.split, newest_ms)).test == first * 1000
-    before = find_bounds(config(validation="6 hours", test_from_ts="2026-01-29"))
+    before = find_bounds(config(validation="6 hours", test="2026-01-29"))
     assert before == SplitBounds((JAN_29_S - 6 * HOUR_S) * 1000, JAN_29_S * 1000)
 
 
@@ -75,15 +75,11 @@ def test_durations_count_back_from_the_end_of_the_days():
     [
         ({"validation": "0 days", "test": "1 day"}, "'0 days' is no duration"),
         ({"test": "1 day"}, "leaves open how long validation is"),
-        ({"test": "1 day", "test_from_ts": 5}, "both say where test begins"),
-        ({"validation": "1 day", "validation_from_ts": 5}, "both say where validation begins"),
-        (
-            {"test": "1 day", "validation": False, "strategy": "hash"},
-            "`test` goes with `strategy: temporal`",
-        ),
-        ({"validation": "1 day", "strategy": "hash"}, "goes with `strategy: temporal`"),
-        ({"test_from_ts": "in March"}, "'in March' is no time: write 2026-01-31"),
-        ({"test_from_ts": 1.5}, "1.5 is no time"),
+        ({"test": "1 day", "strategy": "hash"}, "`test` of `strategy: hash` is a fraction"),
+        ({"validation": "1 day", "strategy": "hash"}, "`validation` of `strategy: hash`"),
+        ({"test": "in March", "validation": False}, "'in March' is no duration"),
+        ({"test": 1.5}, "between 0 and 1"),
+        ({"test": "6 hours", "train": "1 day", "strategy": "sliding"}, "whole days"),
     ],
 )
 def test_what_is_no_bound_or_says_it_twice_is_refused(split, text):
@@ -91,7 +87,7 @@ def test_what_is_no_bound_or_says_it_twice_is_refused(split, text):
         config(**split)
 
 
-SLIDING = {"strategy": "sliding", "train_days": 4, "validation_days": 1, "test_days": 1}
+SLIDING = {"strategy": "sliding", "train": "4 days", "validation": "1 day", "test": "1 day"}
 LAST_DAYS = DateRange(date(2026, 1, 30), date(2026, 1, 31))
 
 
@@ -100,11 +96,11 @@ LAST_DAYS = DateRange(date(2026, 1, 30), date(2026, 1, 31))
     [
         ({"validation": "1 day", "test": "1 day"}, DateRange(WEEK.last, WEEK.last),
          "the train and the validation split", "--date-to"),
-        ({"test_from_ts": "2026-02-01", "validation": False}, WEEK, "the test split",
+        ({"test": "2026-02-01", "validation": False}, WEEK, "the test split",
          "move the bounds"),
-        ({"test_from_ts": "2026-01-20", "validation_from_ts": "2026-01-19"}, WEEK,
+        ({"test": "2026-01-20", "validation": "2026-01-19"}, WEEK,
          "the train and the validation split", "the run is of 2026-01-25 to 2026-01-31"),
-        ({"test_from_ts": "2026-01-20", "validation_from_ts": "2026-01-20"}, None,
+        ({"test": "2026-01-20", "validation": "2026-01-20"}, None,
          "the validation split", "validation 2026-01-20T00:00 to 2026-01-20T00:00"),
         ({**SLIDING, "start_date": "2026-01-20"}, WEEK, "the train and the validation split",
          "test 2026-01-25T00:00 to 2026-01-26T00:00"),
@@ -122,10 +118,10 @@ def test_a_plan_that_leaves_a_split_empty_is_refused_without_spark(split, dates,
     [
         ({"validation": "1 day", "test": "1 day"}, WEEK),
         ({"validation": "3 hours", "test": "3 hours"}, LAST_DAYS),
-        ({"test_from_ts": "2026-01-30", "validation_from_ts": "2026-01-29"}, WEEK),
-        ({"test_fraction": 0.2}, WEEK),
+        ({"test": "2026-01-30", "validation": "2026-01-29"}, WEEK),
+        ({"test": 0.2}, WEEK),
         ({**SLIDING, "start_date": "2026-01-25"}, WEEK),
-        ({**SLIDING, "validation_days": None}, LAST_DAYS),
+        ({**SLIDING, "validation": False}, LAST_DAYS),
         ({"strategy": "leave_one_out"}, WEEK),
     ],
 )
@@ -134,7 +130,7 @@ def test_plans_with_a_time_for_each_split_pass(split, dates):
 
 
 def replacing(**changes: Any) -> BuildConfig:
-    made = config(test_from_ts="2026-01-20", validation=False).model_dump(exclude_unset=True)
+    made = config(test="2026-01-20", validation=False).model_dump(exclude_unset=True)
     made["output"] |= {"partition_by": ["date"], "partition_overwrite": "dynamic"}
     return BuildConfig.model_validate(made | changes)
 
@@ -162,7 +158,7 @@ def test_given_events_without_times_are_of_no_day_that_could_be_replaced(has_tim
     log = sources["ratings"]
     columns = [column for column in log["columns"] if has_time or column["name"] != "ts"]
     sources["held_out"] = {**log, "path": "held_out", "columns": columns}
-    given = {"strategy": "given", "test_source": "held_out", "validation": False}
+    given = {"strategy": "given", "test": "held_out", "validation": False}
     made = replacing(sources=sources, split=given)
     if has_time:
         check_config(made, RunRequest(WEEK))

@@ -63,7 +63,7 @@ def sliding_days(spark, window: int, **changes: object) -> dict[str, list[int]]:
         TYPES,
         [{"user": 1, "item": d, "__event_ts_ms": 19_000 * DAY_MS + d * DAY_MS} for d in range(12)],
     ).drop("__split")
-    days = {"train_days": 4, "validation_days": 1, "test_days": 2, "step_days": 3}
+    days = {"train": "4 days", "validation": "1 day", "test": "2 days", "step_days": 3}
     config = log_config(split={"strategy": "sliding", "window": window, **days, **changes})
     found: dict[str, list[int]] = {}
     for row in split_by_window(events, config.split).orderBy("item").collect():
@@ -78,7 +78,7 @@ def test_windows_of_a_backtest_slide_and_leave_out_past_and_future(spark):
         "test": [5, 6],
         "outside_window": [7, 8, 9, 10, 11],
     }
-    assert sliding_days(spark, 1, validation_days=None) == {
+    assert sliding_days(spark, 1, validation=False) == {
         "outside_window": [0, 1, 2, 9, 10, 11],
         "train": [3, 4, 5, 6],
         "test": [7, 8],
@@ -106,7 +106,7 @@ def test_given_validation_and_test_events_leave_their_future_out(spark, tmp_path
         events={"source": "log", "user": "user", "item": "item", "time": "ts"},
         joins=[],
         label=None,
-        split={"strategy": "given", "test_source": "test", "validation_source": "valid"},
+        split={"strategy": "given", "test": "test", "validation": "valid"},
         features=[
             {"name": "user", "column": "user", "role": "user"},
             {"name": "item", "column": "item", "role": "item"},
@@ -201,7 +201,7 @@ def test_durations_split_the_days_of_a_run_or_the_end_of_the_log(spark):
     assert count(DateRange(last, last), **by_hour) == {"train": 1, "validation": 1, "test": 2}
     # The log ends at 06:00: in hours, the last one that has begun is the end.
     assert count(None, validation="6 hours", test="6 hours")["test"] == 1
-    fractions = {"validation_fraction": 0.25, "test_fraction": 0.25}
+    fractions = {"validation": 0.25, "test": 0.25}
     assert count(DateRange(last, last), **fractions) == {"train": 2, "validation": 1, "test": 1}
 
 
@@ -241,7 +241,7 @@ def test_down_sampling_keeps_a_share_and_weights_make_up_for_it(spark):
         for split, n in (("train", 5000), ("test", 100))
         for i in range(n)
     ]
-    config = log_config(label=LABEL, down_sampling={"rate": 0.25})
+    config = log_config(label=LABEL, down_sampling=0.25)
     marked = mark_not_sampled(frame(spark, SKIPS_TYPES, rows), config)
     weighted = add_weights(marked, config, None).collect()
     kept = [r for r in weighted if r["__skip"] is None]
@@ -303,15 +303,13 @@ def test_weights_multiply_column_class_and_decay(spark):
     config = log_config(
         label=LABEL,
         weights={
-            "name": "w",
             "column": "dwell",
-            "positive": 8,
-            "negative": 0.5,
+            "by_class": [0.5, 8],
             "half_life_days": 10,
         },
     )
     found = add_weights(frame(spark, SKIPS_TYPES, rows), config, 20 * DAY_MS).collect()
-    assert {r["user"]: r["w"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}
+    assert {r["user"]: r["weight"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}
 
 
 VIDEO_COLUMNS = columns(user="int64", video="int64", column="int64?", ts="int64")
@@ -322,9 +320,8 @@ def columns_config(**events: object) -> BuildConfig:
     return behaviour_config(
         sources={"log": {"path": "log.tsv", "columns": VIDEO_COLUMNS}},
         events={"where": "column is not null", **log},
-        history={"max_len": 3},
-        histories=[{"name": "clicked", "columns": ["video"], "max_len": 5}],
-        most_frequent=[{"name": "column_videos", "column": "video", "k": 2}],
+        histories=[{"max_len": 3}, {"name": "clicked", "columns": ["video"], "max_len": 5}],
+        most_frequent=[{"name": "column_videos", "column": "video", "max_len": 2}],
         label={"column": "column", "at_least": 2},  # Clicks without a column need none.
         split={"strategy": "leave_one_out"},
         features=[

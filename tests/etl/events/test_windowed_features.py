@@ -19,14 +19,15 @@ VIEWS = {"column": "action", "one_of": ["view"]}
 ROLLING: list[dict[str, Any]] = [
     {"name": "user_events", "keys": ["user"]},
     {"name": "user_clicks_1d", "keys": ["user"], "where": CLICKS, "window_days": 1},
-    {"name": "item_ctr", "keys": ["item"], "where": CLICKS, "rate": {"a": 1, "b": 9}},
+    {"name": "item_ctr", "keys": ["item"], "where": CLICKS, "rate": [1, 9]},
     {
         "name": "item_ctr_12h",
         "keys": ["item"],
         "where": CLICKS,
         "window_days": 0.5,
         "delay_s": 7200,
-        "rate": {"a": 0.5, "b": 2, "out_of": VIEWS},
+        "rate": [0.5, 2],
+        "out_of": VIEWS,
     },
     {"name": "pair_dear", "keys": ["user", "item"], "where": {"column": "price", "at_least": 0.1}},
 ]
@@ -72,7 +73,7 @@ def test_null_keys_and_left_out_events_do_not_count(spark):
     config = behaviour_config(
         rolling=[
             {"name": "n", "keys": ["item"]},
-            {"name": "rate", "keys": ["item"], "where": CLICKS, "rate": {"a": 1, "b": 3}},
+            {"name": "rate", "keys": ["item"], "where": CLICKS, "rate": [1, 3]},
         ]
     )
     found = add_windowed_features(spark.createDataFrame(rows, schema), config).collect()

@@ -45,7 +45,7 @@ def make_config(tmp_path, allow=None, **changes):
     config = build_config(tmp_path, tmp_path).model_dump(mode="json")
     columns = config["sources"]["items"]["columns"]
     columns.append({"name": "sold_at", "type": "int64", "nullable": True})
-    contract = {"allow": allow or {}}
+    contract = {"allow": allow or []}
     return build_config(tmp_path, tmp_path, sources=config["sources"], contract=contract, **changes)
 
 
@@ -54,11 +54,11 @@ def test_a_join_without_a_match_is_refused_by_name(tmp_path):
     (found,) = find_unmatched(make_config(tmp_path), matches, {}, {})
     assert (found.rule, found.passed) == ("join users", False)
     assert found.received == "none of 42 events has an entry (unknown_key 40, null_key 2)"
-    allowed = make_config(tmp_path, {"unmatched": ["users"]})
+    allowed = make_config(tmp_path, ["users"])
     (found,) = find_unmatched(allowed, matches, {}, {})
     assert found.passed
-    assert found.received.endswith("; allowed by contract.allow.unmatched")
-    assert found.allowed_as == ("unmatched", "users")
+    assert found.received.endswith("; allowed by contract.allow")
+    assert found.allowed_as == "users"
     # A day without events has nothing to match.
     assert find_unmatched(make_config(tmp_path), {"users": {"matched": 0}}, {}, {}) == []
 
@@ -96,7 +96,7 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
 
 def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_bad_rows(tmp_path):
     config = build_config(tmp_path, tmp_path)
-    most = config.sources["ratings"].bad_rows.max_fraction
+    most = config.sources["ratings"].max_bad_rows
     counts = EventCounts(1000, {"train": 1000}, {}, None, delivered=1000)
     assert not find_late(config, replace(counts, late=round(1000 * most)))
     (found,) = find_late(config, replace(counts, late=round(1000 * most) + 1))
@@ -106,7 +106,7 @@ def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_ba
 
 
 def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):
-    split = {"strategy": "given", "test_source": "users"}
+    split = {"strategy": "given", "test": "users"}
     config = build_config(tmp_path, tmp_path).model_copy(update={"split": SplitConfig(**split)})
     none = EventCounts(1100, {"train": 100, "test": 1000}, {}, None)
     (found,) = find_test_in_log(config, replace(none, test_in_log=11))
@@ -133,14 +133,14 @@ def test_conversions_that_nothing_led_to_are_refused_with_why(tmp_path):
     assert found.rule == "conversions of label bought"
     assert found.received == "none of 12 makes a sample positive (outside_time 7, no_event 5)"
     assert find_unmatched(make_config(tmp_path, **BOUGHT), {}, {"bought": {"rows": 3}}, {}) == []
-    assert found.allowed_as == ("unmatched", "items")
+    assert found.allowed_as == "items"
 
 
 def test_empty_vocabularies_are_refused_unless_named_or_nothing_else_could_be(tmp_path):
     tokens = {"gender": 0, "tags": 4, "item": 2}
     (found,) = find_empty_vocabularies(make_config(tmp_path), tokens, ())
     assert (found.rule, found.passed) == ("vocabulary gender", False)
-    named = make_config(tmp_path, {"empty_vocabulary": ["gender"]})
+    named = make_config(tmp_path, ["gender"])
     assert all(result.passed for result in find_empty_vocabularies(named, tokens, ()))
     assert find_empty_vocabularies(make_config(tmp_path), tokens, {"users"}) == []
 
@@ -237,7 +237,7 @@ def test_constants_that_models_read_and_labels_of_one_class_are_refused(tmp_path
         settle(found)
     assert error.value.exit_code == ExitCode.INPUT_REFUSED
     assert error.value.what == "the data look wrong in 3 ways; nothing was published"
-    shown = "`contract: {allow: {constant: [gender, tags], one_class: [label]}}`"
+    shown = "`contract: {allow: [gender, tags, label]}`"
     assert shown in str(error.value.fix)
     assert "the last version stays current" in str(error.value.fix)
     assert "contract.rules" not in str(error.value.fix)
@@ -252,14 +252,14 @@ def test_weights_below_0_are_refused():
 
 
 def test_what_is_named_passes_and_so_does_what_follows_from_it(tmp_path):
-    allow = {"constant": ["gender", "tags"], "one_class": ["label"]}
+    allow = ["gender", "tags", "label"]
     found = find(make_config(tmp_path, allow))
     assert all(result.passed for result in found)
     assert settle(found) == tuple(found)
     # Nobody matched a user: their columns are null, and have no vocabulary.
     left = {result.rule for result in find(make_config(tmp_path), {"users"})}
     assert left == {"constant feature tags", "label label of one class"}
-    left = find(make_config(tmp_path, {"empty_vocabulary": ["tags"]}), {"users"})
+    left = find(make_config(tmp_path, ["tags"]), {"users"})
     assert [result.rule for result in left] == ["label label of one class"]
 
 
@@ -277,7 +277,7 @@ def test_a_run_of_one_day_may_have_one_weekday(tmp_path, part, is_refused):
 
 
 def test_labels_of_conversions_and_of_drawn_negatives(tmp_path):
-    names = {"unmatched": ["items"]}
+    names = ["items"]
     config = make_config(tmp_path, names, label={**BOUGHT["label"], "name": "label"})
     assert "label label of one class" not in {r.rule for r in find(config, {"items"})}
     assert "label label of one class" in {r.rule for r in find(config)}
@@ -291,18 +291,16 @@ def test_labels_of_conversions_and_of_drawn_negatives(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "name", "hint"),
+    ("name", "hint"),
     [
-        ("unmatched", "user", "did you mean 'users'"),
-        ("empty_vocabulary", "tag", "did you mean 'tags'"),
-        ("constant", "genders", "did you mean 'gender'"),
-        ("one_class", "labels", "did you mean 'label'"),
+        ("genders", "did you mean 'gender'"),
+        ("labels", "did you mean 'label'"),
     ],
 )
-def test_names_that_are_not_there_are_refused_before_anything_is_read(tmp_path, key, name, hint):
+def test_names_that_are_not_there_are_refused_before_anything_is_read(tmp_path, name, hint):
     with pytest.raises(ValidationError, match=hint) as error:
-        make_config(tmp_path, {key: [name]})
-    assert f"contract.allow.{key}" in str(error.value)
+        make_config(tmp_path, [name])
+    assert "contract.allow" in str(error.value)
 
 
 def count_ids(values: int, oov: int, rows: int = 40, bucketed: int = 0) -> dict[str, Any]:

@@ -287,7 +287,7 @@ def test_nulls_that_an_encoder_gives_a_number_are_nulls_of_the_contract(tmp_path
 
 
 def count_nulls(view: VersionView) -> str:
-    rules = [{"kind": "null_rate", "feature": "x", "maximum": 0}]
+    rules = [{"kind": "null_rate", "feature": "x", "max_rate": 0}]
     contract = ContractConfig.model_validate({"rules": rules, "leakage": None})
     config = build_config(view.directory, view.directory)
     (result,) = check_feature_rules(config.model_copy(update={"contract": contract}), view, None)

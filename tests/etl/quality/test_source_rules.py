@@ -82,18 +82,18 @@ LOG_RULES = [
     ({"kind": "range", "column": "tags", "maximum": 20}, False, "1 of 3"),
     ({"kind": "domain", "column": "word", "one_of": ["a", "b"]}, False, "such as 'c'"),
     ({"kind": "domain", "column": "tags", "one_of": [10, 20, 30]}, True, "0 of 3"),
-    ({"kind": "null_rate", "column": "word", "maximum": 0.25}, True, "1 of 4"),
-    ({"kind": "null_rate", "column": "tags", "maximum": 0.2}, False, "1 of 4"),
-    ({"kind": "unique", "columns": ["id"]}, False, "1 of 4"),
-    ({"kind": "unique", "columns": ["id", "word"]}, True, "0 of 3"),
+    ({"kind": "null_rate", "column": "word", "max_rate": 0.25}, True, "1 of 4"),
+    ({"kind": "null_rate", "column": "tags", "max_rate": 0.2}, False, "1 of 4"),
+    ({"kind": "unique", "column": "id"}, False, "1 of 4"),
+    ({"kind": "unique", "column": ["id", "word"]}, True, "0 of 3"),
     ({"kind": "references", "column": "id", "dictionary": "keys"}, False, "such as '4'"),
     ({"kind": "references", "column": "id", "dictionary": "keys", "max_rate": 0.25}, True, "1 of"),
-    ({"kind": "volume", "min_rows": 5}, False, "4 rows"),
+    ({"kind": "volume", "minimum": 5}, False, "4 rows"),
     ({"kind": "volume", "max_change_percent": 50}, True, "-50.0 %"),
     ({"kind": "volume", "max_change_percent": 49}, False, "8 before"),
-    ({"kind": "freshness", "column": "ts", "max_age_hours": 22}, True, "22.0 h old"),
-    ({"kind": "freshness", "column": "ts", "max_age_hours": 21.9}, False, "1970-01-01T02:00"),
-    ({"kind": "freshness", "column": "ts", "max_age_hours": 99, "date": "1969-12-31"}, False,
+    ({"kind": "freshness", "column": "ts", "maximum": 22}, True, "22.0 h old"),
+    ({"kind": "freshness", "column": "ts", "maximum": 21.9}, False, "1970-01-01T02:00"),
+    ({"kind": "freshness", "column": "ts", "maximum": 99, "date": "1969-12-31"}, False,
      "2.0 h ahead"),
 ]  # fmt: skip
 
@@ -107,8 +107,8 @@ def test_each_kind_of_rule_in_one_pass(read):
 
 
 def test_freshness_needs_a_day_unless_the_wall_clock_is_asked_for(read):
-    rule = {"kind": "freshness", "source": "log", "column": "ts", "max_age_hours": 1}
+    rule = {"kind": "freshness", "source": "log", "column": "ts", "maximum": 1}
     with pytest.raises(ConfigError, match="--date"):
         check(read, rule, run_date=None)
-    (result,) = check(read, {**rule, "clock": "wall"}, run_date=None)
+    (result,) = check(read, {**rule, "date": "now"}, run_date=None)
     assert not result.passed  # more than an hour since 1970

@@ -57,7 +57,8 @@ def make(**changes: Any) -> BuildConfig:
             {
                 "source": "prices",
                 "column": "item",
-                "as_of": {"valid_from": "since", "valid_to": "until"},
+                "valid_from": "since",
+                "valid_to": "until",
             }
         ],
         "histories": [{"name": "clicked", "columns": ["ts"]}],
@@ -83,7 +84,7 @@ def make(**changes: Any) -> BuildConfig:
                           "prepared": {"ts": {"kind": "date_part", "part": "weekday"}}}},
         ],
         "contract": {"rules": [{"kind": "freshness", "source": "orders", "column": "at",
-                                "max_age_hours": 9, "clock": "wall"}]},
+                                "maximum": 9, "clock": "wall"}]},
     }  # fmt: skip
     return BuildConfig.model_validate({**data, **changes})
 
@@ -150,7 +151,7 @@ def features(encoding: dict[str, Any]) -> list[dict[str, Any]]:
         {"type": "timestamp", "unit": "ms"},
         {"type": "timestamp", "features": features({"unit": "us"})},
         {"unit": "ms", "features": features({"unit": "s"})},
-        {"unit": "ms", "split": {"strategy": "given", "test_source": "given"}},
+        {"unit": "ms", "split": {"strategy": "given", "test": "given"}},
     ],
 )
 def test_a_time_has_one_unit(changes):
@@ -179,7 +180,7 @@ def test_dates_in_another_unit_are_refused_with_both_readings(column, unit):
 def test_dates_of_features_and_rules_are_checked_too():
     alone = make(label=None, joins=[], contract={"rules": [
         {"kind": "freshness", "source": "orders", "column": "at",
-         "max_age_hours": 9, "clock": "wall"}]}, features=features({"unit": "us"}))  # fmt: skip
+         "maximum": 9, "clock": "wall"}]}, features=features({"unit": "us"}))  # fmt: skip
     with pytest.raises(InputDataError, match=r"log\.ts are no dates in microseconds") as refused:
         judge(alone)
     assert "say in which unit they are (features.hour.encoding)" in refused.value.render()
@@ -228,7 +229,7 @@ def test_times_of_the_config_are_in_the_unit_of_what_they_bound(unit, wrong, rig
     conversion = {"source": "orders", "keys": {"user": "buyer"}, "time": "at", "within_hours": 1}
 
     def bound(test: int | str, validation: int | str, until: int) -> BuildConfig:
-        split = {"strategy": "temporal", "test_from_ts": test, "validation_from_ts": validation}
+        split = {"strategy": "temporal", "test": test, "validation": validation}
         label = {"conversion": {**conversion, "until_ts": until}}
         return make(unit=unit, split=split, label=label)
 
@@ -279,7 +280,7 @@ def count(spark, folder: Path, **log: Any):
 
 
 def test_times_of_another_unit_than_the_others_are_bad_rows(spark, mixed):
-    found = count(spark, mixed, bad_rows={"max_fraction": 0.05})
+    found = count(spark, mixed, max_bad_rows=0.05)
     assert found.counts["log"].read == 201
     assert found.counts["log"].bad == {"not_int64:user": 1, "other_unit:ts": 3}
     lines = [row["line"] for row in found.sources["log"].bad.where("reason like 'o%'").collect()]
@@ -287,10 +288,10 @@ def test_times_of_another_unit_than_the_others_are_bad_rows(spark, mixed):
     assert found.sources["log"].good.count() == 197
 
 
-@pytest.mark.parametrize("policy", [{"max_fraction": 0.01}, {"policy": "fail", "max_fraction": 1}])
-def test_more_times_of_another_unit_than_bad_rows_may_be_are_refused(spark, mixed, policy):
+@pytest.mark.parametrize("budget", [0.01, 0])
+def test_more_times_of_another_unit_than_bad_rows_may_be_are_refused(spark, mixed, budget):
     with pytest.raises(InputDataError, match=r"log\.ts are of several units") as refused:
-        count(spark, mixed, bad_rows=policy)
+        count(spark, mixed, max_bad_rows=budget)
     assert "197 are dates in seconds; 3 are not" in refused.value.render()
 
 

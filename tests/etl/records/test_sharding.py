@@ -34,7 +34,7 @@ DAY_MS = 24 * 3600 * 1000
 def make_config(**output: Any):
     features = [feature("user", "user", "user"), feature("item", "item", "item")]
     features.append(feature("ts", "ts", "id", kind="identity"))
-    config = build_config(Path("logs"), Path("datasets"), seen=False, history=None, label=None,
+    config = build_config(Path("logs"), Path("datasets"), seen=False, histories=[], label=None,
                           features=features)  # fmt: skip
     return change_keys(config, {f"output.{key}": value for key, value in output.items()})
 
@@ -98,7 +98,7 @@ def test_by_time_shards_are_ranges_of_time_and_even(records):
 
 
 def test_grouped_records_of_a_user_are_adjacent_in_one_shard_by_time_of_the_log(records):
-    shards = place(records, make_config(group_by="user", shards=5))["train"]
+    shards = place(records, make_config(order="user", shards=5))["train"]
     places = defaultdict(set)
     for number, shard in enumerate(shards):
         users = [row["user"] for row in shard]
@@ -125,7 +125,7 @@ def test_partitions_hold_their_day_alone_and_the_catalogue_has_none(records):
     "output",
     [
         {"order": "time", "shards": 3},
-        pytest.param({"group_by": "user", "shards": 3}, marks=pytest.mark.exhaustive),
+        pytest.param({"order": "user", "shards": 3}, marks=pytest.mark.exhaustive),
         pytest.param(
             {"partition_by": ["date", "item"], "shard_bytes": 10_000},
             marks=pytest.mark.exhaustive,

@@ -145,8 +145,8 @@ LIKED = {**PAST, "where": {"column": "rating", "at_least": 2}}
         {"negatives": {"strategy": "popularity", "per_positive": 1, "splits": ["test"]}},
         {"negatives": {"strategy": "exposure", "per_positive": 1}, "output.partition_by": ["date"]},
         {"label": None, "train_samples": 3, "output.record_type": "SequenceExample"},
-        {"label": None, "train_samples": "last", "history": None, "histories": [PAST]},
-        {"train_samples": 3, "history": None, "histories": [LIKED], "output.compression": "gzip"},
+        {"label": None, "train_samples": "last", "histories": [PAST]},
+        {"train_samples": 3, "histories": [LIKED], "output.compression": "gzip"},
     ],
 )
 def test_a_build_counts_the_records_that_it_writes(spark, tmp_path, changes):

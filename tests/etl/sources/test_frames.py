@@ -141,8 +141,7 @@ def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
 def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
     bytes_ = pa.array([b"ok", b"\xff", None], pa.binary())
     write(tmp_path, x=bytes_, id=["1", "2", "3"], n=pa.array(["12_3 4", "_3", "5"]))
-    pair = {"name": "c", "default": 0}
-    clicks = column("list<int64>", "n", separator=" ", pair=pair)
+    clicks = column("list<int64>", "n", separator=" ", pair="c", pair_default=0)
     source = read(spark, tmp_path, declare(INT, column("string"), clicks, format="parquet"))
     assert good(source) == [(1, "ok", [12, 4], [3, 0])]
     assert reasons(source) == ["not_utf8:x", "null:x"]

@@ -186,7 +186,7 @@ def configure(tmp_path: Path, **source: Any) -> BuildConfig:
 
 
 def of_jdbc(tmp_path: Path, **options: Any) -> BuildConfig:
-    jdbc = {"url": DATABASE, "table": "USERS"}
+    jdbc = {"url": DATABASE, "dbtable": "USERS"}
     return configure(tmp_path, format="jdbc", jdbc=jdbc, **options)
 
 

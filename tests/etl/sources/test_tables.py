@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.etl.sources import JdbcConfig
 from jobs.support.spark_session import java_options
 from tests.etl.sources.databases import (
     USER,
@@ -75,7 +74,7 @@ ITEMS = [
 
 
 def source(**jdbc: Any) -> Any:
-    options = {"url": DERBY, "table": "ITEMS", **jdbc}
+    options = {"url": DERBY, "dbtable": "ITEMS", **jdbc}
     return declare(*ITEMS, format="jdbc", jdbc=options, new_columns="ignore")
 
 
@@ -103,12 +102,12 @@ def test_a_table_is_read_by_declared_types(spark, tmp_path, derby):
 def test_options_of_spark_and_a_select_in_the_place_of_a_table(spark, tmp_path, derby):
     table = "(SELECT * FROM ITEMS WHERE ID BETWEEN 1 AND 40) chosen"
     cuts = {"partitionColumn": "id", "lowerBound": "1", "upperBound": "40", "numPartitions": "4"}
-    rows = read(spark, tmp_path, source(table=table, options=cuts))
+    rows = read(spark, tmp_path, source(dbtable=table, **cuts))
     sizes = [len(part) for part in rows.good.rdd.glom().collect()]
     assert sum(sizes) == 40
     assert len(sizes) == 4
     assert min(sizes) >= 7
-    assert outcomes(rows) == outcomes(read(spark, tmp_path, source(table=table)))
+    assert outcomes(rows) == outcomes(read(spark, tmp_path, source(dbtable=table)))
 
 
 @pytest.fixture
@@ -131,7 +130,7 @@ def test_times_without_a_zone_are_utc_whatever_the_zone_of_the_machine(
     midnight = 1_709_251_200_000
     ends = {"lowerBound": "2024-02-29 00:00:00", "upperBound": "2024-03-02 00:00:00"}
     for options in ({}, {"partitionColumn": "clicked", "numPartitions": "2", **ends}):
-        jdbc = {"url": DERBY, "table": table, "options": options}
+        jdbc = {"url": DERBY, "dbtable": table, **options}
         config = declare(INT, at, format="jdbc", jdbc=jdbc)
         rows = sorted(good(read(spark, tmp_path, config)))
         assert rows == [(1, midnight + 1_800_000), (2, midnight - 1_800_000)]
@@ -148,8 +147,8 @@ def test_java_is_started_in_utc_where_no_hour_is_missing():
     ("jdbc", "error"),
     [
         ({"url": "jdbc:nosuchdb://h/x"}, ConfigError),
-        ({"options": {"driver": "no.such.Driver"}}, ConfigError),
-        ({"table": "NO_SUCH_TABLE"}, InputDataError),
+        ({"driver": "no.such.Driver"}, ConfigError),
+        ({"dbtable": "NO_SUCH_TABLE"}, InputDataError),
         ({"user_env": "SLUICE_NOT_SET"}, ConfigError),
     ],
 )
@@ -169,14 +168,14 @@ def test_what_a_database_refuses_has_its_code(spark, tmp_path, derby, jdbc, erro
 )
 def test_a_url_with_credentials_is_refused(url):
     with pytest.raises(ValidationError):
-        JdbcConfig(url=url, table="t")
+        source(url=url)
     with pytest.raises(ValidationError):
-        JdbcConfig(url=DERBY, table="t", options={"Password": "hunter2"})
+        source(Password="hunter2")
 
 
 def test_urls_without_credentials_pass():
     for url in (DERBY, "jdbc:postgresql://h:5432/db?ssl=true", "jdbc:oracle:thin:@//h:1521/x"):
-        assert JdbcConfig(url=url, table="t").url == url
+        assert source(url=url).jdbc["url"] == url
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +195,8 @@ def postgres(spark) -> Iterator[Postgres]:
 
 
 def postgres_source(server: Postgres, **jdbc: Any) -> Any:
-    options = {"driver": "org.postgresql.Driver", **jdbc.pop("options", {})}
-    place = {"url": server.url, "table": "items", "user_env": "SLUICE_DB_USER"}
-    return source(**{**place, **jdbc, "options": options})
+    place = {"url": server.url, "dbtable": "items", "user_env": "SLUICE_DB_USER"}
+    return source(**{"driver": "org.postgresql.Driver", **place, **jdbc})
 
 
 def test_postgresql_is_read_in_parts_by_a_password_from_the_environment(
@@ -209,7 +207,7 @@ def test_postgresql_is_read_in_parts_by_a_password_from_the_environment(
     monkeypatch.setenv("SLUICE_DB_PASSWORD", postgres.password)
     expected = [(i, f"item {i}", i / 4) for i in range(1, 51)]
     cuts = {"partitionColumn": "id", "lowerBound": "1", "upperBound": "50", "numPartitions": "5"}
-    config = postgres_source(postgres, password_env="SLUICE_DB_PASSWORD", options=cuts)
+    config = postgres_source(postgres, password_env="SLUICE_DB_PASSWORD", **cuts)
     rows = read(spark, tmp_path, config)
     assert rows.rows.rdd.getNumPartitions() == 5
     assert sorted(good(rows)) == expected
@@ -222,7 +220,7 @@ def test_postgresql_refuses_to_write_and_strangers(spark, tmp_path, postgres, mo
     monkeypatch.setenv("SLUICE_DB_USER", USER)
     monkeypatch.setenv("SLUICE_DB_PASSWORD", postgres.password)
     spoiling = postgres_source(
-        postgres, table="(SELECT spoil() AS id, 'x' AS title, 1 AS price) chosen",
+        postgres, dbtable="(SELECT spoil() AS id, 'x' AS title, 1 AS price) chosen",
         password_env="SLUICE_DB_PASSWORD",
     )  # fmt: skip
     # A driver added to a running session keeps Spark from passing on what it threw.

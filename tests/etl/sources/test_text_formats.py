@@ -344,7 +344,8 @@ CLICKS = {
     "name": "videos",
     "type": "list<int64>",
     "separator": " ",
-    "pair": {"name": "channels", "default": -1},
+    "pair": "channels",
+    "pair_default": -1,
 }
 
 
@@ -371,14 +372,14 @@ def test_sequences_give_two_aligned_lists(spark, tmp_path):
 
 
 def test_one_click_gives_two_columns_and_its_name_is_free(spark, tmp_path):
-    pair = {"name": "channel", "type": "string", "separator": "::", "default": "none"}
-    video = {"name": "video", "type": "string", "pair": pair, "nullable": True}
-    (tmp_path / "in").write_text("1\tv_1::news\n2\tv_2\n3\t\n4\tv::\n5\t::news\n")
+    pair = {"pair": "channel", "pair_default": "none"}
+    video = {"name": "video", "type": "string", **pair, "nullable": True}
+    (tmp_path / "in").write_text("1\tv::1_news\n2\tv2\n3\t\n4\tv_\n5\t_news\n")
     config = declare(INT, video)
     assert config.column_types == {"id": "int64", "video": "string", "channel": "string"}
     assert outcomes(read(spark, tmp_path, config)) == [
-        (1, "v_1", "news"),
-        (2, "v_2", "none"),
+        (1, "v::1", "news"),
+        (2, "v2", "none"),
         (3, None, None),
         "malformed_entry:video",
         "missing_value:video",

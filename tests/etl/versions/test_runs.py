@@ -38,7 +38,7 @@ FEATURES = [
 ]
 
 
-BY_TIMES = {"strategy": "hash", "key": "ts", "test_fraction": 0.3, "validation": False}
+BY_TIMES = {"strategy": "hash", "key": "ts", "test": 0.3, "validation": False}
 
 
 def write_days(folder: Path, days: range, extra: tuple[str, ...] = ()) -> Path:
@@ -54,7 +54,7 @@ def write_days(folder: Path, days: range, extra: tuple[str, ...] = ()) -> Path:
 
 def dated_config(logs: Path, root: Path, **output: Any):
     config = build_config(logs, root, features=FEATURES, joins=[], label=None, split={
-        "strategy": "temporal", "validation": False, "test_from_ts": 2 * DAY_S,
+        "strategy": "temporal", "validation": False, "test": 2 * DAY_S,
     })  # fmt: skip
     changes = {f"output.{key}": value for key, value in {"shards": 1, **output}.items()}
     return change_keys(config, changes)
@@ -80,7 +80,7 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
     logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
     config = dated_config(logs, root)
     first = build_dataset(spark, config)
-    other_session = change_keys(config, {"spark.shuffle_partitions": 3})
+    other_session = change_keys(config, {"spark": {"sql.shuffle.partitions": 3}})
     with caplog.at_level(logging.INFO, "sluice.build"):
         again = build_dataset(spark, other_session)
     assert (again.version, again.is_new) == (first.version, False)
@@ -170,7 +170,7 @@ def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lo
 def test_fractions_of_a_dated_run_go_by_its_own_days(spark, tmp_path):
     """Day 2 alone, with two days before it and one after it in the log."""
     config = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets")
-    split = {"strategy": "temporal", "test_fraction": 0.25, "validation_fraction": 0.25}
+    split = {"strategy": "temporal", "test": 0.25, "validation": 0.25}
     result = build_dataset(spark, change_keys(config, {"split": split}), request=days(2))
     times = {split: read_times(result, split) for split in ("train", "validation", "test")}
     assert {split: len(found) for split, found in times.items()} == {
@@ -233,7 +233,7 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
     assert not {"catalog", "users"} & result.manifest.run.reused_rows.keys()
     # Shards of two configs do not mix.
     features = (config.features[0], *config.features[2:])
-    changed = config.model_copy(update={"history": None, "features": features})
+    changed = config.model_copy(update={"histories": (), "features": features})
     with pytest.raises(ConfigError, match="history"):
         build_dataset(spark, changed, request=days(1))
     with pytest.raises(ConfigError, match="--date"):
@@ -317,8 +317,8 @@ def test_the_day_of_the_clock_counts_where_it_bounds_a_column(tmp_path, monkeypa
 
 def test_ages_up_to_now_are_checked_although_nothing_has_changed(spark, tmp_path, monkeypatch):
     hours = time.time() / 3600 + 1
-    rule = {"kind": "freshness", "source": "ratings", "column": "ts", "clock": "wall"}
-    contract = {"rules": [{**rule, "max_age_hours": hours}]}
+    rule = {"kind": "freshness", "source": "ratings", "column": "ts", "date": "now"}
+    contract = {"rules": [{**rule, "maximum": hours}]}
     config = build_config(write_logs(tmp_path / "logs"), tmp_path / "out", contract=contract)
     first = build_dataset(spark, config)
     later = (time.time() + 2 * 3600) * 1000

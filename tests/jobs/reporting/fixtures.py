@@ -380,7 +380,7 @@ def _source() -> SourceSnapshot:
     return SourceSnapshot(
         inputs=inputs,
         event_ts_ms_range=(956_703_932_000, 1_046_454_590_000),
-        config={"name": "demo", "events": {"source": "ratings"}, "split": {"test_source": None}},
+        config={"name": "demo", "events": {"source": "ratings"}, "split": {"test": None}},
         config_sha256="0badcafe" * 8,
         tables=(InputTable("prices", "shop.prices", "delta:7:1790000000.0"),),
     )

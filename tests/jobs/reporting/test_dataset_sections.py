@@ -43,7 +43,7 @@ def test_rows_that_have_no_reason_are_told(finished):
 def test_a_given_test_set_counts_as_events(finished):
     counts = finished.manifest.counts
     manifest = _with_counts(finished.manifest, read={**counts.read, "held_out": 5})
-    config = {**manifest.source.config, "split": {"test_source": "held_out"}}
+    config = {**manifest.source.config, "split": {"test": "held_out"}}
     manifest = replace(manifest, source=replace(manifest.source, config=config))
     assert sum(event_steps(manifest)[0].kept.values()) == counts.read["ratings"] + 5
 

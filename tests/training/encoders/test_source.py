@@ -80,10 +80,10 @@ def test_lists_that_stand_side_by_side_come_from_histories_pairs_and_imports() -
     specs.append(FeatureSpec("clicks_count", "int64", "user"))
     columns = [ColumnEncoding(spec.name, spec.name, "int64") for spec in specs[:-1]]
     columns.append(ColumnEncoding("clicks_count", "clicks", "int64"))
-    history = {"name": "bought", "columns": ["price"], "gaps": {"name": "bought_age"}}
+    history = {"name": "bought", "columns": ["price"], "gaps": "s"}
     config = {
         "histories": [history, {"name": "tags", "columns": [], "gaps": None}],
-        "sources": {"log": {"columns": [{"name": "clicks", "pair": {"name": "columns"}}]}},
+        "sources": {"log": {"columns": [{"name": "clicks", "pair": "columns"}]}},
         "aligned": [["items", "times"]],
     }
     schema = FeatureSchema(tuple(specs))

@@ -149,7 +149,7 @@ def test_items_that_know_what_came_later_are_told(tiny_manifest: Manifest) -> No
     columns = [{"name": "id"}, {"name": "kinds"}]
     made = {
         "features": [{"name": "genres", "column": "kinds"}, {"name": "movie_id", "column": "id"}],
-        "joins": [{"source": "items", "column": "id", "as_of": {"valid_from": "t"}}],
+        "joins": [{"source": "items", "column": "id", "valid_from": "t"}],
         "sources": {"items": {"key": "id", "columns": columns}},
     }
     for build in (made, {**made, "joins": [], "rolling": [{"name": "kinds"}]}):

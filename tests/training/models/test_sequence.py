@@ -374,7 +374,7 @@ def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) ->
     def built(**config: Any) -> Manifest:
         return replace(tiny_manifest, source=replace(tiny_manifest.source, config=config))
 
-    made = {"history": {"name": "history"}}
+    made = {"histories": [{"name": "history"}]}
     for samples in (8, "last"):  # Pieces as long as the history, or one alone.
         require_held_out(SASRecConfig(), pairs, built(**made, train_samples=samples))
     with pytest.raises(ConfigError, match="max_len or more"):
@@ -390,14 +390,13 @@ def test_pairs_cannot_be_held_out_of_later_histories(tiny_manifest: Manifest) ->
 def test_rows_that_lose_or_repeat_targets_are_told(tiny_manifest: Manifest) -> None:
     assert tiny_manifest.schema["history"].max_len == 8
 
-    def notes(config: Any, samples: Any, key: str = "history") -> str:
-        made = {key: [{"name": "history"}], "train_samples": samples}
+    def notes(config: Any, samples: Any) -> str:
+        made = {"histories": [{"name": "history"}], "train_samples": samples}
         built_by = {"train_samples": "all"} if samples is None else made
         source = replace(tiny_manifest.source, config=built_by)
         return " ".join(build(config, replace(tiny_manifest, source=source)).notes)
 
     assert "many times in an epoch" in notes(SASRecConfig(), "all")
-    assert "many times in an epoch" in notes(SASRecConfig(), "all", "histories")
     assert "no targets" in notes(SASRecConfig(every_position=False), 5)
     assert "no targets" in notes(ComiRecConfig(interests=2), "last")
     assert "targets of several rows" in notes(SASRecConfig(), 5)

@@ -33,7 +33,7 @@ COLUMNS = [
     {"name": "price", "type": "float32"},
     {"name": "flag", "type": "string"},
     {"name": "videos", "type": "list<int64>", "separator": " ",
-     "pair": {"name": "channels", "type": "int64", "separator": "_", "default": 0}},
+     "pair": "channels", "pair_default": 0},
     {"name": "tags", "type": "list<string>", "separator": ";"},
     {"name": "seen_at", "type": "int64"},
 ]  # fmt: skip
