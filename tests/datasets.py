@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from conf.artefacts.counted_keys import COUNT_COLUMNS
 
+from conf.artefacts.train_counts import COUNT_COLUMNS
 from conf.manifest import (
     DatasetKeys,
     Manifest,

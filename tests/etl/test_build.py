@@ -244,7 +244,7 @@ def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_
         sources__ratings__columns__2__nullable=True,
         label={"column": "rating", "at_least": 1},
         negatives={"strategy": "uniform", "per_positive": 3, "not_seen": "all"},
-        weights={"negative": 0.5},
+        weights={"by_class": [0.5, 1]},
     )
     result = build_dataset(spark, config)
     manifest = result.manifest
