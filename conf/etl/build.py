@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from conf.config_base import Name, Strict
-from conf.etl.contract import ContractConfig
-from conf.etl.contract_references import check_contract_references
+from conf.etl.contract import ContractConfig, check_contract_references
 from conf.etl.encodings import FeatureConfig, find_counted_lists
 from conf.etl.events import (
     EventsConfig,

@@ -17,9 +17,6 @@ from conf.etl.split import SplitConfig
 if TYPE_CHECKING:
     from conf.etl.build import BuildConfig
 
-SPLIT_BOUNDS = ("validation", "test")
-"""Keys of `split` that may be times of the log."""
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TimeUse = Literal["event", "conversion", "entry", "end", "feature", "rule"]
@@ -57,7 +54,7 @@ def settle_split(split: SplitConfig, known: _Parts) -> SplitConfig:
     events = known.get("events")
     if events is None or events.time is None or events.source not in known.get("sources", ()):
         return split
-    given = {key: getattr(split, key) for key in SPLIT_BOUNDS}
+    given = {"validation": split.validation, "test": split.test}
     unit = timedelta(milliseconds=known["sources"][events.source].ms_per_unit(events.time))
     numbers = {
         # Rounded up: what a coarser unit cannot say begins with its next number.

@@ -29,7 +29,7 @@ from conf.dates import (
 from conf.errors import ConfigError, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.sources import EPOCH_UNITS
-from conf.etl.time_columns import SPLIT_BOUNDS, TimeColumn, find_time_columns
+from conf.etl.time_columns import TimeColumn, find_time_columns
 from etl.quality.lint import Finding, warning
 from etl.sources.bad_rows import SourceCounts, count_rows
 from etl.sources.source import REASON_COLUMN, Source
@@ -282,7 +282,10 @@ def _check_bounds(config: BuildConfig, columns: Values) -> None:
     """
     events, split = config.events, config.split
     place = (events.source, events.time or "")
-    given = [(f"split.{key}", getattr(split, key), place) for key in SPLIT_BOUNDS]
+    bounds = {"validation": split.validation_from_ts, "test": split.test_from_ts}
+    given: list[tuple[str, Any, tuple[str, str]]] = [
+        (f"split.{key}", bound, place) for key, bound in bounds.items()
+    ]
     for label in config.all_labels:
         if rule := label.conversion:
             key = f"`until_ts` of label {label.name!r}"

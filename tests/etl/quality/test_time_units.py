@@ -234,8 +234,8 @@ def test_times_of_the_config_are_in_the_unit_of_what_they_bound(unit, wrong, rig
         return make(unit=unit, split=split, label=label)
 
     for key, times in (
-        (r"split\.test_from_ts", (wrong, right, right)),
-        (r"split\.validation_from_ts", (right, wrong, right)),
+        (r"split\.test", (wrong, right, right)),
+        (r"split\.validation", (right, wrong, right)),
         ("`until_ts`", (right, right, wrong)),
     ):
         with pytest.raises(ConfigError, match=f"{key}.* of another unit") as refused:
