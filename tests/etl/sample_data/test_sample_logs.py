@@ -104,12 +104,13 @@ def test_the_config_alone_decides_the_bytes_of_every_file(tmp_path):
     for name, seed in (("one", 7), ("same", 7), ("other", 8)):
         seen: list[int] = []
         write_sample(replace(SMALL, seed=seed), tmp_path / name, on_ratings=seen.append)
-        write_clicks(plan_clicks(3_000, 200, seed=seed), tmp_path / name / "clicks")
+        write_clicks(plan_clicks(3_000, 200, seed=seed), tmp_path / f"{name}-clicks")
         assert (len(seen), sum(seen)) == (len(plan_chunks(SMALL)), SMALL.ratings)
-    one, same, other = (read_all(tmp_path / name) for name in ("one", "same", "other"))
-    assert one == same
-    assert {"users.dat", "movies.dat", "ratings.dat", "clicks/clicks.tsv"} < set(one)
-    assert all(one[name] != other[name] for name in one)
+    for kind, count in (("", 4), ("-clicks", 2)):
+        one, same, other = (read_all(tmp_path / f"{n}{kind}") for n in ("one", "same", "other"))
+        assert one == same
+        assert len(one) == count
+        assert all(one[name] != other[name] for name in one)
 
 
 @pytest.fixture(scope="module")

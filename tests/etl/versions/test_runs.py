@@ -272,7 +272,7 @@ def test_an_input_that_changes_while_it_is_read_publishes_nothing(spark, tmp_pat
 
     with pytest.raises(InputDataError, match="changed while it was read") as refused:
         build_dataset(spark, config, arrive_late)
-    assert (refused.value.exit_code, "ratings.dat was written" in str(refused.value)) == (3, True)
+    assert (refused.value.exit_code, "ratings.dat" in str(refused.value)) == (3, True)
     assert published_versions(root / config.name) == []
     assert not list((root / config.name / "versions").iterdir())
 
