@@ -177,10 +177,13 @@ def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
     )
 
 
-def _in_time(conversion: ConversionConfig) -> WindowSpec:
+def _in_time(conversion: ConversionConfig, *, newest_first: bool = False) -> WindowSpec:
     """Rows of the same keys in order: at one moment the event precedes a conversion."""
     same = Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
-    return same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
+    time, converted = F.col(EVENT_TS_COLUMN), F.col(_CONVERTED)
+    if newest_first:
+        return same.orderBy(time.desc_nulls_last(), converted.desc_nulls_last())
+    return same.orderBy(time.asc_nulls_first(), converted.asc_nulls_first())
 
 
 def _window_ms(conversion: ConversionConfig) -> int:
@@ -197,7 +200,10 @@ def _add_conversion_label(
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
     # A null is no key: conversions that lack one are no event's.
     conversions = conversions.where(~_lacks_key(conversion.keys))
-    following = _in_time(conversion).rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    # Newest first: a frame that ends with the partition is gone through anew for each row.
+    following = _in_time(conversion, newest_first=True).rowsBetween(
+        Window.unboundedPreceding, Window.currentRow
+    )
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()
