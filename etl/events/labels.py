@@ -22,6 +22,7 @@ from etl.events.columns import (
     GIVEN_VALIDATION_COLUMN,
     NOT_SAMPLED_COLUMN,
     leave_out_samples,
+    running_and_whole,
     spread_lone,
 )
 from etl.events.conditions import matches
@@ -119,11 +120,7 @@ def _count(
     may_be = F.col(DROP_COLUMN).isNull() & F.coalesce(skipped.isin(*_UNKNOWN), F.lit(True))
     timed = events.select(*conversion.keys, EVENT_TS_COLUMN, may_be.alias(_IS_SAMPLE))
     both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
-    order = _in_time(conversion)
-    until, whole = (
-        order.rowsBetween(Window.unboundedPreceding, end)
-        for end in (Window.currentRow, Window.unboundedFollowing)
-    )
+    until, whole = running_and_whole(_in_time(conversion))
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
     dated = both.withColumns({
         "__first_ms": F.min(event_ms).over(whole),
@@ -201,9 +198,7 @@ def _add_conversion_label(
     # A null is no key: conversions that lack one are no event's.
     conversions = conversions.where(~_lacks_key(conversion.keys))
     # Newest first: a frame that ends with the partition is gone through anew for each row.
-    following = _in_time(conversion, newest_first=True).rowsBetween(
-        Window.unboundedPreceding, Window.currentRow
-    )
+    following, _ = running_and_whole(_in_time(conversion, newest_first=True))
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()
