@@ -223,7 +223,7 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
     is_kept, event = F.col(DROP_COLUMN).isNull(), F.struct(EVENT_TS_COLUMN, POSITION_COLUMN)
     previous = F.last(F.when(is_kept, event), ignorenulls=True).over(before)
     pause = F.col(EVENT_TS_COLUMN) - previous[EVENT_TS_COLUMN]
-    begins = is_kept & (pause.isNull() | (pause > _gap_ms(sessions)))
+    begins = is_kept & ~F.coalesce(pause <= _gap_ms(sessions), F.lit(False))
     first = F.last(F.when(F.col("__begins"), event), ignorenulls=True).over(so_far)
     # Named by its start, not its number: a run that reads fewer days gives the same name.
     start = F.concat_ws("-", F.col(user).cast("string"), F.col("__first")[EVENT_TS_COLUMN])
