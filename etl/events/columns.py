@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
@@ -15,6 +16,7 @@ from conf.etl.sources import is_list_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
 
 EVENT_TS_COLUMN = "__event_ts_ms"
 """Time of the event, milliseconds since 1970, null where it has none."""
@@ -66,6 +68,12 @@ def drop_events(events: DataFrame, reason: Column) -> DataFrame:
 def leave_out_samples(events: DataFrame, reason: Column) -> DataFrame:
     """Marks events as no samples where `reason` is not null; the first reason stays."""
     return events.withColumn(NOT_SAMPLED_COLUMN, F.coalesce(F.col(NOT_SAMPLED_COLUMN), reason))
+
+
+def running_and_whole(in_order: WindowSpec) -> tuple[WindowSpec, WindowSpec]:
+    """Frames up to each row, and of all rows, for which Spark goes through the rows but once."""
+    first, last = Window.unboundedPreceding, Window.unboundedFollowing
+    return in_order.rowsBetween(first, Window.currentRow), in_order.rowsBetween(first, last)
 
 
 def spread_lone(is_lone: Column, time: str = EVENT_TS_COLUMN) -> Column:

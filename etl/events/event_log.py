@@ -27,6 +27,7 @@ from etl.events.columns import (
     add_row_identity,
     drop_events,
     is_sample,
+    running_and_whole,
 )
 from etl.events.conditions import (
     condition_columns,
@@ -170,8 +171,7 @@ def _add_positions(events: DataFrame, config: BuildConfig) -> DataFrame:
     # Ties in time are broken by the position in the input: the declared order.
     order = [*_given_sources(config), *([time] if time else []), ORDER_COLUMN]
     in_order = Window.partitionBy(user).orderBy(*order)
-    running = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    whole = in_order.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    running, whole = running_and_whole(in_order)
     is_kept, own = F.col(DROP_COLUMN).isNull(), is_sample() & ~F.col(GIVEN_TEST_COLUMN)
     # Made together: Spark goes through the rows once for all windows of one projection.
     windows = {

@@ -16,7 +16,13 @@ from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
 from conf.etl.events import SESSION_ID, SESSION_POSITION, UserHistoryConfig
-from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, POSITION_COLUMN, TOTAL_COLUMN
+from etl.events.columns import (
+    DROP_COLUMN,
+    EVENT_TS_COLUMN,
+    POSITION_COLUMN,
+    TOTAL_COLUMN,
+    running_and_whole,
+)
 from etl.events.conditions import find_position, matches
 
 if TYPE_CHECKING:
@@ -100,11 +106,8 @@ def _count_later(config: BuildConfig, history: UserHistoryConfig) -> Column:
     if not _is_selective(config, history):
         return F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
     by_user = Window.partitionBy(config.events.user or "").orderBy(POSITION_COLUMN)
-    until, whole = (
-        F.count_if(F.col(_MATCH)).over(by_user.rowsBetween(Window.unboundedPreceding, end))
-        for end in (Window.currentRow, Window.unboundedFollowing)
-    )
-    return whole - until
+    running, whole = running_and_whole(by_user)
+    return F.count_if(_MATCH).over(whole) - F.count_if(_MATCH).over(running)
 
 
 def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
@@ -215,12 +218,12 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
     if config.session_gap_minutes is None:
         return events
     in_order = Window.partitionBy(user).orderBy(POSITION_COLUMN)
-    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    so_far, _ = running_and_whole(in_order)
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)
     is_kept, event = F.col(DROP_COLUMN).isNull(), F.struct(EVENT_TS_COLUMN, POSITION_COLUMN)
     previous = F.last(F.when(is_kept, event), ignorenulls=True).over(before)
     pause = F.col(EVENT_TS_COLUMN) - previous[EVENT_TS_COLUMN]
-    begins = is_kept & (pause.isNull() | (pause > _gap_ms(config)))
+    begins = is_kept & ~F.coalesce(pause <= _gap_ms(config), F.lit(False))
     first = F.last(F.when(F.col("__begins"), event), ignorenulls=True).over(so_far)
     # Named by its start, not its number: a run that reads fewer days gives the same name.
     start = F.concat_ws("-", F.col(user).cast("string"), F.col("__first")[EVENT_TS_COLUMN])

@@ -18,7 +18,13 @@ from pyspark.sql import functions as F
 from conf.errors import InputDataError, InternalError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOf, JoinConfig
-from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, drop_events, spread_lone
+from etl.events.columns import (
+    DROP_COLUMN,
+    EVENT_TS_COLUMN,
+    drop_events,
+    running_and_whole,
+    spread_lone,
+)
 from etl.sources.source import ORDER_COLUMN, Source
 
 if TYPE_CHECKING:
@@ -171,10 +177,7 @@ def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -
     tie = F.col(_IS_EVENT) if as_of.match == "at_or_before" else ~F.col(_IS_EVENT)
     same = [F.col(_KEY), spread_lone(F.col(_KEY).isNull(), _TS)]
     in_time = Window.partitionBy(*same).orderBy(_TS, tie)
-    before, whole = (
-        in_time.rowsBetween(Window.unboundedPreceding, end)
-        for end in (Window.currentRow, Window.unboundedFollowing)
-    )
+    before, whole = running_and_whole(in_time)
     # The newest version is not the last to become known: a late entry may be about the past.
     newest = F.max_by(_ENTRY, _VERSION).over(before)
     exists = F.max(~F.col(_IS_EVENT)).over(whole)

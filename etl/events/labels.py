@@ -22,6 +22,7 @@ from etl.events.columns import (
     GIVEN_VALIDATION_COLUMN,
     NOT_SAMPLED_COLUMN,
     leave_out_samples,
+    running_and_whole,
     spread_lone,
 )
 from etl.events.conditions import matches
@@ -119,11 +120,7 @@ def _count(
     may_be = F.col(DROP_COLUMN).isNull() & F.coalesce(skipped.isin(*_UNKNOWN), F.lit(True))
     timed = events.select(*conversion.keys, EVENT_TS_COLUMN, may_be.alias(_IS_SAMPLE))
     both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
-    order = _in_time(conversion)
-    until, whole = (
-        order.rowsBetween(Window.unboundedPreceding, end)
-        for end in (Window.currentRow, Window.unboundedFollowing)
-    )
+    until, whole = running_and_whole(_in_time(conversion))
     event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
     dated = both.withColumns({
         "__first_ms": F.min(event_ms).over(whole),
@@ -177,10 +174,13 @@ def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
     )
 
 
-def _in_time(conversion: ConversionConfig) -> WindowSpec:
+def _in_time(conversion: ConversionConfig, *, newest_first: bool = False) -> WindowSpec:
     """Rows of the same keys in order: at one moment the event precedes a conversion."""
     same = Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
-    return same.orderBy(EVENT_TS_COLUMN, F.col(_CONVERTED).asc_nulls_first())
+    time, converted = F.col(EVENT_TS_COLUMN), F.col(_CONVERTED)
+    if newest_first:
+        return same.orderBy(time.desc_nulls_last(), converted.desc_nulls_last())
+    return same.orderBy(time.asc_nulls_first(), converted.asc_nulls_first())
 
 
 def _window_ms(conversion: ConversionConfig) -> int:
@@ -197,7 +197,8 @@ def _add_conversion_label(
     """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
     # A null is no key: conversions that lack one are no event's.
     conversions = conversions.where(~_lacks_key(conversion.keys))
-    following = _in_time(conversion).rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    # Newest first: a frame that ends with the partition is gone through anew for each row.
+    following, _ = running_and_whole(_in_time(conversion, newest_first=True))
     in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
     # A given event without a time has no window, hence no label.
     timed = F.col(EVENT_TS_COLUMN).isNotNull()

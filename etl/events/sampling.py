@@ -36,6 +36,7 @@ from etl.events.columns import (
     is_sample,
     kept,
     leave_out_samples,
+    running_and_whole,
 )
 from etl.events.counted_features import count_again
 from etl.events.joins import join_one, plan_joins
@@ -107,10 +108,7 @@ def _sample_exposures(
     # Rows of the same content have the same hash and are the same record: any order will do.
     by_draw = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
     by_draw = by_draw.orderBy(draw_fraction(config, "exposure"), *event_columns(config))
-    ranked, whole = (
-        by_draw.rowsBetween(Window.unboundedPreceding, end)
-        for end in (Window.currentRow, Window.unboundedFollowing)
-    )
+    ranked, whole = running_and_whole(by_draw)
     quota = F.lit(negatives.per_positive) * F.col("__positives")
     counted = events.withColumns({
         "__rank": F.count_if(exposed).over(ranked),
