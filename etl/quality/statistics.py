@@ -29,11 +29,13 @@ from etl.encoders.arrow_columns import RAW_TYPES, build_lists, cast_values, flat
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.label_statistics import (
     COMPARED_ROWS,
-    Comparison,
     LabelFocus,
+    compare_label,
     is_numeric,
+    merge_comparisons,
     readable,
     sum_weighted,
+    summarize_comparison,
     to_floats,
 )
 from etl.quality.sketches import ENTRIES, FrequencySketch, Moments, QuantileSummary, count_ordered
@@ -186,11 +188,15 @@ _MERGES: Mapping[str, Callable[[list[Any]], Any]] = {
     "moments": Moments.merge,
     "summary": QuantileSummary.merge,
     "lengths": _merge_lengths,
-    "by_label": Comparison.merge,
+    "by_label": merge_comparisons,
     "weighted": lambda parts: [sum(column) for column in zip(*parts, strict=True)],
     "raw_counts": _add_counts,
     "raw_values": merge_features,
 }
+
+
+_PLAIN = {"lengths": "length", "by_label": "by_label", "weighted": "weighted"}
+"""What is JSON already, and its key there."""
 
 
 def feature_to_json(feature: Feature) -> dict[str, Any]:
@@ -204,12 +210,7 @@ def feature_to_json(feature: Feature) -> dict[str, Any]:
     if "moments" in feature:
         data |= {"min": feature.get("low"), "max": feature.get("high")}
         data |= {**_show_moments(feature["moments"]), **feature["summary"].to_json()}
-    if "lengths" in feature:
-        data["length"] = feature["lengths"]
-    if "by_label" in feature:
-        data["by_label"] = feature["by_label"].to_json()
-    if "weighted" in feature:
-        data["weighted"] = feature["weighted"]
+    data |= {key: feature[name] for name, key in _PLAIN.items() if name in feature}
     if "raw_counts" in feature:
         data["raw"] = dict(feature["raw_counts"])
     if "raw_values" in feature:
@@ -236,11 +237,7 @@ def feature_from_json(data: Mapping[str, Any]) -> Feature:
         feature["summary"] = QuantileSummary.loads(data["summary"])
     if data.get("min") is not None:
         feature |= {"low": data["min"], "high": data["max"]}
-    for name, key in (("lengths", "length"), ("weighted", "weighted")):
-        if key in data:
-            feature[name] = data[key]
-    if "by_label" in data:
-        feature["by_label"] = Comparison.from_json(data["by_label"])
+    feature |= {name: data[key] for name, key in _PLAIN.items() if key in data}
     if raw := data.get("raw"):
         feature["raw_counts"] = {key: raw[key] for key in _RAW_COUNTS}
         if "values" in raw:
@@ -377,7 +374,7 @@ class StatisticsAccumulator:
             if "lengths" in feature or name == focus.label or (self._parts and not rows):
                 continue
             column = batch.column(name)[:rows]
-            feature["by_label"] = Comparison.of(column, label[:rows], is_slice)
+            feature["by_label"] = compare_label(column, label[:rows], is_slice)
 
     def _weigh(
         self, focus: LabelFocus, batch: pa.RecordBatch, found: Mapping[str, Feature]
@@ -436,7 +433,7 @@ _OPAQUE = ("sketch", "summary", "by_label", "raw", "weighted")
 def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     summary = {key: value for key, value in feature.items() if key not in _OPAQUE}
     if "by_label" in feature:
-        summary["label"] = Comparison.from_json(feature["by_label"]).summarize()
+        summary["label"] = summarize_comparison(feature["by_label"])
     if "weighted" in feature:
         weights, total = feature["weighted"]
         summary[WEIGHTED_MEAN] = total / weights if weights else None
