@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from conf.encoders import IDENTITY, EncoderPlan
+from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
-from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from conf.splits import CATALOG, USERS
 from etl.encoders.arrow_columns import RAW_TYPES, build_lists, cast_values, flatten_lists
 from etl.encoders.pipeline import raw_inputs
@@ -247,44 +247,36 @@ def feature_from_json(data: Mapping[str, Any]) -> Feature:
 
 @dataclass(frozen=True)
 class RawFeature:
-    """Where the raw values of a feature stand: `column` is its first raw column.
+    """A feature that is not its raw column; its ids before `first_token_id` are OOV buckets."""
 
-    Of its lists the feature reads `max_len` values, None for all. `keeps_values` is False where
-    missing ones are only counted. Ids before `first_token_id` are buckets of unknown tokens.
-    """
-
-    name: str
-    column: str
-    value_type: pa.DataType
-    is_list: bool
-    max_len: int | None
-    keeps_values: bool
-    first_token_id: int | None
+    spec: FeatureSpec
+    encoding: ColumnEncoding
+    first_token_id: int
 
     def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> Feature:
         """Describes the raw column of some rows, and the ids that were made of it."""
-        column = source.column(source.schema.get_field_index(self.column))
+        raw, operation = raw_inputs(self.spec, self.encoding)[0], self.encoding.operation
+        keeps_values = operation is not None and operation.raw_values != "counted"
+        column, value_type = source.column(raw.name), RAW_TYPES[raw.dtype]
         if pt.is_null(column.type):
-            column = column.cast(pa.list_(self.value_type) if self.is_list else self.value_type)
+            column = column.cast(pa.list_(value_type) if raw.is_list else value_type)
         values, nulls = column, 0
-        if self.is_list and (self.keeps_values or column.flatten().null_count):
-            items, rows = flatten_lists(column, self.max_len)
+        if raw.is_list and (keeps_values or column.flatten().null_count):
+            items, rows = flatten_lists(column, self.spec.max_len if self.spec.is_ragged else None)
             nulls = items.null_count
-            values = build_lists(rows, cast_values(items, self.value_type))
-        elif self.keeps_values:
-            values = cast_values(column, self.value_type)
-        bucketed = self._count_bucketed(records)
-        found: Feature = {
-            "raw_counts": dict(zip(_RAW_COUNTS, (column.null_count, nulls, bucketed), strict=True))
-        }
-        if self.keeps_values:
-            found["raw_values"] = describe_feature(self.name, values)
+            values = build_lists(rows, cast_values(items, value_type))
+        elif keeps_values:
+            values = cast_values(column, value_type)
+        counts = (column.null_count, nulls, self._count_bucketed(records))
+        found: Feature = {"raw_counts": dict(zip(_RAW_COUNTS, counts, strict=True))}
+        if keeps_values:
+            found["raw_values"] = describe_feature(self.spec.name, values)
         return found
 
     def _count_bucketed(self, records: pa.RecordBatch) -> int:
-        if self.first_token_id is None:
+        if self.first_token_id == FIRST_TOKEN_ID:
             return 0
-        ids = records.column(self.name)
+        ids = records.column(self.spec.name)
         plain = (ids.flatten() if is_list(ids.type) else ids).drop_null()
         numbers = plain.to_numpy(zero_copy_only=False)
         return int(np.count_nonzero((numbers >= FIRST_TOKEN_ID) & (numbers < self.first_token_id)))
@@ -292,26 +284,12 @@ class RawFeature:
 
 def plan_raw_features(plan: EncoderPlan, names: Collection[str]) -> tuple[RawFeature, ...]:
     """Plans the raw statistics of some features; those that are their raw column need none."""
-    known = {vocabulary.name: vocabulary for vocabulary in plan.vocabularies}
-    planned = []
-    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
-        if column.encoder == IDENTITY or spec.name not in names:
-            continue
-        raw, vocabulary = raw_inputs(spec, column)[0], known.get(column.encoder)
-        has_buckets = vocabulary is not None and vocabulary.oov_buckets
-        planned.append(
-            RawFeature(
-                name=spec.name,
-                column=raw.name,
-                value_type=RAW_TYPES[raw.dtype],
-                is_list=raw.is_list,
-                max_len=spec.max_len if spec.is_ragged else None,
-                keeps_values=column.operation is not None
-                and column.operation.raw_values != "counted",
-                first_token_id=vocabulary.first_token_id if vocabulary and has_buckets else None,
-            )
-        )
-    return tuple(planned)
+    first = {vocabulary.name: vocabulary.first_token_id for vocabulary in plan.vocabularies}
+    return tuple(
+        RawFeature(spec, column, first.get(column.encoder, FIRST_TOKEN_ID))
+        for spec, column in zip(plan.schema.features, plan.columns, strict=True)
+        if column.encoder != IDENTITY and spec.name in names
+    )
 
 
 class StatisticsAccumulator:
@@ -332,7 +310,7 @@ class StatisticsAccumulator:
     ) -> None:
         for field in schema:
             find_dtype(field.name, field.type.value_type if is_list(field.type) else field.type)
-        self._schema, self._raw = schema, {feature.name: feature for feature in raw}
+        self._schema, self._raw = schema, {feature.spec.name: feature for feature in raw}
         self._focus = focus if focus is not None and focus.label in schema.names else None
         self._pending: list[tuple[pa.RecordBatch, pa.RecordBatch | None]] = []
         self._parts: list[dict[str, Feature]] = []
