@@ -30,7 +30,7 @@ from etl.quality.figures import (
     find_nulls,
     list_figures,
 )
-from etl.quality.label_statistics import Comparison
+from etl.quality.label_statistics import summarize_comparison
 from etl.quality.lint import Finding
 from etl.quality.statistics import summarize_statistics
 from etl.quality.version_view import VersionView, compare_feature
@@ -373,7 +373,7 @@ def find_leaks(
         comparison = statistics.get(spec.name, {}).get("by_label")
         if comparison is None:
             continue
-        found = Comparison.from_json(comparison).summarize()
+        found = summarize_comparison(comparison)
         correlation, ratio = abs(found["correlation"] or 0.0), found["correlation_ratio"] or 0.0
         measures = {"correlation": correlation, "correlation ratio": ratio}
         measure, worst = max(measures.items(), key=lambda item: item[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ LISTED_SLICES = 50
 _MIN_SPARE_ROWS = 30
 _TEXT_CHARS = 64
 
-Groups = dict[int | float | str | bool | None, tuple[int, float, float]]
-"""Rows, sum and sum of squares of the label by value of the feature."""
+Groups = list[list[Any]]
+"""Value of the feature, rows, sum and sum of squares of the label: by type and value, rising."""
 
 
 @dataclass(frozen=True)
@@ -45,74 +46,51 @@ class LabelFocus:
     weighted: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One feature and the label.
+def compare_label(column: pa.Array, label: np.ndarray, is_slice: bool) -> dict[str, Any]:
+    """Compares a column of scalars with the label, float64 `[rows]`, NaN for null.
 
-    `moments` are of the feature's numbers and the label, None of a feature without numbers;
-    `groups` are None where there are too many values.
+    Returns:
+        JSON that merges: `moments` of the feature's numbers and the label, None of a feature
+        without numbers; `groups`, None where there are too many values; `is_slice`.
     """
+    known, moments = np.isfinite(label), None
+    if is_numeric(column.type):
+        numbers = to_floats(column)
+        both = known & np.isfinite(numbers)
+        moments = Moments.of(np.stack((numbers[both], label[both]))).to_json()
+    return {"is_slice": is_slice, "moments": moments, "groups": _group(column, label, known)}
 
-    is_slice: bool
-    moments: Moments | None
-    groups: Groups | None
 
-    @classmethod
-    def of(cls, column: pa.Array, label: np.ndarray, is_slice: bool) -> Comparison:
-        """Compares rows: a column of scalars with the label, float64 `[rows]`, NaN for null."""
-        known, moments = np.isfinite(label), None
-        if is_numeric(column.type):
-            numbers = to_floats(column)
-            both = known & np.isfinite(numbers)
-            moments = Moments.of(np.stack((numbers[both], label[both])))
-        return cls(is_slice, moments, _group(column, label, known))
+def merge_comparisons(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the comparison over the rows of all parts."""
+    moments = [Moments.from_json(part["moments"]) for part in parts if part["moments"] is not None]
+    groups = [part["groups"] for part in parts if part["groups"] is not None]
+    return {
+        "is_slice": parts[0]["is_slice"],
+        "moments": Moments.merge(moments).to_json() if moments else None,
+        "groups": _add_groups(chain(*groups)) if len(groups) == len(parts) else None,
+    }
 
-    @classmethod
-    def merge(cls, parts: Sequence[Comparison]) -> Comparison:
-        """Returns the comparison over the rows of all parts."""
-        moments = [part.moments for part in parts if part.moments is not None]
-        return cls(
-            parts[0].is_slice,
-            Moments.merge(moments) if moments else None,
-            _merge_groups([part.groups for part in parts]),
-        )
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the comparison as `from_json` takes it."""
-        listed = pairs = None
-        if self.groups is not None:
-            ordered = sorted(self.groups.items(), key=lambda item: (str(type(item[0])), item[0]))
-            listed = [[value, *counts] for value, counts in ordered]
-        if self.moments is not None:
-            found = self.moments
-            pairs = [found.count, found.mean.tolist(), found.scatter.tolist()]
-        return {"is_slice": self.is_slice, "moments": pairs, "groups": listed}
+def summarize_comparison(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what people read: rows compared, correlations (None where unknown), slices.
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
-        """Builds a comparison from what `to_json` returned."""
-        pairs, groups = data["moments"], data["groups"]
-        return cls(
-            data["is_slice"],
-            None if pairs is None else Moments(pairs[0], np.array(pairs[1]), np.array(pairs[2])),
-            None if groups is None else {v: (n, s, q) for v, n, s, q in groups},
-        )
-
-    def summarize(self) -> dict[str, Any]:
-        """Returns what people read: rows compared, correlations (None where unknown), slices.
-
-        `slices` are value, rows and mean label, most rows first; None of too many values.
-        """
-        moments, groups = self.moments, self.groups
-        rows = moments.count if moments else 0
-        summary: dict[str, Any] = {
-            "rows": sum(n for n, _, _ in groups.values()) if groups else rows,
-            "correlation": moments.correlation if moments else None,
-            "correlation_ratio": correlation_ratio(groups) if groups else None,
-        }
-        if self.is_slice:
-            summary["slices"] = None if groups is None else _list_slices(groups)
-        return summary
+    `slices` are value, rows and mean label, most rows first; None of too many values.
+    """
+    groups: Groups | None = comparison["groups"]
+    pairs = comparison["moments"]
+    moments = None if pairs is None else Moments.from_json(pairs)
+    rows = moments.count if moments else 0
+    summary: dict[str, Any] = {
+        "rows": sum(n for _, n, _, _ in groups) if groups else rows,
+        "correlation": moments.correlation if moments else None,
+        "correlation_ratio": correlation_ratio(groups) if groups else None,
+    }
+    if comparison["is_slice"]:
+        ordered = sorted(groups or (), key=lambda group: (-group[1], str(group[0])))
+        listed = [[value, n, s / n] for value, n, s, _ in ordered[:LISTED_SLICES]]
+        summary["slices"] = None if groups is None else listed
+    return summary
 
 
 def correlation_ratio(groups: Groups) -> float | None:
@@ -120,7 +98,7 @@ def correlation_ratio(groups: Groups) -> float | None:
 
     None where the label does not vary, or there are too few rows for that many groups.
     """
-    rows, totals, squares = np.array(list(groups.values()), np.float64).T
+    rows, totals, squares = np.array([counts for _, *counts in groups], np.float64).T
     count, spare = rows.sum(), rows.sum() - len(groups)
     if spare < _MIN_SPARE_ROWS:
         return None
@@ -145,24 +123,14 @@ def _group(column: pa.Array, label: np.ndarray, known: np.ndarray) -> Groups | N
     return _add_groups(zip(names, *sums, strict=True))
 
 
-def _add_groups(entries: Iterable[tuple[Any, int, float, float]]) -> Groups:
-    groups: Groups = {}
+def _add_groups(entries: Iterable[Sequence[Any]]) -> Groups | None:
+    groups: dict[Any, tuple[int, float, float]] = {}
     for value, rows, total, squares in entries:
         if rows:
             n, s, q = groups.get(value, (0, 0.0, 0.0))
             groups[value] = (n + rows, s + total, q + squares)
-    return groups
-
-
-def _merge_groups(parts: Sequence[Groups | None]) -> Groups | None:
-    known = [part for part in parts if part is not None]
-    merged = _add_groups((v, *counts) for part in known for v, counts in part.items())
-    return merged if len(known) == len(parts) and len(merged) <= MAX_GROUPS else None
-
-
-def _list_slices(groups: Groups) -> list[list[Any]]:
-    ordered = sorted(groups.items(), key=lambda item: (-item[1][0], str(item[0])))
-    return [[value, n, s / n] for value, (n, s, _) in ordered[:LISTED_SLICES]]
+    ordered = sorted(groups.items(), key=lambda item: (str(type(item[0])), item[0]))
+    return [[value, *counts] for value, counts in ordered] if len(groups) <= MAX_GROUPS else None
 
 
 def sum_weighted(column: pa.Array, weights: np.ndarray) -> tuple[float, float]:

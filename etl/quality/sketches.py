@@ -77,6 +77,15 @@ class Moments:
         )
         return cls(count, np.asarray(mean), np.asarray(scatter))
 
+    def to_json(self) -> list[Any]:
+        """Returns the moments as `from_json` takes them."""
+        return [self.count, self.mean.tolist(), self.scatter.tolist()]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Moments:
+        """Builds moments from what `to_json` returned."""
+        return cls(data[0], np.array(data[1]), np.array(data[2]))
+
     @property
     def correlation(self) -> float | None:
         """Pearson's correlation of two columns, in [-1, 1]; None where either does not vary."""

@@ -20,20 +20,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from conf.encoders import IDENTITY, EncoderPlan
+from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan
 from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
-from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema
+from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from conf.splits import CATALOG, USERS
 from etl.encoders.arrow_columns import RAW_TYPES, build_lists, cast_values, flatten_lists
 from etl.encoders.pipeline import raw_inputs
 from etl.quality.label_statistics import (
     COMPARED_ROWS,
-    Comparison,
     LabelFocus,
+    compare_label,
     is_numeric,
+    merge_comparisons,
     readable,
     sum_weighted,
+    summarize_comparison,
     to_floats,
 )
 from etl.quality.sketches import ENTRIES, FrequencySketch, Moments, QuantileSummary, count_ordered
@@ -186,11 +188,15 @@ _MERGES: Mapping[str, Callable[[list[Any]], Any]] = {
     "moments": Moments.merge,
     "summary": QuantileSummary.merge,
     "lengths": _merge_lengths,
-    "by_label": Comparison.merge,
+    "by_label": merge_comparisons,
     "weighted": lambda parts: [sum(column) for column in zip(*parts, strict=True)],
     "raw_counts": _add_counts,
     "raw_values": merge_features,
 }
+
+
+_PLAIN = {"lengths": "length", "by_label": "by_label", "weighted": "weighted"}
+"""What is JSON already, and its key there."""
 
 
 def feature_to_json(feature: Feature) -> dict[str, Any]:
@@ -204,12 +210,7 @@ def feature_to_json(feature: Feature) -> dict[str, Any]:
     if "moments" in feature:
         data |= {"min": feature.get("low"), "max": feature.get("high")}
         data |= {**_show_moments(feature["moments"]), **feature["summary"].to_json()}
-    if "lengths" in feature:
-        data["length"] = feature["lengths"]
-    if "by_label" in feature:
-        data["by_label"] = feature["by_label"].to_json()
-    if "weighted" in feature:
-        data["weighted"] = feature["weighted"]
+    data |= {key: feature[name] for name, key in _PLAIN.items() if name in feature}
     if "raw_counts" in feature:
         data["raw"] = dict(feature["raw_counts"])
     if "raw_values" in feature:
@@ -236,11 +237,7 @@ def feature_from_json(data: Mapping[str, Any]) -> Feature:
         feature["summary"] = QuantileSummary.loads(data["summary"])
     if data.get("min") is not None:
         feature |= {"low": data["min"], "high": data["max"]}
-    for name, key in (("lengths", "length"), ("weighted", "weighted")):
-        if key in data:
-            feature[name] = data[key]
-    if "by_label" in data:
-        feature["by_label"] = Comparison.from_json(data["by_label"])
+    feature |= {name: data[key] for name, key in _PLAIN.items() if key in data}
     if raw := data.get("raw"):
         feature["raw_counts"] = {key: raw[key] for key in _RAW_COUNTS}
         if "values" in raw:
@@ -250,44 +247,36 @@ def feature_from_json(data: Mapping[str, Any]) -> Feature:
 
 @dataclass(frozen=True)
 class RawFeature:
-    """Where the raw values of a feature stand: `column` is its first raw column.
+    """A feature that is not its raw column; its ids before `first_token_id` are OOV buckets."""
 
-    Of its lists the feature reads `max_len` values, None for all. `keeps_values` is False where
-    missing ones are only counted. Ids before `first_token_id` are buckets of unknown tokens.
-    """
-
-    name: str
-    column: str
-    value_type: pa.DataType
-    is_list: bool
-    max_len: int | None
-    keeps_values: bool
-    first_token_id: int | None
+    spec: FeatureSpec
+    encoding: ColumnEncoding
+    first_token_id: int
 
     def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> Feature:
         """Describes the raw column of some rows, and the ids that were made of it."""
-        column = source.column(source.schema.get_field_index(self.column))
+        raw, operation = raw_inputs(self.spec, self.encoding)[0], self.encoding.operation
+        keeps_values = operation is not None and operation.raw_values != "counted"
+        column, value_type = source.column(raw.name), RAW_TYPES[raw.dtype]
         if pt.is_null(column.type):
-            column = column.cast(pa.list_(self.value_type) if self.is_list else self.value_type)
+            column = column.cast(pa.list_(value_type) if raw.is_list else value_type)
         values, nulls = column, 0
-        if self.is_list and (self.keeps_values or column.flatten().null_count):
-            items, rows = flatten_lists(column, self.max_len)
+        if raw.is_list and (keeps_values or column.flatten().null_count):
+            items, rows = flatten_lists(column, self.spec.max_len if self.spec.is_ragged else None)
             nulls = items.null_count
-            values = build_lists(rows, cast_values(items, self.value_type))
-        elif self.keeps_values:
-            values = cast_values(column, self.value_type)
-        bucketed = self._count_bucketed(records)
-        found: Feature = {
-            "raw_counts": dict(zip(_RAW_COUNTS, (column.null_count, nulls, bucketed), strict=True))
-        }
-        if self.keeps_values:
-            found["raw_values"] = describe_feature(self.name, values)
+            values = build_lists(rows, cast_values(items, value_type))
+        elif keeps_values:
+            values = cast_values(column, value_type)
+        counts = (column.null_count, nulls, self._count_bucketed(records))
+        found: Feature = {"raw_counts": dict(zip(_RAW_COUNTS, counts, strict=True))}
+        if keeps_values:
+            found["raw_values"] = describe_feature(self.spec.name, values)
         return found
 
     def _count_bucketed(self, records: pa.RecordBatch) -> int:
-        if self.first_token_id is None:
+        if self.first_token_id == FIRST_TOKEN_ID:
             return 0
-        ids = records.column(self.name)
+        ids = records.column(self.spec.name)
         plain = (ids.flatten() if is_list(ids.type) else ids).drop_null()
         numbers = plain.to_numpy(zero_copy_only=False)
         return int(np.count_nonzero((numbers >= FIRST_TOKEN_ID) & (numbers < self.first_token_id)))
@@ -295,26 +284,12 @@ class RawFeature:
 
 def plan_raw_features(plan: EncoderPlan, names: Collection[str]) -> tuple[RawFeature, ...]:
     """Plans the raw statistics of some features; those that are their raw column need none."""
-    known = {vocabulary.name: vocabulary for vocabulary in plan.vocabularies}
-    planned = []
-    for spec, column in zip(plan.schema.features, plan.columns, strict=True):
-        if column.encoder == IDENTITY or spec.name not in names:
-            continue
-        raw, vocabulary = raw_inputs(spec, column)[0], known.get(column.encoder)
-        has_buckets = vocabulary is not None and vocabulary.oov_buckets
-        planned.append(
-            RawFeature(
-                name=spec.name,
-                column=raw.name,
-                value_type=RAW_TYPES[raw.dtype],
-                is_list=raw.is_list,
-                max_len=spec.max_len if spec.is_ragged else None,
-                keeps_values=column.operation is not None
-                and column.operation.raw_values != "counted",
-                first_token_id=vocabulary.first_token_id if vocabulary and has_buckets else None,
-            )
-        )
-    return tuple(planned)
+    first = {vocabulary.name: vocabulary.first_token_id for vocabulary in plan.vocabularies}
+    return tuple(
+        RawFeature(spec, column, first.get(column.encoder, FIRST_TOKEN_ID))
+        for spec, column in zip(plan.schema.features, plan.columns, strict=True)
+        if column.encoder != IDENTITY and spec.name in names
+    )
 
 
 class StatisticsAccumulator:
@@ -335,7 +310,7 @@ class StatisticsAccumulator:
     ) -> None:
         for field in schema:
             find_dtype(field.name, field.type.value_type if is_list(field.type) else field.type)
-        self._schema, self._raw = schema, {feature.name: feature for feature in raw}
+        self._schema, self._raw = schema, {feature.spec.name: feature for feature in raw}
         self._focus = focus if focus is not None and focus.label in schema.names else None
         self._pending: list[tuple[pa.RecordBatch, pa.RecordBatch | None]] = []
         self._parts: list[dict[str, Feature]] = []
@@ -377,7 +352,7 @@ class StatisticsAccumulator:
             if "lengths" in feature or name == focus.label or (self._parts and not rows):
                 continue
             column = batch.column(name)[:rows]
-            feature["by_label"] = Comparison.of(column, label[:rows], is_slice)
+            feature["by_label"] = compare_label(column, label[:rows], is_slice)
 
     def _weigh(
         self, focus: LabelFocus, batch: pa.RecordBatch, found: Mapping[str, Feature]
@@ -436,7 +411,7 @@ _OPAQUE = ("sketch", "summary", "by_label", "raw", "weighted")
 def _summarize_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     summary = {key: value for key, value in feature.items() if key not in _OPAQUE}
     if "by_label" in feature:
-        summary["label"] = Comparison.from_json(feature["by_label"]).summarize()
+        summary["label"] = summarize_comparison(feature["by_label"])
     if "weighted" in feature:
         weights, total = feature["weighted"]
         summary[WEIGHTED_MEAN] = total / weights if weights else None

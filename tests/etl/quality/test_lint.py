@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -94,26 +93,26 @@ def test_windows_that_reach_beyond_the_days_that_a_run_reads_are_said_once(tmp_p
     assert not find(0, path="all.dat", days=None)
 
 
-def test_files_of_a_day_with_rows_of_earlier_days_are_said_above_the_share_of_bad_rows(tmp_path):
-    config = build_config(tmp_path, tmp_path)
-    most = config.sources["ratings"].max_bad_rows
-    counts = EventCounts(1000, {"train": 1000}, {}, None, delivered=1000)
-    assert not find_late(config, replace(counts, late=round(1000 * most)))
-    (found,) = find_late(config, replace(counts, late=round(1000 * most) + 1))
-    assert found.severity == "warn"
-    assert "of 1,000 rows read for the run's days are of earlier days" in found.received
-    assert not find_late(config, replace(counts, delivered=0))
+GIVEN = {"split": SplitConfig(strategy="given", test="users")}
+IN_LOG = "11 of 1,000 events of 'users' are in 'ratings' too"
+THRESHOLDS = [
+    # check, changed config, counts, what is received; None: nothing is said
+    (find_late, {}, {"delivered": 1000, "late": 10}, None),
+    (find_late, {}, {"delivered": 1000, "late": 11}, "11 of 1,000 rows read for the run's days"),
+    (find_late, {}, {"delivered": 0}, None),
+    (find_test_in_log, GIVEN, {"test_in_log": 10}, None),
+    (find_test_in_log, GIVEN, {"test_in_log": 11}, IN_LOG),
+    (find_test_in_log, GIVEN, {}, None),
+]
 
 
-def test_test_events_that_the_log_holds_are_said_above_a_hundredth(tmp_path):
-    split = {"strategy": "given", "test": "users"}
-    config = build_config(tmp_path, tmp_path).model_copy(update={"split": SplitConfig(**split)})
-    none = EventCounts(1100, {"train": 100, "test": 1000}, {}, None)
-    (found,) = find_test_in_log(config, replace(none, test_in_log=11))
-    assert found.severity == "warn"
-    assert found.received.startswith("11 of 1,000 events of 'users' are in 'ratings' too")
-    assert not find_test_in_log(config, replace(none, test_in_log=10))
-    assert not find_test_in_log(config, none)
+@pytest.mark.parametrize(("check", "changes", "counts", "received"), THRESHOLDS)
+def test_what_is_odd_of_a_hundredth_of_the_rows_is_said(tmp_path, check, changes, counts, received):
+    config = build_config(tmp_path, tmp_path).model_copy(update=changes)
+    assert config.sources["ratings"].max_bad_rows == 0.01
+    found = check(config, EventCounts(1100, {"train": 100, "test": 1000}, {}, None, **counts))
+    assert [warned.severity for warned in found] == ["warn"] * (received is not None)
+    assert all(warned.received.startswith(received) for warned in found)
 
 
 @pytest.mark.parametrize(

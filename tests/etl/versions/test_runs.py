@@ -323,7 +323,7 @@ def test_ages_up_to_now_are_checked_although_nothing_has_changed(spark, tmp_path
     first = build_dataset(spark, config)
     later = (time.time() + 2 * 3600) * 1000
     with monkeypatch.context() as patch:
-        patch.setattr("etl.quality.rules._deadline_ms", lambda *_: later)
+        patch.setattr("etl.quality.contract._deadline_ms", lambda *_: later)
         with pytest.raises(InputDataError, match="freshness ratings"):
             build_dataset(spark, config)
     again = build_dataset(spark, config)
