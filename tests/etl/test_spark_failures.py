@@ -54,7 +54,6 @@ def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
     ("condition", "says"),
     [
         ("cast(text as int) > 1", "'abc'"),
-        ("text + 1 > 2", "'abc'"),
         ("1 / number > 0", "Division by zero"),
         ("9223372036854775807 + number + 1 > 2", "overflow"),
         ("array(1)[number + 5] > 1", "index 5"),
@@ -62,10 +61,8 @@ def test_a_file_that_does_not_read_to_its_end_is_refused(spark, tmp_path):
         ("assert_true(number > 1) is null", "is not true"),
         # Java's words where the expression is compiled, Spark's where it is interpreted.
         ("text rlike concat('(', text)", "'(abc'|Unclosed group"),
-        ("split(text, concat('[', text))[0] = 'a'", "Unclosed character class"),
         ("format_string('%d', text) = 'a'", "d != "),
         ("date_format(timestamp_seconds(number), 'YYYY') = '1970'", "'YYYY'"),
-        ("to_date(text, 'EEE') is null", "'EEE'"),
         (r"text like concat('a\\', text)", "escape character"),
         ("to_number(text, '99') = 1", "does not match the format"),
     ],

@@ -27,6 +27,7 @@ from etl.versions.publish import (
 from jobs.support.run_app import run_app
 from tests.datasets import build_manifest
 from tests.etl.built_versions import publish
+from tests.machine import PAGE_BYTES, fill
 
 
 def test_lock_is_exclusive_and_dies_with_its_process(tmp_path):
@@ -81,9 +82,6 @@ def test_version_ids_sort_by_time():
     assert ids[0].endswith("abcdef01")
 
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
 def listing(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
@@ -94,11 +92,9 @@ def test_the_disk_fills_up_at_every_moment_of_a_publication(small_disk, capsys):
     before = listing(paths.base)
     app = typer.Typer(add_completion=False)
     app.command()(lambda: publish(paths, "v2") and None)
-    filler = small_disk / "filler"
     messages, pages = [], 0
     while True:
-        free = os.statvfs(small_disk)
-        filler.write_bytes(b"\0" * max(0, free.f_bavail * free.f_frsize - pages * PAGE_BYTES))
+        filler = fill(small_disk, leave_bytes=pages * PAGE_BYTES)
         code = run_app(app, [])
         filler.unlink()
         if code == 0:
