@@ -309,7 +309,7 @@ def write_vocabulary(
     """Writes a vocabulary; the same vocabulary gives the same bytes.
 
     Args:
-        table: As from `fit_vocabularies`.
+        table: As from `number_tokens`.
         path: `<name>.parquet`; replaced as a whole, or left as it was where writing fails.
         oov_buckets: Buckets of unknown tokens, between OOV and the first token; None for none.
         parent: What it grew out of, or None.

@@ -90,30 +90,18 @@ class VocabularyFit:
         return all(other is None for other in others)
 
 
-def fit_vocabularies(
+def count_tokens(
     df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None = None
-) -> list[pa.Table]:
-    """Counts the tokens of all vocabularies in one job, and numbers them.
+) -> DataFrame:
+    """Counts the tokens of one vocabulary or more, in one job; `number_tokens` takes the rows.
 
-    Tokens are ordered by falling count, ties by token: integers by value, strings by their UTF-8
-    bytes, which is the order of Spark's strings, Arrow's and Python's alike. Null is no token;
-    the empty string is one. Only the vocabularies come to the driver, as Arrow.
+    Null is no token; the empty string is one.
 
     Args:
         df: The train split.
         fits: The vocabularies.
         time_ms: Column of event times, milliseconds since the epoch; None: there is none.
-
-    Returns:
-        Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
-        from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
-        token that the train split lacks has the count 0.
     """
-    return _number_all(_count_tokens(df, fits, time_ms).toArrow(), fits) if fits else []
-
-
-def _count_tokens(df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None) -> DataFrame:
-    """The tokens of all vocabularies, of one or more, with the number of theirs."""
     alone: list[DataFrame] = []
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
@@ -125,7 +113,21 @@ def _count_tokens(df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | N
     return reduce(lambda one, other: one.unionByName(other), [*alone, *shared])
 
 
-def _number_all(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
+def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
+    """Numbers the tokens of vocabularies, each by falling count, ties by token.
+
+    Integers are ordered by value, strings by their UTF-8 bytes, which is the order of Spark's
+    strings, Arrow's and Python's alike.
+
+    Args:
+        found: The rows of `count_tokens`.
+        fits: The vocabularies.
+
+    Returns:
+        Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
+        from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
+        token that the train split lacks has the count 0.
+    """
     return [
         _number(found.filter(pc.equal(found[_NUMBER], number)), fit)
         for number, fit in enumerate(fits)
@@ -254,12 +256,12 @@ def fit_vocabulary_files(
     fits = _plan_fits(train, plan, previous)
     if not fits:
         return []
-    counted = _count_tokens(train.rows, fits, train.time_column_ms).persist()
+    counted = count_tokens(train.rows, fits, train.time_column_ms).persist()
     try:
         large = _find_large(counted, fits, most_bytes)
         fitted = {n: _write_sorted(counted, n, fits[n], directory) for n in large}
         held = counted.where(~F.col(_NUMBER).isin(large)) if large else counted
-        tables = _number_all(held.toArrow(), fits)
+        tables = number_tokens(held.toArrow(), fits)
     finally:
         counted.unpersist()
     for number, (fit, table) in enumerate(zip(fits, tables, strict=True)):
