@@ -260,10 +260,10 @@ def _parse_tokens(data: bytes, path: Path) -> pa.Array:
 
 
 def live_tokens(table: pa.Table) -> pa.Table:
-    """Returns the tokens of a vocabulary that are not retired: one column, `token`."""
+    """Returns the tokens of a vocabulary that are not retired: columns `token` and `id`."""
     if RETIRED_COLUMN in table.schema.names:
         table = table.filter(pc.invert(table[RETIRED_COLUMN]))
-    return table.select(["token"])
+    return table.select(["token", "id"])
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import TokenDType, VocabularySpec
 from conf.schema import FIRST_TOKEN_ID
-from conf.storage.atomic_output import write_text_atomic
+from conf.storage.atomic_output import atomic_file, write_text_atomic
 from conf.storage.table_files import open_parquet
 from etl.encoders.vocabulary import (
     LAST_SEEN_COLUMN,
@@ -40,11 +42,13 @@ from etl.encoders.vocabulary import (
     load_vocabulary,
     number_given,
     read_token_file,
+    vocabulary_schema,
     write_ordered,
     write_vocabulary,
 )
 from etl.features.plan import VocabularyPlan
 from etl.tfrecord.spark.schema import quote_name
+from etl.tfrecord.spark.write_job import use_own_python
 
 if TYPE_CHECKING:
     from etl.encoders.fit import TrainSplit
@@ -287,14 +291,28 @@ def _find_large(counted: DataFrame, fits: Sequence[VocabularyFit], most_bytes: i
 def _write_sorted(
     counted: DataFrame, number: int, fit: VocabularyFit, directory: Path
 ) -> VocabularySpec:
-    """Writes a vocabulary whose tokens Spark sorts into files, which are read one by one."""
+    """Writes a vocabulary whose tokens Spark sorts; tasks leave a file of each range of them."""
+    use_own_python()
+    parts = directory.absolute() / _PARTS_DIR
     tokens = counted.where(F.col(_NUMBER) == number)
     tokens = tokens.select(F.col(fit.dtype).alias("token"), "count")
-    parts, file = directory / _PARTS_DIR, directory / f"{fit.plan.name}.parquet"
+    ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
+    schema = vocabulary_schema(fit.dtype).remove(1)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = cast(TaskContext, TaskContext.get()).partitionId()
+        file = parts / f"{task:06d}.parquet"
+        with atomic_file(file, durable=False) as unfinished:
+            with pq.ParquetWriter(unfinished, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch.cast(schema))
+        yield pa.record_batch({"part": [task]})
+
+    parts.mkdir()
     try:
-        ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
-        ordered.write.mode("overwrite").parquet(parts.absolute().as_uri())
-        batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("part-*"))))
+        ordered.mapInArrow(write, "part bigint").collect()
+        batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("*.parquet"))))
+        file = directory / f"{fit.plan.name}.parquet"
         return write_ordered(batches, file, fit.dtype, fit.plan.oov_buckets)
     finally:
         shutil.rmtree(parts, ignore_errors=True)
