@@ -302,10 +302,12 @@ def _write_sorted(
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = cast(TaskContext, TaskContext.get()).partitionId()
         file = parts / f"{task:06d}.parquet"
-        with atomic_file(file, durable=False) as unfinished:
-            with pq.ParquetWriter(unfinished, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch.cast(schema))
+        with (
+            atomic_file(file, durable=False) as unfinished,
+            pq.ParquetWriter(unfinished, schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch.cast(schema))
         yield pa.record_batch({"part": [task]})
 
     parts.mkdir()
