@@ -114,7 +114,7 @@ def read_tokens(spark: SparkSession, directory: Path, spec: VocabularySpec) -> D
     """
     use_own_python()
     file = (directory / spec.file).absolute()
-    groups = max(1, read_metadata(file).num_row_groups)
+    groups = read_metadata(file).num_row_groups
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with open_parquet(file) as opened:
@@ -122,4 +122,4 @@ def read_tokens(spark: SparkSession, directory: Path, spec: VocabularySpec) -> D
                 yield from live_tokens(opened.read_row_group(group)).to_batches()
 
     columns = f"token {SPARK_TYPES[spec.token_dtype]}, id bigint"
-    return spark.range(0, groups, 1, groups).mapInArrow(read, columns)
+    return spark.range(0, groups, 1, max(1, groups)).mapInArrow(read, columns)
