@@ -7,19 +7,23 @@ put together again in their order, for each list once: what they become depends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+from pyarrow.parquet import read_metadata
 from pyspark.sql import functions as F
 
-from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import EncoderPlan, VocabularySpec
+from conf.storage.table_files import open_parquet
 from etl.encoders.pipeline import raw_inputs
 from etl.encoders.token_lookup import found_column
-from etl.encoders.vocabulary import SPARK_TYPES, measure_tokens
+from etl.encoders.vocabulary import SPARK_TYPES, live_tokens, measure_tokens
 from etl.tfrecord.spark.schema import quote_name
+from etl.tfrecord.spark.write_job import use_own_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +58,7 @@ class JoinedColumn:
         unknown = F.lit(None) if self.spec.oov_buckets is None else F.col(_TOKEN)
         unknown = F.when(F.col(_ID).isNull(), unknown).cast(SPARK_TYPES[self.spec.token_dtype])
         found = F.struct(F.col(_ID).alias("id"), unknown.alias("unknown"))
-        joined = rows.join(known, F.col(_TOKEN) == F.col(_KNOWN), "left")
+        joined = rows.join(known.hint("merge"), F.col(_TOKEN) == F.col(_KNOWN), "left")
         return joined.withColumn(self.name, found).drop(_TOKEN, _KNOWN, _ID)
 
 
@@ -104,10 +108,18 @@ def _join_lists(records: DataFrame, column: JoinedColumn) -> DataFrame:
 
 
 def read_tokens(spark: SparkSession, directory: Path, spec: VocabularySpec) -> DataFrame:
-    """Reads a vocabulary as a frame: `token` and `id`, without those that are retired."""
-    columns = f"token {SPARK_TYPES[spec.token_dtype]}, id bigint, {RETIRED_COLUMN} boolean"
-    file = (directory / spec.file).absolute().as_uri()
-    table = spark.read.schema(columns).parquet(file)  # `is_retired` is null where it is no column
-    return table.where(F.col(RETIRED_COLUMN).isNull() | ~F.col(RETIRED_COLUMN)).select(
-        "token", "id"
-    )
+    """Reads a vocabulary as a frame: `token` and `id`, without those that are retired.
+
+    Spark takes any frame that tasks in Python make for a small one: a join with it needs a hint.
+    """
+    use_own_python()
+    file = (directory / spec.file).absolute()
+    groups = read_metadata(file).num_row_groups
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with open_parquet(file) as opened:
+            for group in chain.from_iterable(batch["id"].to_pylist() for batch in batches):
+                yield from live_tokens(opened.read_row_group(group)).to_batches()
+
+    columns = f"token {SPARK_TYPES[spec.token_dtype]}, id bigint"
+    return spark.range(0, groups, 1, max(1, groups)).mapInArrow(read, columns)

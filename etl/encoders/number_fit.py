@@ -216,7 +216,9 @@ def fit_target(
     ).where(F.col("label").isNotNull())
     measures = (F.count("*").alias("n"), F.sum("label").cast("double").alias("total"))
     overall = rows.groupBy("fold").agg(*measures).toArrow()
-    by_token = rows.join(tokens, "token").groupBy("id", "fold").agg(*measures).toArrow()
+    by_token = (
+        rows.join(tokens.hint("merge"), "token").groupBy("id", "fold").agg(*measures).toArrow()
+    )
     first = spec.first_token_id
     counts, sums = _total(by_token, by_token["id"].to_numpy() - first, spec.size - first)
     all_counts, all_sums = _total(overall, np.zeros(len(overall), np.int64), 1)

@@ -260,10 +260,10 @@ def _parse_tokens(data: bytes, path: Path) -> pa.Array:
 
 
 def live_tokens(table: pa.Table) -> pa.Table:
-    """Returns the tokens of a vocabulary that are not retired: one column, `token`."""
+    """Returns the tokens of a vocabulary that are not retired: columns `token` and `id`."""
     if RETIRED_COLUMN in table.schema.names:
         table = table.filter(pc.invert(table[RETIRED_COLUMN]))
-    return table.select(["token"])
+    return table.select(["token", "id"])
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def write_vocabulary(
     """Writes a vocabulary; the same vocabulary gives the same bytes.
 
     Args:
-        table: As from `fit_vocabularies`.
+        table: As from `number_tokens`.
         path: `<name>.parquet`; replaced as a whole, or left as it was where writing fails.
         oov_buckets: Buckets of unknown tokens, between OOV and the first token; None for none.
         parent: What it grew out of, or None.

