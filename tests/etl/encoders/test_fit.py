@@ -22,8 +22,8 @@ from etl.encoders.number_fit import (
     fit_target,
 )
 from etl.encoders.vocabulary import Growth, known_tokens, write_vocabulary
-from etl.encoders.vocabulary_fit import VocabularyFit, fit_vocabularies
-from tests.etl.encoders.fitting import fit_vocabulary, plan_vocabulary
+from etl.encoders.vocabulary_fit import VocabularyFit
+from tests.etl.encoders.fitting import fit_vocabularies, fit_vocabulary, plan_vocabulary
 
 ROWS = 200
 EPOCH = datetime.date(1970, 1, 1)
