@@ -65,13 +65,6 @@ def write_rows_to_score(
 ) -> dict[str, Any]:
     """Writes the samples of a run's days as raw values; earlier rows are replaced when all is done.
 
-    Args:
-        spark: Session; its time zone is UTC meanwhile.
-        config: The config of the dataset that the model was trained on.
-        dates: Days whose events become rows; None: the whole log. Events before them are what
-            histories, windowed features and joins see.
-        target: Directory to write, which all executors see; its name ends in `.parquet`.
-
     Returns:
         The content of `_rows.json`: `rows`, those `read` and `bad` by source, events `dropped` by
         reason.
@@ -86,7 +79,7 @@ def write_rows_to_score(
     sources, inputs = read_inputs(spark, unlabelled, dates, label_columns(config))
     counted = count_sources(unlabelled, sources)
     settle_bad_rows(counted.sources, counted.counts, unlabelled.sources)
-    partitions = choose_partitions(spark, None, inputs.bytes)
+    partitions = choose_partitions(spark, inputs.bytes)
     with changed_settings(spark, partitions), ExitStack() as stack:
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
         stack.callback(prepared.release)

@@ -230,9 +230,6 @@ class EncoderPipeline:
         null (the feature is absent), an empty one empty. Lists longer than the feature's
         `max_len` keep their first values: histories are most recent first.
 
-        Args:
-            batch: Raw columns in any order; those that no feature reads are ignored.
-
         Returns:
             One column per feature, as `output_schema` says, same number of rows.
 

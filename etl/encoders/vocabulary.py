@@ -141,12 +141,6 @@ def extend_vocabulary(
 ) -> pa.Table:
     """Appends new tokens to the known ones, and retires or revives those.
 
-    Args:
-        found: Tokens of the train split: `token`, `count`, `last_seen`, `is_known`.
-        growth: The known tokens, and when they expire.
-        max_size: Most tokens that are not retired; known ones go first. None: no bound.
-        first_id: Id of the first token.
-
     Returns:
         The vocabulary's table: the known tokens with their ids, then the new ones by falling
         count, ties by token.
@@ -307,12 +301,6 @@ def write_vocabulary(
     parent: VocabularySpec | None = None,
 ) -> VocabularySpec:
     """Writes a vocabulary; the same vocabulary gives the same bytes.
-
-    Args:
-        table: As from `number_tokens`.
-        path: `<name>.parquet`; replaced as a whole, or left as it was where writing fails.
-        oov_buckets: Buckets of unknown tokens, between OOV and the first token; None for none.
-        parent: What it grew out of, or None.
 
     Returns:
         What the plan says of the file, `file` being its bare name.

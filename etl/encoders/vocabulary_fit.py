@@ -100,11 +100,6 @@ def count_tokens(
     """Counts the tokens of one vocabulary or more, in one job; `number_tokens` takes the rows.
 
     Null is no token; the empty string is one.
-
-    Args:
-        df: The train split.
-        fits: The vocabularies.
-        time_ms: Column of event times, milliseconds since the epoch; None: there is none.
     """
     alone: list[DataFrame] = []
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
@@ -122,10 +117,6 @@ def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Tab
 
     Integers are ordered by value, strings by their UTF-8 bytes, which is the order of Spark's
     strings, Arrow's and Python's alike.
-
-    Args:
-        found: The rows of `count_tokens`.
-        fits: The vocabularies.
 
     Returns:
         Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
@@ -247,16 +238,7 @@ def fit_vocabulary_files(
     most_bytes: int,
     previous: Path | None = None,
 ) -> list[VocabularySpec]:
-    """Fits all vocabularies, and writes them; returns their entries in the plan.
-
-    Args:
-        train: The train split.
-        plan: The features.
-        directory: Where the files go.
-        most_bytes: Bytes of tokens up to which the driver holds a vocabulary. It holds those that
-            grow, and the tokens of a file, whatever their size.
-        previous: Folder of encoders that vocabularies append to, or None.
-    """
+    """Fits all vocabularies, and writes them; returns their entries in the plan."""
     fits = _plan_fits(train, plan, previous)
     if not fits:
         return []

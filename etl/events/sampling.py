@@ -149,10 +149,6 @@ def build_alias_table(weights: FloatArray, groups: IntArray) -> AliasTable:
     Hübschle-Schneider & Sanders 2022, "Parallel weighted random sampling", section 4: rows below
     the mean weight are filled up by those above it in turn; one that has given too much is filled
     up by the next. Running sums tell who fills whom.
-
-    Args:
-        weights: `[n]`, positive.
-        groups: `[n]` group of each row, rising: 0, 0, 1, …
     """
     sizes = np.bincount(groups)
     probabilities = weights / np.bincount(groups, weights)[groups]

@@ -134,27 +134,23 @@ def test_settings_of_a_config_are_those_of_its_session(conf, memory, partitions)
 
 
 @pytest.mark.parametrize(
-    ("master", "asked", "input_bytes", "chosen"),
+    ("master", "input_bytes", "chosen"),
     [
-        ("local[2]", None, 10**12, "8"),
-        ("local[2]", 3, None, "3"),
-        ("yarn", None, 10_000, "8"),
-        ("yarn", None, 64_000_000 * 20 + 1, "21"),
-        ("spark://a:7077", None, 10**12, "200"),
-        ("yarn", None, None, None),
-        ("yarn", 500, 10**12, "500"),
+        ("local[2]", 10**12, "8"),
+        ("yarn", 10_000, "8"),
+        ("yarn", 64_000_000 * 20 + 1, "21"),
+        ("spark://a:7077", 10**12, "200"),
+        ("yarn", None, None),
     ],
 )
-def test_shuffles_have_partitions_by_the_machine_and_what_is_read(
-    master, asked, input_bytes, chosen
-):
+def test_shuffles_have_partitions_by_the_machine_and_what_is_read(master, input_bytes, chosen):
     session = SimpleNamespace(
         conf=SimpleNamespace(getAll={}), sparkContext=SimpleNamespace(master=master)
     )
-    settings = choose_partitions(session, asked, input_bytes)
+    settings = choose_partitions(session, input_bytes)
     assert settings == ({} if chosen is None else {PARTITIONS: chosen})
     session.conf.getAll[PARTITIONS] = "50"
-    assert choose_partitions(session, asked, input_bytes) == {}
+    assert choose_partitions(session, input_bytes) == {}
 
 
 SUBMITTED = """
