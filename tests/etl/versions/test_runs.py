@@ -234,7 +234,7 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
     # Shards of two configs do not mix.
     features = (config.features[0], *config.features[2:])
     changed = config.model_copy(update={"histories": (), "features": features})
-    with pytest.raises(ConfigError, match="history"):
+    with pytest.raises(ConfigError, match="histories"):
         build_dataset(spark, changed, request=days(1))
     with pytest.raises(ConfigError, match="--date"):
         build_dataset(spark, config)
