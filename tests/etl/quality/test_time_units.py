@@ -84,7 +84,7 @@ def make(**changes: Any) -> BuildConfig:
                           "prepared": {"ts": {"kind": "date_part", "part": "weekday"}}}},
         ],
         "contract": {"rules": [{"kind": "freshness", "source": "orders", "column": "at",
-                                "maximum": 9, "clock": "wall"}]},
+                                "maximum": 9, "date": "now"}]},
     }  # fmt: skip
     return BuildConfig.model_validate({**data, **changes})
 
@@ -180,7 +180,7 @@ def test_dates_in_another_unit_are_refused_with_both_readings(column, unit):
 def test_dates_of_features_and_rules_are_checked_too():
     alone = make(label=None, joins=[], contract={"rules": [
         {"kind": "freshness", "source": "orders", "column": "at",
-         "maximum": 9, "clock": "wall"}]}, features=features({"unit": "us"}))  # fmt: skip
+         "maximum": 9, "date": "now"}]}, features=features({"unit": "us"}))  # fmt: skip
     with pytest.raises(InputDataError, match=r"log\.ts are no dates in microseconds") as refused:
         judge(alone)
     assert "say in which unit they are (features.hour.encoding)" in refused.value.render()
