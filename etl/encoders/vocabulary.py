@@ -365,9 +365,9 @@ def read_groups(file: Path) -> Iterator[pa.Table]:
 
 def measure_tokens(file: Path) -> int:
     """Returns the bytes of all tokens of a vocabulary: 8 each, or 4 and those of the text."""
-    metadata = pq.read_metadata(file)
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    return sum(group.column(0).total_uncompressed_size for group in groups)
+    with open_parquet(file) as opened:
+        groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+        return sum(group.column(0).total_uncompressed_size for group in groups)
 
 
 def count_live(directory: Path, spec: VocabularySpec) -> int:

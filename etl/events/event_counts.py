@@ -278,13 +278,13 @@ def _refuse_empty(
     if counts.event_ts_ms_range is not None:
         numbers = " to ".join(str(time // config.event_ms) for time in counts.event_ts_ms_range)
         received.append(f"events {show_span(*counts.event_ts_ms_range, 'ms')} ({numbers})")
-    what = f"the {' and the '.join(empty)} split would be empty"
+    fix = (
+        "look at what was dropped: keys of joins, columns of labels, days; else choose another "
+        "`split`, move its bounds, or build more days"
+    )
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
-        what = what if counts.splits else "no sample lies in the run's days"
-    return InputDataError(
-        what,
-        received="; ".join(received),
-        fix="look at what was dropped: keys of joins, columns of labels, days; else choose "
-        "another `split`, move its bounds, or build more days",
-    )
+    told = {"received": "; ".join(received), "fix": fix}
+    if dates is not None and not counts.splits:
+        return InputDataError("no sample lies in the run's days", **told)
+    return InputDataError(f"the {' and the '.join(empty)} split would be empty", **told)
