@@ -130,7 +130,7 @@ def build_dataset(
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
         sources, inputs = read_inputs(spark, config, request.dates)
-        partitions = choose_partitions(spark, inputs.bytes)
+        partitions = choose_partitions(spark, None, inputs.bytes)
         settings.enter_context(changed_settings(spark, partitions))
         run = describe_run(fingerprint_run(config, inputs, request), request)
         parent = read_parent(paths)

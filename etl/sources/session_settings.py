@@ -31,15 +31,17 @@ _FEWEST, _MOST = 8, 200
 _BYTES_EACH = 64_000_000
 
 
-def choose_partitions(spark: SparkSession, input_bytes: int | None) -> dict[str, str]:
+def choose_partitions(
+    spark: SparkSession, asked: int | None, input_bytes: int | None
+) -> dict[str, str]:
     """Chooses the number of partitions of shuffles, where nobody has set it in the session."""
     if _PARTITIONS in spark.conf.getAll:
         return {}
-    if str(spark.sparkContext.master).startswith("local"):
-        return {_PARTITIONS: str(_FEWEST)}
-    if input_bytes is None:
-        return {}
-    return {_PARTITIONS: str(min(max(math.ceil(input_bytes / _BYTES_EACH), _FEWEST), _MOST))}
+    if asked is None and str(spark.sparkContext.master).startswith("local"):
+        asked = _FEWEST
+    if asked is None and input_bytes is not None:
+        asked = min(max(math.ceil(input_bytes / _BYTES_EACH), _FEWEST), _MOST)
+    return {} if asked is None else {_PARTITIONS: str(asked)}
 
 
 @contextmanager

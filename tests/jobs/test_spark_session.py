@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pyspark import SparkConf
 
 import sluice_recsys
-from conf.etl.spark_session import SparkSettings
+from conf.etl.spark_session import SparkSettings, read_vocabulary_bytes
 from etl.sources.session_settings import choose_partitions
 from jobs.support import java_runtime, spark_session
 from jobs.support.java_runtime import set_java_locale
@@ -29,6 +29,15 @@ BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 def test_the_zone_of_times_is_no_setting():
     with pytest.raises(ValidationError, match="is always UTC"):
         TypeAdapter(SparkSettings).validate_python({"sql.session.timeZone": "Asia/Tokyo"})
+
+
+def test_the_bound_of_vocabularies_is_a_setting_of_its_own():
+    assert read_vocabulary_bytes({}) == 256 << 20
+    read = TypeAdapter(SparkSettings).validate_python
+    assert read_vocabulary_bytes(read({"sluice": {"vocabularyBytes": 5}})) == 5
+    for wrong in ("", "5m", 0, -1):
+        with pytest.raises(ValidationError, match="positive whole number"):
+            read({"sluice.vocabularyBytes": wrong})
 
 
 def test_plans_are_fast_unless_the_user_says_else(spark):
@@ -134,23 +143,27 @@ def test_settings_of_a_config_are_those_of_its_session(conf, memory, partitions)
 
 
 @pytest.mark.parametrize(
-    ("master", "input_bytes", "chosen"),
+    ("master", "asked", "input_bytes", "chosen"),
     [
-        ("local[2]", 10**12, "8"),
-        ("yarn", 10_000, "8"),
-        ("yarn", 64_000_000 * 20 + 1, "21"),
-        ("spark://a:7077", 10**12, "200"),
-        ("yarn", None, None),
+        ("local[2]", None, 10**12, "8"),
+        ("local[2]", 3, None, "3"),
+        ("yarn", None, 10_000, "8"),
+        ("yarn", None, 64_000_000 * 20 + 1, "21"),
+        ("spark://a:7077", None, 10**12, "200"),
+        ("yarn", None, None, None),
+        ("yarn", 500, 10**12, "500"),
     ],
 )
-def test_shuffles_have_partitions_by_the_machine_and_what_is_read(master, input_bytes, chosen):
+def test_shuffles_have_partitions_by_the_machine_and_what_is_read(
+    master, asked, input_bytes, chosen
+):
     session = SimpleNamespace(
         conf=SimpleNamespace(getAll={}), sparkContext=SimpleNamespace(master=master)
     )
-    settings = choose_partitions(session, input_bytes)
+    settings = choose_partitions(session, asked, input_bytes)
     assert settings == ({} if chosen is None else {PARTITIONS: chosen})
     session.conf.getAll[PARTITIONS] = "50"
-    assert choose_partitions(session, input_bytes) == {}
+    assert choose_partitions(session, asked, input_bytes) == {}
 
 
 SUBMITTED = """
