@@ -160,9 +160,10 @@ def test_every_type_that_has_a_text_form_becomes_text(tmp_path):
         "j": pa.array(['{"a":1}'], pa.json_()),
         "at": pa.array([datetime.datetime(9999, 12, 31)], pa.timestamp("us")),
         "v": pa.array(["a"], pa.string_view()),
+        "d": pa.array(["a"]).dictionary_encode(),
     }
-    line = '"a","1|2","{""a"":1}",9999-12-31 00:00:00.000000,"a"'
-    assert write(pa.table(columns), tmp_path) == f'"a","b","j","at","v"\n{line}\n'
+    line = '"a","1|2","{""a"":1}",9999-12-31 00:00:00.000000,"a","a"'
+    assert write(pa.table(columns), tmp_path) == f'"a","b","j","at","v","d"\n{line}\n'
 
 
 @pytest.mark.parametrize(
