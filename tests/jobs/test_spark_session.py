@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pyspark import SparkConf
 
 import sluice_recsys
-from conf.etl.spark_session import SparkSettings
+from conf.etl.spark_session import SparkSettings, read_vocabulary_bytes
 from etl.sources.session_settings import choose_partitions
 from jobs.support import java_runtime, spark_session
 from jobs.support.java_runtime import set_java_locale
@@ -29,6 +29,15 @@ BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 def test_the_zone_of_times_is_no_setting():
     with pytest.raises(ValidationError, match="is always UTC"):
         TypeAdapter(SparkSettings).validate_python({"sql.session.timeZone": "Asia/Tokyo"})
+
+
+def test_the_bound_of_vocabularies_is_a_setting_of_its_own():
+    assert read_vocabulary_bytes({}) == 256 << 20
+    read = TypeAdapter(SparkSettings).validate_python
+    assert read_vocabulary_bytes(read({"sluice": {"vocabularyBytes": 5}})) == 5
+    for wrong in ("", "5m", 0, -1):
+        with pytest.raises(ValidationError, match="positive whole number"):
+            read({"sluice.vocabularyBytes": wrong})
 
 
 def test_plans_are_fast_unless_the_user_says_else(spark):
