@@ -120,7 +120,8 @@ def test_exports_towers_that_look_up_keys_in_their_graph(trained: TrainedModel) 
     np.testing.assert_allclose(served, trained.model.embed_users(batch), atol=1e-6)
     table = pq.read_table(export / "embeddings" / "items.parquet")
     assert table["key"].to_pylist() == index.ids.tolist()
-    np.testing.assert_array_equal(table["vector"].to_pylist(), index.vectors)
+    # Batches of other sizes may differ in the last bit, by the CPU.
+    np.testing.assert_allclose(table["vector"].to_pylist(), index.vectors, atol=1e-6)
 
 
 def _genders(trained: TrainedModel) -> list[int]:
