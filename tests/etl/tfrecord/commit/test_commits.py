@@ -19,7 +19,7 @@ from etl.tfrecord.commit import local_commit
 from etl.tfrecord.commit.commit_plan import JobRecord, SaveMode
 from etl.tfrecord.commit.output_directory import COMMIT_FILE, look, refuse_publishing
 from etl.tfrecord.files.data_files import index_path
-from tests.etl.tfrecord.commit.killed_process import Killed, kill_after
+from tests.etl.killed_process import Killed, kill_after
 from tests.etl.tfrecord.commit.word_jobs import (
     Job,
     Place,

@@ -24,7 +24,7 @@ from etl.tfrecord.spark.input_files import list_input_files
 from etl.tfrecord.spark.options import WriteOptions, parse_read_options
 from etl.tfrecord.spark.write_task import WriteTask
 from etl.tfrecord.types.features import WireFeature
-from tests.etl.tfrecord.commit.killed_process import Killed, kill_after
+from tests.etl.killed_process import Killed, kill_after
 
 BATCH = pa.record_batch({"a": [1, 2, 3]})
 MARKS = {"_SUCCESS", "_sluice_commit.json"}
