@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from conf.encoders import IDENTITY
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import DatePartConfig, FeatureConfig
@@ -102,8 +101,6 @@ def _refusal(errors: Sequence[Finding]) -> InputDataError:
 
 MIN_ROWS = 10
 """In fewer rows than that a value may be the same by chance."""
-UNSCALED = 10
-"""Mean or deviation beyond which a number is far from 1, where weights are drawn for."""
 _MOST_IN_LOG = 0.01
 _WITHIN_A_DAY = ("minute", "hour")
 _HOUR_MS = 3_600_000
@@ -431,27 +428,3 @@ def refuse_negative_weights(schema: FeatureSchema, statistics: Statistics) -> No
                     fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
                     "rows, which are counted and left out",
                 )
-
-
-def find_not_finite(statistics: Statistics) -> list[str]:
-    """Finds features with values that are no numbers: a line for each feature of a split."""
-    return [
-        f"feature {name!r}, split {split}: {found['nan']:,} values are NaN and "
-        f"{found['infinite']:,} infinite; training on it ends with exit code 5"
-        for split, by_feature in statistics.items()
-        for name, found in by_feature.items()
-        if found.get("nan") or found.get("infinite")
-    ]
-
-
-def find_unscaled(schema: FeatureSchema, statistics: Statistics) -> dict[str, str]:
-    """Finds numbers far from 1, which models read as they are and learn badly from."""
-    found = {}
-    for spec in schema.by_role(*READ_BY_MODELS):
-        values = statistics["train"].get(spec.name, {})
-        mean, std = values.get("mean"), values.get("std")
-        if spec.vocabulary_size is not None or spec.encoding != IDENTITY or mean is None:
-            continue
-        if max(abs(mean), std) > UNSCALED:
-            found[spec.name] = f"mean {mean:.3g}, deviation {std:.3g}"
-    return found
