@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from conf.errors import ConfigError
+from conf.artefacts.dataset import DatasetPaths
+from conf.errors import ConfigError, InternalError, read_code_version
 from conf.etl.build import BuildConfig
-from conf.manifest import Manifest, SourceSnapshot
+from conf.manifest import Manifest, RowCounts, RunInfo, SourceSnapshot
 from conf.publication.entries import stage_entry
 from conf.publication.working_copy import describe_place
 from conf.schema import fingerprint
-from etl.build_manifest import BuiltVersion, describe_version, join_spans
+from conf.splits import EVENT_SPLITS
 from etl.earlier_encoders import find_earlier_encoders
 from etl.encoders.feature_plan import FeaturePlan, plan_features
 from etl.encoders.fit import EarlierEncoders
@@ -29,9 +32,9 @@ from etl.events.columns import kept
 from etl.events.conditions import check_where
 from etl.events.event_counts import EventCounts, check_counts, count_events, count_late
 from etl.events.event_log import PreparedEvents, prepare_events
+from etl.events.joins import MATCHED
 from etl.events.labels import add_weights
-from etl.events.sampling import Negatives, add_negatives
-from etl.events.splits import check_built_by_day, check_dates, check_spans, is_inside
+from etl.events.splits import check_built_by_day, check_dates, check_spans
 from etl.quality.contract import BuildChecks, ask_rules, check_wall_clock
 from etl.quality.figures import Figure, find_figures
 from etl.quality.lint import (
@@ -42,14 +45,15 @@ from etl.quality.lint import (
     find_test_in_log,
     find_unturned_lists,
 )
-from etl.quality.time_units import CountedSources, count_sources
+from etl.quality.statistics import count_labelled
+from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView, view_current
 from etl.records.fitted_encoders import FittedEncoders, fit_encoders, take_over_encoders
 from etl.records.jvm_connector import check_connector
-from etl.records.samples import EventRows, build_samples, check_served_columns
+from etl.records.samples import EventRows, VersionPlan, check_served_columns, draw_samples
 from etl.records.sharding import check_partition_columns
-from etl.records.version_records import VersionPlan, WrittenRecords, write_version_records
-from etl.sources.bad_rows import settle_bad_rows
+from etl.records.version_records import WrittenRecords, write_version_records
+from etl.sources.bad_rows import SourceCounts, settle_bad_rows
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import RunInputs, check_inputs_unchanged, find_unwatched, read_inputs
 from etl.sources.source import Source
@@ -81,13 +85,10 @@ logger = logging.getLogger("sluice.build")
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A published version.
+    """A published version: its directory, of one in a store the copy.
 
-    Attributes:
-        version: Its directory; of one in a store, the copy.
-        manifest: Its manifest.
-        is_new: False where a version with the same content was there already.
-        figures: Shares and sizes beside those of the version before; none where nothing was built.
+    `is_new` is false where a version with the same content was there already; `figures` are shares
+    and sizes beside those of the version before, if one was built.
     """
 
     version: Path
@@ -126,61 +127,94 @@ def build_dataset(
         check_connector(spark)
     dataset = find_dataset(config.output.root, config.name)
     takes_shards = config.output.partition_overwrite == "dynamic"
-    with hold_dataset(dataset, takes_shards=takes_shards) as paths, ExitStack() as settings:
+    with hold_dataset(dataset, takes_shards=takes_shards) as paths:
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
         sources, inputs = read_inputs(spark, config, request.dates)
-        partitions = choose_partitions(spark, None, inputs.bytes)
-        settings.enter_context(changed_settings(spark, partitions))
-        run = describe_run(fingerprint_run(config, inputs, request), request)
-        parent = read_parent(paths)
-        base = find_base(paths, config, parent)
-        if _is_watched(inputs, parent) and not request.force:
-            same = find_same_version(
-                paths, parent, run, replaces_days=base is not None,
-                grows=features.has_incremental_vocabulary
-                or (request.keeps_numbers and features.fits_numbers),
-            )  # fmt: skip
-            if same is not None:
-                check_wall_clock(config, sources)
-                take_same_version(paths, parent, same[0])
-                return BuildResult(*same, is_new=False)
-        earlier = None
-        if base is None:
-            keeps = request.keeps_numbers
-            earlier = find_earlier_encoders(paths, config, features, parent, keeps_numbers=keeps)
-        version_id = new_version_id(run.fingerprint)
-        with stage_entry(paths.versions, version_id) as staging:
-            plan = VersionPlan(config, features, staging, request.dates, base)
-            checks = BuildChecks(config, view_current(paths))
-            clock = StageClock(spark.sparkContext.setJobDescription)
-            built = _write_version(plan, sources, earlier, checks, clock)
-            manifest = Manifest(
-                dataset_version=version_id,
-                peak_memory_bytes=peak_memory(),
-                spark=_describe_application(spark),
-                parent=None if parent is None else parent.version_id,
-                run=complete_run(run, base, built.written.reused_rows),
-                source=_describe_sources(config, inputs, join_spans(built.events, base)),
-                stage_seconds=clock.seconds,
-                contract=checks.to_json(),
-                **describe_version(config, features, built),
-            )
-            check_inputs_unchanged(spark, config, inputs, request.dates)
-            version = publish_version(paths, staging, manifest)
+        run = BuildRun(config, features, request, inputs, paths)
+        with changed_settings(spark, choose_partitions(spark, inputs.bytes)):
+            same = run.find_same()
+            if same is None:
+                return _publish_version(spark, run, sources, peak_memory)
+            check_wall_clock(config, sources)
+            take_same_version(paths, run.parent, same[0])
+            return BuildResult(*same, is_new=False)
+
+
+@dataclass(frozen=True)
+class BuildRun:
+    """A run: what it is asked for, what it reads, and what of the dataset it goes on from."""
+
+    config: BuildConfig
+    features: FeaturePlan
+    request: RunRequest
+    inputs: RunInputs
+    paths: DatasetPaths
+
+    @cached_property
+    def info(self) -> RunInfo:
+        return describe_run(fingerprint_run(self.config, self.inputs, self.request), self.request)
+
+    @cached_property
+    def parent(self) -> Parent | None:
+        """The version that is current when the run begins."""
+        return read_parent(self.paths)
+
+    @cached_property
+    def base(self) -> tuple[Path, Manifest] | None:
+        """The version whose other days are kept; None: all is built."""
+        return find_base(self.paths, self.config, self.parent)
+
+    def find_same(self) -> tuple[Path, Manifest] | None:
+        """Finds a version that holds what the run would build; None: it is to be built."""
+        unwatched = find_unwatched(self.inputs)
+        if unwatched and self.parent is not None:
+            logger.info("nothing tells whether %s changed: building anew", ", ".join(unwatched))
+        if unwatched or self.request.force:
+            return None
+        keeps_numbers = self.request.keeps_numbers and self.features.fits_numbers
+        return find_same_version(
+            self.paths, self.parent, self.info, replaces_days=self.base is not None,
+            grows=self.features.has_incremental_vocabulary or keeps_numbers,
+        )  # fmt: skip
+
+
+def _publish_version(
+    spark: SparkSession,
+    run: BuildRun,
+    sources: Mapping[str, Source],
+    peak_memory: Callable[[], Mapping[str, int]],
+) -> BuildResult:
+    config, dates, parent = run.config, run.request.dates, run.parent
+    earlier = find_earlier_encoders(
+        run.paths, config, run.features, parent if run.base is None else None,
+        keeps_numbers=run.request.keeps_numbers,
+    )  # fmt: skip
+    checks = BuildChecks(config, view_current(run.paths))
+    clock = StageClock(spark.sparkContext.setJobDescription)
+    version_id = new_version_id(run.info.fingerprint)
+    with stage_entry(run.paths.versions, version_id) as staging:
+        plan = VersionPlan(config, run.features, staging, dates, run.base)
+        built = _write_version(plan, sources, earlier, checks, clock)
+        manifest = Manifest(
+            dataset_version=version_id,
+            peak_memory_bytes=peak_memory(),
+            spark=_describe_application(spark),
+            parent=None if parent is None else parent.version_id,
+            run=complete_run(run.info, run.base, built.written.reused),
+            source=_describe_sources(plan, run.inputs, built.events),
+            stage_seconds=clock.seconds,
+            contract=checks.to_json(),
+            **_describe_version(plan, built),
+        )
+        check_inputs_unchanged(spark, config, run.inputs, dates)
+        version = publish_version(run.paths, staging, manifest)
     logger.info("published %s", describe_place(version))
     return BuildResult(version, manifest, figures=checks.figures)
 
 
 def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
-    """Plans the features, and checks all of a config that needs no data.
-
-    Raises:
-        ConfigError: The features, partition columns or the condition of samples do not fit the
-            declared columns, serving would lack a feature's column, a split would be empty
-            whatever the log holds, or days are to be replaced without naming them or with numbers
-            fitted anew, or are named where nothing depends on them.
-    """
+    """Plans the features, and checks all of a config that needs no data."""
     features = plan_features(config)
     check_dates(config, request.dates)
     check_spans(config, request.dates)
@@ -188,26 +222,15 @@ def check_config(config: BuildConfig, request: RunRequest) -> FeaturePlan:
     check_served_columns(config, features)
     check_partition_columns(config, features.column_types)
     if config.output.partition_overwrite == "dynamic":
-        _check_replaced_days(request)
+        if request.refit or request.dates is None:
+            raise ConfigError(
+                "output.partition_overwrite: dynamic replaces the days of a run, beside others "
+                "whose numbers were fitted before",
+                received="--refit" if request.refit else "no --date",
+                fix="give --date alone, or build all days: --set output.partition_overwrite=static",
+            )
         check_built_by_day(config)
     return features
-
-
-def _check_replaced_days(request: RunRequest) -> None:
-    if request.refit:
-        raise ConfigError(
-            "numbers cannot be fitted anew for some days of a dataset: the others would keep "
-            "values of the earlier ones",
-            received="--refit with output.partition_overwrite: dynamic",
-            fix="build all days: --refit --set output.partition_overwrite=static, with the "
-            "whole range as --date and --date-to",
-        )
-    if request.dates is None:
-        raise ConfigError(
-            "output.partition_overwrite: dynamic replaces the days of a run, but none is given",
-            received="no --date",
-            fix="give --date (and --date-to), or --set output.partition_overwrite=static",
-        )
 
 
 @dataclass
@@ -226,6 +249,17 @@ class StageClock:
         yield
         self.seconds[name] = round(time.monotonic() - start, 3)
         logger.info("%s: %.1f s", name, self.seconds[name])
+
+
+@dataclass(frozen=True)
+class BuiltVersion:
+    """What a build has counted and written; `drawn` are the negatives by split."""
+
+    sources: Mapping[str, SourceCounts]
+    events: EventCounts
+    encoders: FittedEncoders
+    drawn: Mapping[str, int]
+    written: WrittenRecords
 
 
 def _write_version(
@@ -252,7 +286,7 @@ def _write_version(
         with clock.stage("fit encoders"):
             encoders = _fit_encoders(plan, log, earlier, checks)
         with clock.stage("write records"):
-            sampled = _draw_samples(plan, log, counted)
+            sampled = draw_samples(plan, log.frame, counted.sources)
             frames.callback(sampled.release)
             samples = add_weights(sampled.samples, config, events.newest_ts_ms)
             rows = EventRows(samples, log.frame, counted.sources, events.newest_ts_ms)
@@ -266,10 +300,12 @@ def _count_events(plan: VersionPlan, log: PreparedEvents, checks: BuildChecks) -
     config, dates = plan.config, plan.dates
     counts = count_events(log.frame, config, log.conversions, dates)
     checks.check_matches(counts.matches, counts.lost_conversions)
-    checks.warn(find_early_ends(config, log.conversions))
-    checks.warn(find_unturned_lists(config))
-    checks.warn(find_short_lookback(config, dates))
-    checks.warn(find_test_in_log(config, counts))
+    checks.warn((
+        *find_early_ends(config, log.conversions),
+        *find_unturned_lists(config),
+        *find_short_lookback(config, dates),
+        *find_test_in_log(config, counts),
+    ))  # fmt: skip
     if dates is not None:
         late, delivered = count_late(log.frame.sparkSession, config, dates, counts)
         counts = replace(counts, late=late, delivered=delivered)
@@ -293,13 +329,6 @@ def _fit_encoders(
     return encoders
 
 
-def _draw_samples(plan: VersionPlan, log: PreparedEvents, counted: CountedSources) -> Negatives:
-    samples = build_samples(kept(log.frame), plan.config)
-    if plan.dates is not None:
-        samples = samples.where(is_inside(plan.dates))
-    return add_negatives(samples, log.frame, plan.config, counted.sources)
-
-
 def _view_written(
     plan: VersionPlan, events: EventCounts, encoders: FittedEncoders, written: WrittenRecords
 ) -> VersionView:
@@ -311,32 +340,83 @@ def _view_written(
     return VersionView(plan.staging, schema, {}, rows, figures)
 
 
-def _describe_sources(
-    config: BuildConfig, inputs: RunInputs, event_ts_ms_range: tuple[int, int] | None
-) -> SourceSnapshot:
+def _describe_version(plan: VersionPlan, built: BuiltVersion) -> dict[str, Any]:
+    """The fields of the manifest that follow from the rows."""
+    config, encoders, written = plan.config, built.encoders, built.written
+    keys, binary = plan.features.keys, [own.name for own in config.further_labels if own.is_binary]
+    return {
+        "dataset_name": config.name,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "record_type": config.output.record_type,
+        "compression": config.output.compression,
+        "keys": keys,
+        "code_version": read_code_version(),
+        "counts": _count_rows(built),
+        "splits": written.splits,
+        "schema": encoders.plan.schema,
+        "encoder_files": encoders.files,
+        "encoders_fingerprint": encoders.plan.fingerprint,
+        "vocabularies": encoders.tokens,
+        "statistics": written.statistics,
+        "label_rate": _label_rate(keys.label, written),
+        "label_rates": {name: _label_rate(name, written) for name in binary},
+        **written.files,
+    }
+
+
+def _count_rows(built: BuiltVersion) -> RowCounts:
+    """Accounts for every event and every drawn negative: a record, or a reason why it is none."""
+    events, drawn, written = built.events, built.drawn, built.written
+    if any(n + drawn.get(s, 0) != written.built[s] for s, n in events.splits.items()):
+        raise InternalError(
+            "the number of records written is not the number of events kept",
+            received=written.built,
+            allowed=events.splits,
+            fix="nothing was published; run again, and report this if it stays",
+        )
+    return RowCounts(
+        read={name: count.read for name, count in built.sources.items()},
+        quarantined={name: count.bad for name, count in built.sources.items()},
+        joined=events.joined,
+        kept=written.built,
+        dropped=events.dropped,
+        drawn=drawn,
+        unmatched=events.unmatched,
+        lost_conversions=events.lost_conversions,
+        matched={name: counts[MATCHED] for name, counts in events.matches.items()},
+        maturity=events.maturity,
+        short_users=events.short_users,
+        test_in_log=events.test_in_log,
+        late=events.late,
+        ties=events.ties,
+        labelled=count_labelled(written.statistics, built.encoders.plan.schema),
+    )
+
+
+def _label_rate(label: str | None, written: WrittenRecords) -> Mapping[str, float]:
+    found = {split: written.statistics[split].get(label or "", {}) for split in EVENT_SPLITS}
+    means = {split: statistics.get("mean") for split, statistics in found.items()}
+    return {split: float(mean) for split, mean in means.items() if mean is not None}
+
+
+def _describe_sources(plan: VersionPlan, inputs: RunInputs, events: EventCounts) -> SourceSnapshot:
+    """Describes what was read; the first and last event time are those of kept days too."""
+    resolved = plan.config.resolved()
+    of_kept = None if plan.base is None else plan.base[1].source.event_ts_ms_range
+    times = (*(events.event_ts_ms_range or ()), *(of_kept or ()))
     return SourceSnapshot(
         inputs=inputs.files,
         tables=inputs.tables,
-        event_ts_ms_range=event_ts_ms_range,
-        config=config.resolved(),
-        config_sha256=fingerprint(config.resolved()),
+        event_ts_ms_range=(min(times), max(times)) if times else None,
+        config=resolved,
+        config_sha256=fingerprint(resolved),
     )
 
 
 def _describe_application(spark: SparkSession) -> dict[str, str]:
-    context = spark.sparkContext
-    settings = context.getConf()
-    application = {"application": context.applicationId}
+    """Names Spark's application, and where its event log lies."""
+    settings = spark.sparkContext.getConf()
+    application = {"application": spark.sparkContext.applicationId}
     if settings.get("spark.eventLog.enabled", "false") == "true":
         application["event_log"] = settings.get("spark.eventLog.dir", "file:///tmp/spark-events")
     return application
-
-
-def _is_watched(inputs: RunInputs, parent: Parent | None) -> bool:
-    unwatched = find_unwatched(inputs)
-    if unwatched and parent is not None:
-        logger.info(
-            "nothing tells whether %s changed since an earlier run: building anew",
-            ", ".join(unwatched),
-        )
-    return not unwatched

@@ -56,7 +56,7 @@ from etl.imported.survey import Survey, SurveyedFile
 from etl.quality.lint import refuse_negative_weights
 from etl.quality.statistics import count_labelled, merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
-from etl.records.train_counts import check_rows, write_counts
+from etl.records.train_counts import write_counts
 from etl.tfrecord.codec.crc32c import describe_file
 from etl.versions.publish import (
     find_dataset,
@@ -185,8 +185,6 @@ def _describe_values(
         name: merge_statistics([shard.statistics for shard in shards if shard.split == name])
         for name in rows
     }
-    counts = survey.keys.result()
-    check_rows(counts, rows["train"])
     plan = _write_encoders(staging, mapping, build_schema(mapping, statistics), survey.tokens)
     refuse_negative_weights(plan.schema, statistics)
     _warn_of_padding(+survey.padded_in_front)
@@ -202,7 +200,7 @@ def _describe_values(
         "statistics": {split: summarize_statistics(found) for split, found in statistics.items()},
         "statistics_file": write_statistics(staging, statistics),
         "counts": RowCounts({"files": events}, {"files": {}}, events, rows, {}, labelled=labelled),
-        "train_counts": write_counts(staging, counts),
+        "train_counts": write_counts(staging, survey.keys.result()),
         **_describe_labels(plan.schema, mapping.keys.label, statistics),
     }
 

@@ -79,7 +79,7 @@ def write_rows_to_score(
     sources, inputs = read_inputs(spark, unlabelled, dates, label_columns(config))
     counted = count_sources(unlabelled, sources)
     settle_bad_rows(counted.sources, counted.counts, unlabelled.sources)
-    partitions = choose_partitions(spark, None, inputs.bytes)
+    partitions = choose_partitions(spark, inputs.bytes)
     with changed_settings(spark, partitions), ExitStack() as stack:
         prepared = prepare_events(unlabelled, counted.sources, dates, is_labelled=False)
         stack.callback(prepared.release)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,31 +37,13 @@ KEPT_FILE = "kept_numbers.json"
 
 @dataclass(frozen=True)
 class FittedEncoders:
-    """Encoders in the version's folder.
-
-    Attributes:
-        plan: What they do.
-        files: Their files.
-        items: The items' vocabulary; None where records have no item.
-        tokens: Number of tokens by vocabulary, retired ones left out.
-        odd: By vocabulary, those of its new tokens that are likely a header or hold quotes.
-    """
+    """Encoders in the version's folder."""
 
     plan: EncoderPlan
     files: tuple[FileInfo, ...]
-    items: VocabularySpec | None
-    tokens: Mapping[str, int]
-    odd: Mapping[str, OddTokens] = field(default_factory=dict)
-
-
-def _write_kept(earlier: EarlierEncoders, directory: Path) -> None:
-    """Writes the version that each kept number was fitted in."""
-    file = earlier.directory / KEPT_FILE
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    origins = {name: known.get(name, earlier.version) for name in sorted(earlier.kept)}
-    if origins:
-        text = json.dumps(origins, indent=1, ensure_ascii=False)
-        write_text_atomic(directory / KEPT_FILE, text + "\n")
+    items: VocabularySpec | None  # None where records have no item
+    tokens: Mapping[str, int]  # how many, by vocabulary, retired ones left out
+    odd: Mapping[str, OddTokens]  # new ones that are likely a header or hold quotes
 
 
 def fit_encoders(
@@ -72,14 +54,12 @@ def fit_encoders(
     earlier: EarlierEncoders | None = None,
     dates: DateRange | None = None,
 ) -> FittedEncoders:
-    """Fits every encoder on the train split, and writes the encoders' files.
-
-    Raises:
-        InputDataError: No item is in the vocabulary, or a column has nothing to fit.
-    """
+    """Fits every encoder on the train split, and writes the encoders' files."""
     directory = staging / ENCODERS_DIR
     directory.mkdir()
-    if _fits_histories(features, config):
+    # Numbers may be fitted on lists that histories make, such as the gaps to their items.
+    fitted = {c for f in features.features if f.encoding.fits_numbers for c in f.columns}
+    if fitted.intersection(history_names(config)):
         events = add_histories(events, config)
     train = TrainSplit(
         rows=events.where(events[SPLIT_COLUMN] == TRAIN),
@@ -103,16 +83,17 @@ def fit_encoders(
         vocabulary.name: find_odd_tokens(read_groups(directory / spec.file), vocabulary.columns)
         for vocabulary, spec in zip(features.vocabularies, specs, strict=True)
     }
-    return replace(_check_fitted(plan, features, staging), odd=odd)
+    return _describe(plan, features, staging, odd)
 
 
-def _fits_histories(features: FeaturePlan, config: BuildConfig) -> bool:
-    """Whether numbers are fitted on lists that histories make, such as the gaps to their items."""
-    made = set(history_names(config))
-    return any(
-        feature.encoding.fits_numbers and made.intersection(feature.columns)
-        for feature in features.features
-    )
+def _write_kept(earlier: EarlierEncoders, directory: Path) -> None:
+    """Writes the version that each kept number was fitted in."""
+    file = earlier.directory / KEPT_FILE
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    origins = {name: known.get(name, earlier.version) for name in sorted(earlier.kept)}
+    if origins:
+        text = json.dumps(origins, indent=1, ensure_ascii=False)
+        write_text_atomic(directory / KEPT_FILE, text + "\n")
 
 
 def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> FittedEncoders:
@@ -124,22 +105,22 @@ def take_over_encoders(parent: Path, features: FeaturePlan, staging: Path) -> Fi
     plan = read_plan_file(directory)
     for spec in plan.vocabularies:
         EncoderFiles(directory, crc32c).read_bytes(spec)
-    return _check_fitted(plan, features, staging)
+    return _describe(plan, features, staging, {})
 
 
-def _check_fitted(plan: EncoderPlan, features: FeaturePlan, staging: Path) -> FittedEncoders:
-    tokens = {spec.name: count_live(staging / ENCODERS_DIR, spec) for spec in plan.vocabularies}
-    item = next((f for f in features.features if f.name == features.keys.item), None)
-    name = None if item is None else item.vocabulary
+def _describe(
+    plan: EncoderPlan, features: FeaturePlan, staging: Path, odd: Mapping[str, OddTokens]
+) -> FittedEncoders:
+    directory, item = staging / ENCODERS_DIR, features.keys.item
+    tokens = {spec.name: count_live(directory, spec) for spec in plan.vocabularies}
+    name = {feature.name: feature.vocabulary for feature in features.features}.get(item or "")
     if item is not None and not tokens.get(name or ""):
         raise InputDataError(
             "the vocabulary of the items is empty: nothing could be ranked",
-            received=f"feature {item.name!r}: {item.encoding}",
+            received=f"feature {item!r}",
             fix="lower `min_count`, or check the log",
         )
-    files = tuple(
-        describe_file(staging, path)
-        for path in sorted((staging / ENCODERS_DIR).iterdir())
-        if path.is_file()
-    )
-    return FittedEncoders(plan, files, None if name is None else plan.vocabulary(name), tokens)
+    paths = [path for path in sorted(directory.iterdir()) if path.is_file()]
+    items = None if name is None else plan.vocabulary(name)
+    files = tuple(describe_file(staging, path) for path in paths)
+    return FittedEncoders(plan, files, items, tokens, odd)

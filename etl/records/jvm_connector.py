@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from conf.artefacts.encoder_files import read_plan_file
 from conf.errors import ConfigError
 from etl.records.record_encoder import RecordEncoder
 from etl.tfrecord.codec.crc32c import describe_file
@@ -47,14 +44,14 @@ def write_by_connector(
     rows: DataFrame,
     encoder: RecordEncoder,
     compression: str | None,
-    target: Path,
     ranges: Sequence[ShardRange],
 ) -> list[dict[str, Any]]:
     """Writes by one `save`, and reads each file once for what its entry says."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    folder = target / "records"
-    records = rows.mapInArrow(_encode(encoder), from_arrow_schema(encoder.output_schema))
+    target, folder = encoder.version, encoder.version / "records"
+    schema = from_arrow_schema(encoder.output_schema)
+    records = rows.mapInArrow(lambda batches: map(encoder.apply, batches), schema)
     # By its class: the short name may belong to another source.
     writer = records.write.format(CONNECTOR_CLASS)
     writer = writer.options(**_OPTIONS, **_CODECS.get(compression or "", {}))
@@ -71,20 +68,14 @@ def write_by_connector(
     return written
 
 
-def _encode(
-    encoder: RecordEncoder,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return lambda batches: map(encoder.apply, batches)
-
-
 def _describe(encoder: RecordEncoder, file: Path, ranges: Sequence[ShardRange]) -> dict[str, Any]:
     partition, rows = int(file.name.split("-")[1]), 0
     path = find_stem(ranges, partition) + "".join(file.suffixes)
-    features = read_plan_file(Path(encoder.encoders)).schema.features
+    features = encoder.pipeline.plan.schema.features
     wire = [WireFeature(feature.name, feature.dtype, feature.is_list) for feature in features]
     report = encoder.build_statistics(encoder.output_schema, path)
     for batch in read_batches(file, wire):
         report.update(batch)
         rows += batch.num_rows
     info = {**asdict(describe_file(file.parent, file)), "path": path, "rows": rows}
-    return {**info, "file": file, "partition": partition, "statistics": report.to_dict()}
+    return {**info, "file": file, "statistics": report.to_dict()}

@@ -6,7 +6,6 @@ refused before anything is read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from conf.encoders import VocabularySpec
+from conf.dates import DateRange
+from conf.encoders import ENCODERS_DIR, VocabularySpec
 from conf.encoders.target import FOLD_COLUMN
 from conf.errors import ConfigError
 from conf.etl.build import BuildConfig
+from conf.manifest import Manifest
 from conf.splits import CATALOG, TRAIN, USERS
 from etl.encoders.feature_plan import (
     EVENT_NUMBER,
@@ -46,99 +47,107 @@ from etl.events.counted_features import (
 )
 from etl.events.histories import add_histories, add_latest_histories
 from etl.events.joins import plan_joins, select_latest
+from etl.events.sampling import Negatives, add_negatives
+from etl.events.splits import is_inside
 from etl.sources.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-logger = logging.getLogger("sluice.build")
-
 _SEQUENCE, _OWNER = "__sequence", "__sequence_of"
 
 
-def user_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
-    """Returns the columns of user features that dictionaries of users give."""
-    return _columns(plan, "user", config.events.user) - _made(config, "user")
+@dataclass(frozen=True)
+class VersionPlan:
+    """What a version is made by, before anything is read, and where."""
+
+    config: BuildConfig
+    features: FeaturePlan
+    staging: Path
+    dates: DateRange | None = None  # whose events become samples; None: all
+    base: tuple[Path, Manifest] | None = None  # whose other days are kept; None: all is built
+
+    @property
+    def encoders(self) -> Path:
+        """Directory of the encoders."""
+        return self.staging / ENCODERS_DIR
 
 
-def item_columns(config: BuildConfig, plan: FeaturePlan) -> set[str]:
-    """Returns the columns of item features that dictionaries of items give."""
-    return _columns(plan, "item", config.events.item) - _made(config, "item")
+def served_columns(config: BuildConfig, plan: FeaturePlan, role: str) -> set[str]:
+    """Returns the columns of features of users, or items, that their dictionaries give."""
+    return _columns(plan, role) - {_key(config, role)} - _made(config, role)
 
 
-def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
-    """Checks that what serving asks of a user or an item is known without an event.
-
-    Raises:
-        ConfigError: A feature of role user or item is a column of the event, or a rolling feature
-            by other keys; or a list that is made for items has another role.
-    """
-    _check_item_lists(config, plan)
-    splits = config.record_splits
-    if USERS in splits:
-        _check(config, user_columns(config, plan), "user", _made(config, "user"))
-    if CATALOG in splits:
-        _check(config, item_columns(config, plan), "item", _made(config, "item"))
+def _key(config: BuildConfig, role: str) -> str:
+    return (config.events.user if role == "user" else config.events.item) or ""
 
 
-def _check_item_lists(config: BuildConfig, plan: FeaturePlan) -> None:
-    names = {counted.name for counted in config.most_frequent}
-    for feature in plan.features:
-        if names.intersection(feature.columns) and feature.role not in ("item", "id"):
-            raise ConfigError(
-                f"feature {feature.name!r} holds what stands beside the item, which is to be found",
-                received=f"role {feature.role}",
-                allowed="role item, or id",
-            )
-
-
-def _columns(plan: FeaturePlan, role: str, key: str | None) -> set[str]:
-    return {c for f in plan.features if f.role == role for c in f.columns if c != key}
+def _columns(plan: FeaturePlan, role: str) -> set[str]:
+    return {column for f in plan.features if f.role == role for column in f.columns}
 
 
 def _made(config: BuildConfig, role: str) -> set[str]:
     """Columns of the log, or made of it, that are known at its end for a user or an item alone."""
+    counted = windowed_feature_names(config, _key(config, role))
     if role == "item":
-        counted = {counted.name for counted in config.most_frequent}
-        return counted | windowed_feature_names(config, config.events.item or "")
-    counted = windowed_feature_names(config, config.events.user or "")
+        return {*counted, *(most.name for most in config.most_frequent)}
     # A request is made at some time, as an event is.
     time = () if config.events.time is None else (config.events.time,)
     return {*history_names(config), *config.brought_history, *counted, *time}
 
 
-def _check(config: BuildConfig, columns: set[str], role: str, made: set[str]) -> None:
-    key = (config.events.user if role == "user" else config.events.item) or ""
-    known = {
-        column
-        for join in config.joins
-        if join.column == key
-        for column in config.sources[join.source].column_types
-    }
-    unknown = sorted(columns - known)
-    if unknown:
+def check_served_columns(config: BuildConfig, plan: FeaturePlan) -> None:
+    """Refuses features of a user or an item that serving cannot know without an event."""
+    beside_item = {counted.name for counted in config.most_frequent}
+    for feature in plan.features:
+        if beside_item.intersection(feature.columns) and feature.role not in ("item", "id"):
+            raise ConfigError(
+                f"feature {feature.name!r} holds what stands beside the item, which is to be found",
+                received=f"role {feature.role}",
+                allowed="role item, or id",
+            )
+    for split, role in ((USERS, "user"), (CATALOG, "item")):
+        if split in config.record_splits:
+            _check_role(config, served_columns(config, plan, role), role)
+
+
+def _check_role(config: BuildConfig, columns: set[str], role: str) -> None:
+    key = _key(config, role)
+    joins = [join for join in config.joins if join.column == key]
+    known = {name for join in joins for name in config.sources[join.source].column_types}
+    if unknown := sorted(columns - known):
         raise ConfigError(
-            f"features of role {role} must be the {role}'s id, columns of a dictionary joined on "
-            f"{key!r}, or counted by {key!r} alone: serving has no event to take others from",
+            f"features of role {role} need columns of a dictionary joined on {key!r}, or counted "
+            "by it alone: serving has no event to take others from",
             received=", ".join(unknown),
-            allowed=", ".join(sorted({*known, *made, key})),
+            allowed=", ".join(sorted({*known, *_made(config, role), key})),
             fix="give the feature the role context, or join a dictionary",
         )
 
 
 def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     """Builds one row per event that is a sample, with its history, and what evaluation needs."""
-    user = config.events.user or ""
     samples = add_histories(events, config)
     # After the windows: an event that is no sample stays in the histories of those that are.
     samples = samples.where(F.col(NOT_SAMPLED_COLUMN).isNull())
-    if not config.seen:
-        return samples
     if config.numbers_events:
         samples = samples.withColumn(EVENT_NUMBER, _number_event(config))
-    sequences = events.groupBy(F.col(user).alias(_OWNER)).agg(
-        _collect_sequence(_seen_item(config)).alias(_SEQUENCE)
-    )
+    return _add_seen(samples, events, config) if config.seen else samples
+
+
+def draw_samples(version: VersionPlan, log: DataFrame, sources: Mapping[str, Source]) -> Negatives:
+    """Builds the samples of the run's days, with their negatives."""
+    samples = build_samples(kept(log), version.config)
+    if version.dates is not None:
+        samples = samples.where(is_inside(version.dates))
+    return add_negatives(samples, log, version.config, sources)
+
+
+def _add_seen(samples: DataFrame, events: DataFrame, config: BuildConfig) -> DataFrame:
+    """Adds the items that a user has seen before an event, to rows that evaluation reads."""
+    user = config.events.user or ""
+    sequence = _collect_sequence(_seen_item(config)).alias(_SEQUENCE)
+    sequences = events.groupBy(F.col(user).alias(_OWNER)).agg(sequence)
     is_evaluated = F.col(SPLIT_COLUMN) != TRAIN
     # One or few rows per user: the others pass through one join with them, and get null.
     samples = samples.join(sequences, (F.col(user) == F.col(_OWNER)) & is_evaluated, "left")
@@ -146,10 +155,9 @@ def build_samples(events: DataFrame, config: BuildConfig) -> DataFrame:
     seen = F.slice(F.col(_SEQUENCE), F.lit(1), before - F.lit(1))
     # An event that is no sample may have no item.
     seen = F.array_distinct(F.array_compact(seen))
-    samples = samples.withColumn(SEEN, seen).drop(_SEQUENCE, _OWNER)
-    if (brought := _brought_and_seen(config)) is None:
-        return samples
-    return samples.withColumn(SEEN, F.when(is_evaluated, _join_items(F.col(SEEN), F.col(brought))))
+    if (brought := _brought_and_seen(config)) is not None:
+        seen = F.when(is_evaluated, _join_items(seen, F.col(brought)))
+    return samples.withColumn(SEEN, seen).drop(_SEQUENCE, _OWNER)
 
 
 def _number_event(config: BuildConfig) -> Column:
@@ -212,7 +220,7 @@ def build_users(
     The time of the log is its end for all of them.
     """
     user, events = config.events.user or "", kept(log)
-    columns = user_columns(config, plan)
+    columns = served_columns(config, plan, "user")
     changing = _latest_entries(config, sources, events, user)
     wanted = [(table, sorted(columns & set(table.columns))) for table in changing]
     columns -= {column for _, names in wanted for column in names}
@@ -228,7 +236,7 @@ def build_users(
     for table, names in wanted:
         users = users.join(table.select(user, *names), user, "left")
     time = config.events.time
-    if time in _columns(plan, "user", user):
+    if time in _columns(plan, "user"):
         end = events.agg(F.max_by(time, EVENT_TS_COLUMN).alias(time))
         users = users.crossJoin(F.broadcast(end))
     return users.withColumn(SPLIT_COLUMN, F.lit(USERS))
@@ -243,7 +251,7 @@ def build_catalog(
 ) -> DataFrame:
     """Builds one row per item of the vocabulary, with the features of the item tower."""
     item = config.events.item or ""
-    columns = item_columns(config, plan)
+    columns = served_columns(config, plan, "item")
     catalog = add_latest_windowed_features(tokens.toDF(item), log, config, item)
     fixed = [
         sources[join.source].good.withColumnRenamed(config.sources[join.source].key or "", item)
@@ -271,61 +279,28 @@ def _latest_entries(
 
 @dataclass(frozen=True)
 class EventRows:
-    """What records are made of.
+    """What records are made of."""
 
-    Attributes:
-        samples: Rows of the event splits: kept events, and drawn negatives.
-        log: Every event, those that are left out with their reason.
-        sources: The sources as read.
-        newest_ts_ms: Time of the last event; None: events have no time.
-    """
-
-    samples: DataFrame
-    log: DataFrame
+    samples: DataFrame  # of the event splits: kept events, and drawn negatives
+    log: DataFrame  # every event, those that are left out with their reason
     sources: Mapping[str, Source]
-    newest_ts_ms: int | None = None
+    newest_ts_ms: int | None = None  # time of the last event; None: events have no time
 
 
 def build_record_rows(
-    rows: EventRows,
-    config: BuildConfig,
-    plan: FeaturePlan,
-    items: VocabularySpec | None,
-    served: Sequence[str],
-    encoders_dir: Path,
+    version: VersionPlan, rows: EventRows, items: VocabularySpec | None, served: Sequence[str]
 ) -> DataFrame:
     """Builds one row per record, of the samples and of served splits, with what encoders read."""
-    records = rows.samples
+    config, plan, records = version.config, version.features, rows.samples
     if items is not None and CATALOG in served:
-        tokens = read_tokens(records.sparkSession, encoders_dir, items).select("token")
-        _warn_of_unknown_items(config, plan, rows.sources, tokens)
+        tokens = read_tokens(records.sparkSession, version.encoders, items).select("token")
         catalog = build_catalog(rows.log, config, plan, rows.sources, tokens)
         records = records.unionByName(catalog, allowMissingColumns=True)
     if USERS in served:
         users = build_users(rows.log, config, plan, rows.sources)
         records = records.unionByName(users, allowMissingColumns=True)
-    records = add_most_frequent(records, config, encoders_dir)
+    records = add_most_frequent(records, config, version.encoders)
     return _add_train_folds(_add_raw_values(records, config, plan), config, plan)
-
-
-def _warn_of_unknown_items(
-    config: BuildConfig, plan: FeaturePlan, sources: Mapping[str, Source], tokens: DataFrame
-) -> None:
-    """Says how many items are in lists alone, though events without an entry are dropped."""
-    item = config.events.item or ""
-    shared = [v for v in plan.vocabularies if item in v.columns and len(v.columns) > 1]
-    for join in config.joins if shared else ():
-        if join.column != item or join.unmatched != "drop" or join.as_of is not None:
-            continue
-        key = config.sources[join.source].key or ""
-        known = sources[join.source].good.select(F.col(key).alias(tokens.columns[0]))
-        unknown = tokens.join(known, tokens.columns[0], "left_anti").count()
-        if unknown:
-            logger.warning(
-                "%d of %d items of the catalogue are in no row of %s: lists of the log name "
-                "them, and they may be recommended without features",
-                unknown, tokens.count(), join.source,
-            )  # fmt: skip
 
 
 def _add_train_folds(records: DataFrame, config: BuildConfig, plan: FeaturePlan) -> DataFrame:

@@ -32,7 +32,7 @@ _BYTES_EACH = 64_000_000
 
 
 def choose_partitions(
-    spark: SparkSession, asked: int | None, input_bytes: int | None
+    spark: SparkSession, input_bytes: int | None, asked: int | None = None
 ) -> dict[str, str]:
     """Chooses the number of partitions of shuffles, where nobody has set it in the session."""
     if _PARTITIONS in spark.conf.getAll:

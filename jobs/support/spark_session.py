@@ -124,7 +124,7 @@ def build_session(
             _ship_code(session.sparkContext)
     set_fast_plans(session, session.sparkContext.getConf())
     asked = SHORT_PARTITIONS if is_short and not submitted else None
-    for key, value in choose_partitions(session, asked, None).items():
+    for key, value in choose_partitions(session, None, asked).items():
         session.conf.set(key, value)
     return session
 

@@ -160,10 +160,10 @@ def test_shuffles_have_partitions_by_the_machine_and_what_is_read(
     session = SimpleNamespace(
         conf=SimpleNamespace(getAll={}), sparkContext=SimpleNamespace(master=master)
     )
-    settings = choose_partitions(session, asked, input_bytes)
+    settings = choose_partitions(session, input_bytes, asked)
     assert settings == ({} if chosen is None else {PARTITIONS: chosen})
     session.conf.getAll[PARTITIONS] = "50"
-    assert choose_partitions(session, asked, input_bytes) == {}
+    assert choose_partitions(session, input_bytes, asked) == {}
 
 
 SUBMITTED = """

@@ -11,7 +11,7 @@ from conf.etl.build import BuildConfig
 from etl.build import check_config
 from etl.events.columns import kept
 from etl.events.event_log import prepare_events
-from etl.records.samples import build_samples, build_users, item_columns, user_columns
+from etl.records.samples import build_samples, build_users, served_columns
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import behaviour_config, build_config, change_keys, feature, memory_source
 
@@ -55,8 +55,8 @@ def test_dictionaries_histories_and_counts_by_the_key_alone_are_known(tmp_path):
         feature("group_n", "group_n", "context", kind="identity"),
     )
     plan = check_config(config, RunRequest())
-    assert user_columns(config, plan) == {"gender", "group"}
-    assert item_columns(config, plan) == {"tags"}
+    assert served_columns(config, plan, "user") == {"gender", "group"}
+    assert served_columns(config, plan, "item") == {"tags"}
 
 
 def test_the_time_of_a_user_is_the_end_of_the_log(spark):

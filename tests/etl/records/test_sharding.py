@@ -21,9 +21,8 @@ from etl.records.sharding import (
     assign_heaviest_first,
     assign_shards,
     check_partition_columns,
-    needs_row_counts,
-    plan_from_config,
-    plan_from_counts,
+    list_partitions,
+    plan_shards,
 )
 from tests.etl.logs import build_config, change_keys, feature
 
@@ -58,19 +57,14 @@ def records(spark):
 def place(records, config, sizes=None) -> dict[str, list[list[Any]]]:
     """Rows by part folder (`train/…`) and shard, in order."""
     keyed = add_keys(records, config)
-    plan = (
-        plan_from_counts(keyed, config, sizes or {})
-        if needs_row_counts(config)
-        else plan_from_config(config)
-    )
+    plan = plan_shards(keyed, config, list_partitions(keyed, config), sizes or {})
     sharded = assign_shards(keyed, config, raw_columns(plan_features(config)), plan)
     rows = sharded.withColumn("shard", F.spark_partition_id()).collect()
-    found: dict[str, list[list[Any]]] = {
-        f"{c.split}/{c.folder}".rstrip("/"): [[] for _ in range(c.count)] for c in plan.partitions
-    }
+    ranges = [own.files for own in plan]
+    found: dict[str, list[list[Any]]] = {c.folder: [[] for _ in range(c.count)] for c in ranges}
     for row in rows:
-        part = next(c for c in plan.partitions if c.start <= row["shard"] < c.start + c.count)
-        found[f"{part.split}/{part.folder}".rstrip("/")][row["shard"] - part.start].append(row)
+        part = next(c for c in ranges if c.start <= row["shard"] < c.start + c.count)
+        found[part.folder][row["shard"] - part.start].append(row)
     return found
 
 

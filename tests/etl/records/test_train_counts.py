@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.artefacts.train_counts import CountedKeys, IdCounter, IdCounts, TrainCounter
-from conf.errors import InternalError
 from conf.manifest import Manifest
 from etl.build import build_dataset
 from etl.records.feature_lists import flatten_lists
 from etl.records.train_counts import (
     CountedColumns,
-    check_rows,
     count_shards,
-    merge_files,
-    open_counter,
+    merge_task_counts,
+    write_task_counts,
 )
 from tests.datasets import Counts, count_train_records, read_train_counts
 from tests.etl.logs import build_config, change_keys, write_logs
@@ -118,19 +116,18 @@ def test_many_ids_are_merged_as_they_come(monkeypatch):
     assert to_dict(merged.result()) == expected
 
 
-def test_tasks_leave_the_counts_of_train_shards_in_files(tmp_path):
-    columns = CountedColumns(KEYS)
-    assert open_counter(columns, str(tmp_path), "test/part-0") is None
-    counter = open_counter(columns, str(tmp_path), "train/date=1970-01-01/part-0")
-    counter.update(pa.record_batch({"user": [5], "item": [7], "label": [1.0]}))
-    found = merge_files(tmp_path, [counter.write()], KEYS)
+def test_tasks_leave_their_counts_in_files(tmp_path):
+    names = []
+    for user in (5, 5, 6):
+        counter = TrainCounter(KEYS)
+        batch = pa.record_batch({"user": [user], "item": [7], "label": [1.0]})
+        counter.add(CountedColumns(KEYS).read(batch))
+        names.append(write_task_counts(tmp_path, counter.result()))
+    found = merge_task_counts(tmp_path, names, KEYS)
     assert {part: to_dict(counts) for part, counts in found.items()} == {
-        "user": {5: [1, 1, 1]},
-        "item": {7: [1, 1, 1]},
+        "user": {5: [2, 2, 2], 6: [1, 1, 1]},
+        "item": {7: [3, 3, 3]},
     }
-    check_rows(found, 1)
-    with pytest.raises(InternalError, match="train counts"):
-        check_rows(found, 2)
 
 
 PAST = {"name": "history", "max_len": 3}
