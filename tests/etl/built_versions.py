@@ -15,7 +15,6 @@ from conf.artefacts.dataset import DatasetPaths
 from conf.manifest import Manifest
 from conf.publication.entries import stage_entry
 from etl.build import BuildResult
-from etl.tfrecord.codec.decode import read_batches
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.publish import publish_version, read_current
 from tests.datasets import build_manifest
@@ -30,17 +29,9 @@ def read_split(version: Path, manifest: Manifest, split: str) -> list[dict[str, 
             table = pq.read_table(version / "encoders" / f"{spec.encoding}.parquet").to_pydict()
             tokens[spec.name] = dict(zip(table["id"], table["token"], strict=True))
     wire = [WireFeature(s.name, s.dtype, s.is_list) for s in manifest.schema.features]
-    rows = []
-    for shard in manifest.split(split).shards:
-        for batch in read_batches(version / shard.path, wire, slots=manifest.slots):
-            rows += [
-                {
-                    name: _decode(value, tokens[name]) if name in tokens else value
-                    for name, value in row.items()
-                }
-                for row in batch.to_pylist()
-            ]
-    return rows
+    files = [version / shard.path for shard in manifest.split(split).shards]
+    rows = [row for file in files for row in read_file(file, wire).to_pylist()]
+    return [{n: _decode(v, tokens[n]) if n in tokens else v for n, v in r.items()} for r in rows]
 
 
 def read_columns(result: BuildResult, split: str, *wire: WireFeature) -> pa.Table:

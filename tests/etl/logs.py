@@ -21,23 +21,12 @@ USERS = ["1::F::a", "2::M::b", "3::F::a", "9::M::never seen"]
 ITEMS = ["10::x|y", "11::x", "12::y|z", "13::z", "14::", "15::x", "99::never seen"]
 RATINGS = [
     # user 1: out of order in the file; 12 and 13 share a time, the file's order decides.
-    "1::11::5::200",
-    "1::10::3::100",
-    "1::12::4::300",
-    "1::13::2::300",
-    "1::14::5::400",
+    *("1::11::5::200", "1::10::3::100", "1::12::4::300", "1::13::2::300", "1::14::5::400"),
     "1::10::3::100",  # exact duplicate
     "1::77::3::150",  # unknown item
-    # user 2
-    "2::10::4::100",
-    "2::12::4::200",
-    "2::15::1::300",
-    # user 3: too few events to be split
-    "3::10::5::50",
-    "3::11::5::60",
-    # unknown user
-    "8::10::5::10",
-    "8::11::5::20",
+    *("2::10::4::100", "2::12::4::200", "2::15::1::300"),
+    *("3::10::5::50", "3::11::5::60"),  # too few events to be split
+    *("8::10::5::10", "8::11::5::20"),  # unknown user
 ]
 
 
@@ -48,37 +37,26 @@ def write_logs(folder: Path, ratings: list[str] = RATINGS) -> Path:
     return folder
 
 
+def _dat_file(name: str, declared: list[dict[str, Any]], **more: str) -> dict[str, Any]:
+    return {"path": f"{name}.dat", "separator": "::", "columns": declared, **more}
+
+
 def build_config(logs: Path, root: Path, **changes: Any) -> BuildConfig:
+    tags = {"name": "tags", "type": "list<string>", "separator": "|", "nullable": True}
     data = {
         "name": "small",
         "data_dir": str(logs),
         "sources": {
-            "ratings": {
-                "path": "ratings.dat",
-                "separator": "::",
-                "columns": columns(user="int64", item="int64", rating="int64", ts="int64"),
-            },
-            "users": {
-                "path": "users.dat",
-                "separator": "::",
-                "key": "user",
-                "columns": columns(user="int64", gender="string", group="string"),
-            },
-            "items": {
-                "path": "items.dat",
-                "separator": "::",
-                "key": "item",
-                "columns": [
-                    {"name": "item", "type": "int64"},
-                    {"name": "tags", "type": "list<string>", "separator": "|", "nullable": True},
-                ],
-            },
+            "ratings": _dat_file(
+                "ratings", columns(user="int64", item="int64", rating="int64", ts="int64")
+            ),
+            "users": _dat_file(
+                "users", columns(user="int64", gender="string", group="string"), key="user"
+            ),
+            "items": _dat_file("items", [*columns(item="int64"), tags], key="item"),
         },
         "events": {"source": "ratings", "user": "user", "item": "item", "time": "ts"},
-        "joins": [
-            {"source": "users", "column": "user"},
-            {"source": "items", "column": "item"},
-        ],
+        "joins": [{"source": "users", "column": "user"}, {"source": "items", "column": "item"}],
         "histories": [{"name": "history", "max_len": 3}],
         "label": {"column": "rating", "at_least": 4},
         "split": {"strategy": "leave_one_out"},
@@ -122,23 +100,14 @@ def columns(**types: str) -> list[dict[str, Any]]:
 
 def behaviour_config(**changes: Any) -> BuildConfig:
     """A log of behaviours, without a main history unless one is asked for."""
+    log = {"user": "int64", "item": "int64", "action": "string", "price": "float32", "ts": "int64"}
     data: dict[str, Any] = {
         "name": "behaviours",
-        "sources": {
-            "log": {
-                "path": "log.tsv",
-                "columns": columns(
-                    user="int64", item="int64", action="string", price="float32", ts="int64"
-                ),
-            }
-        },
+        "sources": {"log": {"path": "log.tsv", "columns": columns(**log)}},
         "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
         "histories": [],
         "split": {"validation": False},
-        "features": [
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "item", "column": "item", "role": "item"},
-        ],
+        "features": [feature("user", "user", "user"), feature("item", "item", "item")],
     }
     return BuildConfig.model_validate({**data, **changes})
 
@@ -196,9 +165,9 @@ def log_config(**changes: Any) -> BuildConfig:
         "events": {"source": "log", "user": "user", "item": "item", "time": "ts"},
         "joins": [{"source": "items", "column": "item"}],
         "features": [
-            {"name": "user", "column": "user", "role": "user"},
-            {"name": "item", "column": "item", "role": "item"},
-            {"name": "genre", "column": "genre", "role": "item"},
+            feature("user", "user", "user"),
+            feature("item", "item", "item"),
+            feature("genre", "genre", "item"),
         ],
     }
     return BuildConfig.model_validate({**data, **changes})
@@ -213,24 +182,15 @@ def frame(spark: SparkSession, types: dict[str, str], rows: Sequence[dict[str, A
 
 def ctr_config(folder: Path, **changes: Any) -> BuildConfig:
     """A log whose rows are samples: a click, a number and two categories, some missing."""
+    log = columns(click="int64", count="float32?", site="string?", device="string?")
     data = {
         "name": "clicks",
         "data_dir": str(folder),
-        "sources": {
-            "log": {
-                "path": "log.tsv",
-                "columns": columns(
-                    click="int64", count="float32?", site="string?", device="string?"
-                ),
-            }
-        },
+        "sources": {"log": {"path": "log.tsv", "columns": log}},
         "events": {"source": "log"},
         "label": {"column": "click", "at_least": 1},
         "split": {"strategy": "hash", "test": 0.2, "validation": 0.2},
-        "features": [
-            {"name": "site", "column": "site", "role": "context"},
-            {"name": "device", "column": "device", "role": "context"},
-        ],
+        "features": [feature("site", "site"), feature("device", "device")],
         "output": {"root": str(folder / "datasets"), "shards": 2, "eval_shards": 1},
     }
     return BuildConfig.model_validate({**data, **changes})

@@ -25,6 +25,17 @@ def small_config(folder: Path, ratings: list[str] = RATINGS, **changes: object):
     return change_keys(config, {key.replace("__", "."): value for key, value in changes.items()})
 
 
+@pytest.fixture
+def splits(built):
+    """Rows of each split of the small logs."""
+    version, manifest = built[0].version, built[0].manifest
+    return {own.name: read_split(version, manifest, own.name) for own in manifest.splits}
+
+
+def by_user(rows):
+    return {row["user"]: row for row in rows}
+
+
 def test_every_event_is_accounted_for(built):
     counts = built[0].manifest.counts
     assert counts.read == {"ratings": 14, "users": 4, "items": 7}
@@ -40,10 +51,8 @@ def test_events_that_are_given_twice_may_stay(spark, tmp_path):
     assert counts.joined == 11
 
 
-def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(built):
-    version, manifest = built[0].version, built[0].manifest
-    test = {row["user"]: row for row in read_split(version, manifest, "test")}
-    validation = {row["user"]: row for row in read_split(version, manifest, "validation")}
+def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(splits):
+    test, validation = by_user(splits["test"]), by_user(splits["validation"])
     # 14 and 15 stand in no train event: out of the vocabulary, since only train is fitted.
     assert {user: row["item"] for user, row in test.items()} == {1: "OOV", 2: "OOV"}
     assert {user: row["item"] for user, row in validation.items()} == {1: "OOV", 2: 12}
@@ -52,32 +61,28 @@ def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(built):
     assert validation[1]["history"] == [12, 11, 10]
 
 
-def test_history_is_strictly_before_the_event_latest_first(built):
-    rows = read_split(built[0].version, built[0].manifest, "train")
-    by_event = {(row["user"], row["item"]): row for row in rows}
-    assert by_event[1, 10]["history"] == []
-    assert by_event[1, 11]["history"] == [10]
-    assert by_event[1, 12]["history"] == [11, 10]
-    assert by_event[3, 11]["history"] == [10]
-    assert by_event[1, 10]["tags"] == ["x", "y"]
-    assert by_event[1, 12]["label"] == 1.0
-    assert by_event[1, 10]["label"] == 0.0
-    assert by_event[1, 10]["rating"] == 3
-    assert all(row["seen"] is None for row in rows)
+def test_history_is_strictly_before_the_event_latest_first(splits):
+    rows = {(row["user"], row["item"]): row for row in splits["train"]}
+    wanted = {(1, 10): [], (1, 11): [10], (1, 12): [11, 10], (3, 11): [10]}
+    assert {event: rows[event]["history"] for event in wanted} == wanted
+    first = rows[1, 10]
+    assert (first["tags"], first["label"], first["rating"]) == (["x", "y"], 0.0, 3)
+    assert rows[1, 12]["label"] == 1.0
+    assert all(row["seen"] is None for row in splits["train"])
 
 
-def test_vocabularies_catalogue_users_and_statistics_are_those_of_the_records(built):
+def test_vocabularies_catalogue_users_and_statistics_are_those_of_the_records(built, splits):
     version, manifest = built[0].version, built[0].manifest
     table = pq.read_table(version / "encoders" / "item.parquet").to_pydict()
     assert table == {"token": [10, 11, 12], "id": [2, 3, 4], "count": [3, 2, 1]}
-    catalog = {row["item"]: row["tags"] for row in read_split(version, manifest, "catalog")}
+    catalog = {row["item"]: row["tags"] for row in splits["catalog"]}
     assert catalog == {10: ["x", "y"], 11: ["x"], 12: ["y", "z"]}
-    users = {row["user"]: row for row in read_split(version, manifest, "users")}
+    users = by_user(splits["users"])
     assert set(users) == {1, 2, 3}
     assert users[1]["history"] == ["OOV", "OOV", 12]
     assert users[2]["seen"] == [10, 12, "OOV"]
     assert users[3]["gender"] == "F"
-    labels = [row["label"] for row in read_split(version, manifest, "train")]
+    labels = [row["label"] for row in splits["train"]]
     assert manifest.label_rate["train"] == pytest.approx(sum(labels) / len(labels))
     assert manifest.statistics["test"]["item"]["oov"] == 2
     assert manifest.statistics["train"]["history"]["rows"] == 6
@@ -133,20 +138,16 @@ def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path):
 
 
 def test_given_split_ranks_the_given_candidates(spark, tmp_path):
-    columns = [{"name": "user", "type": "int64"}, {"name": "item", "type": "int64"}]
-    columns.append({"name": "negatives", "type": "list<int64>", "separator": "\t"})
+    negatives = {"name": "negatives", "type": "list<int64>", "separator": "\t"}
+    columns = [{"name": name, "type": "int64"} for name in ("user", "item")] + [negatives]
     pattern = {"path": "test.dat", "format": "pattern", "pattern": r"\((\d+),(\d+)\)\t(.*)"}
-    config = small_config(
-        tmp_path,
-        label=None,
-        sources__test={**pattern, "columns": columns},
-        split={"strategy": "given", "test": "test", "candidates": "negatives"},
-    )
+    split = {"strategy": "given", "test": "test", "candidates": "negatives"}
+    source = {**pattern, "columns": columns}
+    config = small_config(tmp_path, label=None, sources__test=source, split=split)
     Path(config.data_dir, "test.dat").write_text("(1,10)\t12\t13\n(2,11)\t10\t13\n")
     result = build_dataset(spark, config)
-    rows = {r["user"]: r for r in read_split(result.version, result.manifest, "test")}
-    assert rows[1]["item"] == 10
-    assert rows[1]["candidates"] == [12, 13]
+    rows = by_user(read_split(result.version, result.manifest, "test"))
+    assert (rows[1]["item"], rows[1]["candidates"]) == (10, [12, 13])
     assert rows[1]["history"] == ["OOV", 13, 12]
     assert rows[2]["item"] == 11
     # The log has user 1 and item 10 too, and neither has times that would tell which is later.
@@ -231,8 +232,10 @@ def test_rows_without_user_item_or_time_are_samples(spark, tmp_path):
     assert sum(manifest.counts.kept.values()) == 600
     keys = manifest.keys
     assert (keys.user, keys.item, keys.history, keys.seen, keys.label) == (*[None] * 4, "label")
-    splits = [read_split(result.version, manifest, split.name) for split in manifest.splits]
-    assert sum(row["label"] for rows in splits for row in rows) == 200
+    rows = [
+        row for own in manifest.splits for row in read_split(result.version, manifest, own.name)
+    ]
+    assert sum(row["label"] for row in rows) == 200
     with pytest.raises(ConfigError, match="has no item"):
         manifest.require_key("item")
 

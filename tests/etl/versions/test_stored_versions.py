@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +20,7 @@ from conf.etl.imported import ImportConfig
 from conf.manifest import MANIFEST_FILE
 from conf.publication.working_copy import WORK_DIR_VARIABLE, describe_place
 from conf.storage.processes import STALE_S
-from etl.build import BuildResult, build_dataset
+from etl.build import build_dataset
 from etl.import_dataset import import_dataset
 from etl.tfrecord.table import write_table
 from etl.versions.history import list_versions, roll_back
@@ -38,14 +38,10 @@ from tests.etl.built_versions import publish, shard_digests
 from tests.etl.logs import RATINGS, build_config, change_keys, feature, write_logs
 from tests.etl.versions.test_runs import DAY_S, change, dated_config, days, write_days
 from tests.fake_store import FakeStore
-from tests.object_servers import SCHEMES, ObjectServer, upload
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.object_servers import SCHEMES, upload
 
 ROOT = "s3://bucket/datasets"
 SHARD = "train/part-0"
-Machine = Callable[[str], None]
 
 
 def dataset(name: str = "d") -> StoredDataset:
@@ -73,9 +69,7 @@ def held(store: FakeStore, *versions: str) -> bool:
     return objects == {"CURRENT", *whole}
 
 
-def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
-    store: FakeStore, machine: Machine
-) -> None:
+def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(store, machine):
     build("v1")
     machine("second")
     store.log.clear()
@@ -94,8 +88,8 @@ def test_another_machine_goes_on_and_fetches_shards_when_it_reads_them(
 
 
 def test_a_version_that_the_store_did_not_take_gets_there_with_the_next_build(
-    store: FakeStore, machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
+    store, machine, caplog
+):
     def refuse(name: str) -> None:
         raise OSError("503 Slow Down")
 
@@ -109,7 +103,7 @@ def test_a_version_that_the_store_did_not_take_gets_there_with_the_next_build(
     assert held(store, "v1", "v2")
 
 
-def test_the_copy_forgets_what_went_there(store: FakeStore, machine: Machine) -> None:
+def test_the_copy_forgets_what_went_there(store, machine):
     build("v1")
     build("v2")
     machine("second")
@@ -122,15 +116,13 @@ def test_the_copy_forgets_what_went_there(store: FakeStore, machine: Machine) ->
     assert not here.version("v2").exists()
 
 
-def test_a_pointer_that_leaves_the_copy_is_refused(store: FakeStore, machine: Machine) -> None:
+def test_a_pointer_that_leaves_the_copy_is_refused(store, machine):
     dataset().copy.remote.put("CURRENT", b"../../elsewhere\n")
     with pytest.raises(InputDataError, match="names no version"):
         build("v1")
 
 
-def test_old_versions_there_go_the_current_one_stays(
-    store: FakeStore, machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_versions_there_go_the_current_one_stays(store, machine, capsys):
     for version_id in ("v1", "v2", "v3"):
         build(version_id)
     roll_back(dataset(), "v1")
@@ -164,9 +156,7 @@ def imported(files: Path, root: str) -> ImportConfig:
     return ImportConfig.model_validate(data)
 
 
-def test_files_are_imported_once_whatever_the_machine(
-    store: FakeStore, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_are_imported_once_whatever_the_machine(store, machine, tmp_path, capsys):
     config = imported(tmp_path / "files", ROOT)
     first = import_dataset(config)
     machine("second")
@@ -185,8 +175,8 @@ def test_files_are_imported_once_whatever_the_machine(
 
 
 def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
-    store: FakeStore, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, machine, tmp_path, monkeypatch
+):
     from jobs import build_dataset as job
 
     monkeypatch.setattr("jobs.support.spark_session.build_session", lambda *_: pytest.fail("Spark"))
@@ -203,12 +193,10 @@ def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
             job.build(stored, RunRequest())
 
 
-def test_executors_elsewhere_need_a_directory_that_they_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_executors_elsewhere_need_a_directory_that_they_share(monkeypatch):
     def check(master: str, root: str) -> None:
         session = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
-        check_work_dir(cast("SparkSession", session), root)
+        check_work_dir(session, root)
 
     monkeypatch.delenv(WORK_DIR_VARIABLE, raising=False)
     check("local[2]", ROOT)
@@ -220,12 +208,8 @@ def test_executors_elsewhere_need_a_directory_that_they_share(
 
 
 def test_a_build_goes_on_with_what_another_machine_has_built(
-    spark: SparkSession,
-    built: tuple[BuildResult, BuildConfig],
-    store: FakeStore,
-    machine: Machine,
-    tmp_path: Path,
-) -> None:
+    spark, built, store, machine, tmp_path
+):
     before, config = built
     place = dataset("small").copy.remote
     upload(before.version, place.child(f"versions/{before.version.name}"))
@@ -268,13 +252,7 @@ def tokens(version: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_real_servers_keep_versions(
-    scheme: str,
-    server_of: Callable[[str], ObjectServer],
-    machine: Machine,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_real_servers_keep_versions(scheme, server_of, machine, tmp_path, capsys):
     root = server_of(scheme).place(f"datasets-{scheme}").uri
     first = import_dataset(imported(tmp_path / "files", root)).version.name
     machine("second")
@@ -296,9 +274,7 @@ def test_real_servers_keep_versions(
 
 
 @pytest.mark.exhaustive
-def test_a_day_is_replaced_on_another_machine(
-    spark: SparkSession, store: FakeStore, machine: Machine, tmp_path: Path
-) -> None:
+def test_a_day_is_replaced_on_another_machine(spark, store, machine, tmp_path):
     logs = write_days(tmp_path / "logs", range(4))
     local = dated_config(
         logs, tmp_path / "datasets", partition_by=["date"], partition_overwrite="dynamic"
