@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from conf.artefacts.dataset import read_manifest, resolve_version
+from conf.artefacts.dataset import resolve_version
 from conf.errors import ConfigError, InputDataError
 from etl.build import build_dataset
 from etl.versions.run_fingerprint import RunRequest
@@ -109,18 +109,6 @@ def test_a_session_that_sets_nothing_has_few_partitions_and_a_build_the_same_byt
     )
     assert again.manifest.encoders_fingerprint == result.manifest.encoders_fingerprint
     assert resolve_version(Path(config.output.root) / config.name) == again.version
-
-
-def test_refused_build_leaves_the_last_version_current(spark, built, tmp_path):
-    _, config = built
-    base = Path(config.output.root) / config.name
-    before = resolve_version(base)
-    broken = write_logs(tmp_path / "broken", ["1;11;5;200"] * 20)
-    with pytest.raises(InputDataError, match="20 bad rows of 20"):
-        build_dataset(spark, config.model_copy(update={"data_dir": str(broken)}))
-    assert resolve_version(base) == before
-    read_manifest(before)
-    assert not list((base / "versions").glob(".staging*"))
 
 
 def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path):

@@ -30,24 +30,15 @@ def test_rows_schema_vocabularies_config_and_statistics():
     old = build_manifest("a")
     assert diff_manifests(old, build_manifest("b")) == {}
     spec = FeatureSpec("u", "int64", "user", vocabulary_size=7, encoding="u")
+    found = {"rows": 4, "values": 4, "mean": 2.0, "missing": 0, "oov": 3}
+    raw = {"missing": 2, "nan": 0, "bucketed": 0}
     new = replace(
         old,
         splits=(SplitInfo("train", (ShardInfo("train/part-0", 3, 16, "0"),)),),
         schema=FeatureSchema((spec, FeatureSpec("x", "float32", "context"))),
         source=SourceSnapshot((), None, {"name": "d", "joins": [{"name": "a", "size": 5}]}, "1"),
         counts=RowCounts({"log": 4}, {"log": {}}, 1, {"train": 3}, {"duplicate": 1}),
-        statistics={
-            "train": {
-                "u": {
-                    "rows": 4,
-                    "values": 4,
-                    "mean": 2.0,
-                    "missing": 0,
-                    "oov": 3,
-                    "raw": {"missing": 2, "nan": 0, "bucketed": 0},
-                }
-            }
-        },
+        statistics={"train": {"u": {**found, "raw": raw}}},
     )
     assert diff_manifests(old, new) == {
         "rows": {"train": [1, 3]},

@@ -57,8 +57,8 @@ def build(version_id: str, meanwhile: Callable[[], object] = lambda: None) -> No
         meanwhile()
 
 
-def build_nothing(name: str = "d", *, takes_shards: bool = False) -> DatasetPaths:
-    with hold_dataset(dataset(name), takes_shards=takes_shards) as paths:
+def build_nothing(*, takes_shards: bool = False) -> DatasetPaths:
+    with hold_dataset(dataset(), takes_shards=takes_shards) as paths:
         return paths
 
 
