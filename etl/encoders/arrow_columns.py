@@ -1,18 +1,23 @@
-"""Raw Arrow columns as encoders read them: checked casts, flattened lists, buffer addresses.
+"""Raw Arrow columns as encoders read them: values and rows, checked casts, buffer addresses.
 
-An address is good for as long as the array lives: keep the array as long as its address.
+Every operation is executed by one function, which `encode` finds: of the values and rows of raw
+columns it makes those of a feature. An address is good for as long as the array lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from conf.encoders.declaration import Operation
+from conf.encoders.numbers import LEAST_NUMBER
 from etl.tfrecord.codec.kernels import inlined, is_valid, load_i32, load_i64
 from etl.tfrecord.types.features import buffer_address
 from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
@@ -29,17 +34,58 @@ BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)
 MAX_VALUES = 2**31 - 1
 """What the 32-bit offsets of a list column can address."""
 
+Encoded = tuple[pa.Array, ListRows | None]
+"""Values `[values]` of a feature, and of lists where those of each row lie; None: one per row."""
 
-class Encoder(Protocol):
-    """Turns raw values into feature values, `output_type`, one for one; of lists their values.
 
-    A value that it cannot take raises `pa.ArrowInvalid`; who calls names the column.
-    """
+@dataclass(frozen=True)
+class RawValues:
+    """Values of a raw column `[values]`, and of lists where those of each row lie."""
+
+    values: pa.Array
+    type: pa.DataType  # as declared
+    rows: ListRows | None = None
 
     @property
-    def output_type(self) -> pa.DataType: ...
+    def lists(self) -> ListRows:
+        """Where the values of each row lie, of a column of lists."""
+        return cast(ListRows, self.rows)
 
-    def encode(self, values: pa.Array) -> pa.Array: ...
+    @property
+    def as_declared(self) -> pa.Array:
+        """The values in the declared type."""
+        return cast_values(self.values, self.type)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The values as float64 `[values]`, NaN where one is missing."""
+        # Integers beyond 2**53 are rounded to the nearest, as TensorFlow's cast does.
+        column = pc.cast(self.as_declared, pa.float64(), safe=False)
+        numbers = np.array(column.to_numpy(zero_copy_only=False), np.float64)
+        numbers[np.abs(numbers) < LEAST_NUMBER] = 0.0
+        return numbers
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the encoder of a feature has beside its operation."""
+
+    max_len: int | None = None  # of the feature's lists
+    tokens: Any = None  # encodes the tokens of its vocabulary
+    table: Any = None  # statistics, float32 `[vocabulary_size, 1 + folds]`
+
+
+@singledispatch
+def encode(operation: Operation, inputs: Sequence[RawValues], fitted: Fitted) -> Encoded:
+    """Executes an operation on the raw columns that it reads.
+
+    Lists come cut to the feature's `max_len`, but for those of weights; those that are counted
+    come whole.
+
+    Raises:
+        pa.ArrowInvalid: A value cannot be encoded; who calls names the column.
+    """
+    raise NotImplementedError(f"nothing encodes {operation.kind!r}")
 
 
 class ArrayBuffers(NamedTuple):
@@ -100,9 +146,6 @@ def valid_mask(values: pa.Array) -> np.ndarray:
     return values.is_valid().to_numpy(zero_copy_only=False)
 
 
-_INFINITY_TEXT = r"^[+-]?(?i:inf|infinity)$"
-
-
 def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Casts values to int64, float32, float64, string or binary without losing them.
 
@@ -111,14 +154,17 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
     and bytes that are no UTF-8 are refused. Null stays null.
 
     Raises:
-        pa.ArrowInvalid: A value would be lost, or no value of that type has a meaning there.
+        pa.ArrowInvalid: A value would be lost, or has no exact meaning there.
+        pa.ArrowNotImplementedError: No value of that type can.
     """
     source = values.type
     if source == target:
         return values
     if pt.is_dictionary(source):
         return cast_values(values.dictionary_decode(), target)
-    if not _is_allowed(source, target):
+    # A fraction has no text that every engine agrees on, a time no unit.
+    has_no_text = pt.is_floating(source) or pt.is_decimal(source)
+    if pt.is_temporal(source) or (target == pa.string() and has_no_text):
         raise pa.ArrowInvalid(f"values of type {source} cannot become {target}")
     if target == pa.float32():
         return _cast_to_float32(values)
@@ -126,39 +172,15 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
     return pc.cast(values, target, safe=not (target == pa.float64() and pt.is_integer(source)))
 
 
-def _is_text(source: pa.DataType) -> bool:
-    return pt.is_string(source) or pt.is_large_string(source) or pt.is_string_view(source)
-
-
-def _is_bytes(source: pa.DataType) -> bool:
-    checks = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
-    return any(check(source) for check in checks)
-
-
-def _is_allowed(source: pa.DataType, target: pa.DataType) -> bool:
-    exact = pt.is_null(source) or pt.is_integer(source) or pt.is_boolean(source)
-    if target in (pa.int64(), pa.float32(), pa.float64()):
-        return exact or pt.is_floating(source) or pt.is_decimal(source) or _is_text(source)
-    if target == pa.string():  # a float has no text that every engine agrees on
-        return exact or _is_text(source) or _is_bytes(source)
-    return target == pa.binary() and (pt.is_null(source) or _is_text(source) or _is_bytes(source))
-
-
 def _cast_to_float32(values: pa.Array) -> pa.Array:
     # A safe cast would refuse integers above 2**24, which rounding serves well.
     result = pc.cast(values, pa.float32(), safe=not pt.is_integer(values.type))
     infinite = pc.is_inf(result)
-    if not pc.any(infinite, min_count=0).as_py():
-        return result
-    if pt.is_floating(values.type):
+    if pc.any(infinite, min_count=0).as_py():
         meant = pc.is_inf(pc.cast(values, pa.float64()))
-    elif _is_text(values.type):
-        meant = pc.match_substring_regex(values, _INFINITY_TEXT)
-    else:
-        meant = pa.array([False] * len(values))
-    overflowed = values.filter(pc.and_not(infinite, meant))
-    if len(overflowed):
-        raise pa.ArrowInvalid(f"{overflowed[0].as_py()!r} is beyond the range of float32")
+        overflowed = values.filter(pc.and_not(infinite, meant))
+        if len(overflowed):
+            raise pa.ArrowInvalid(f"{overflowed[0].as_py()!r} is beyond the range of float32")
     return result
 
 
@@ -169,33 +191,32 @@ def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:
     return rows.build(values, pa.list_(values.type))
 
 
-def flatten_lists(
-    lists: pa.Array, max_len: int | None = None, exact_len: int | None = None
-) -> tuple[pa.Array, ListRows]:
-    """Takes a list column apart: the values `[values]`, and where those of each row lie.
+def flatten_lists(lists: pa.Array, max_len: int | None = None) -> tuple[pa.Array, ListRows]:
+    """Takes lists `[rows]` of any layout apart: their values `[values]`, and where each row's lie.
 
-    Args:
-        lists: list, large_list or fixed_size_list `[rows]`, possibly sliced.
-        max_len: How many values of each list are kept, from its start; None keeps all.
-        exact_len: Length that each list must have, or None.
-
-    Raises:
-        pa.ArrowInvalid: A list has not `exact_len` values.
+    `max_len` values of each list are kept, from its start; None keeps all.
     """
-    values, rows = split_lists(lists)
+    return cut_lists(*split_lists(lists), max_len)
+
+
+def cut_lists(values: pa.Array, rows: ListRows, max_len: int | None) -> tuple[pa.Array, ListRows]:
+    """Keeps the first `max_len` values of each list, or all."""
     lengths = rows.lengths
-    if exact_len is not None:
-        wrong = lengths != exact_len
-        if rows.is_null is not None:
-            wrong &= ~rows.is_null
-        if wrong.any():
-            row = int(wrong.argmax())
-            received = f"the list of row {row} has {lengths[row]} values"
-            raise pa.ArrowInvalid(f"{received}, not {exact_len}")
     if max_len is None or lengths.max(initial=0) <= max_len:
         return values, rows
     kept = np.arange(len(values)) - np.repeat(rows.offsets[:-1], lengths) < max_len
     return values.filter(pa.array(kept)), rows.keep(kept)
+
+
+def check_lengths(rows: ListRows, length: int) -> None:
+    """Refuses lists of any other length; null is none."""
+    wrong = rows.lengths != length
+    if rows.is_null is not None:
+        wrong &= ~rows.is_null
+    if wrong.any():
+        row = int(wrong.argmax())
+        received = f"the list of row {row} has {rows.lengths[row]} values"
+        raise pa.ArrowInvalid(f"{received}, not {length}")
 
 
 def multiply_lists(

@@ -14,9 +14,9 @@ from conf.encoders.bags import VectorBytes
 from conf.errors import InputDataError
 from conf.training.models import RankingConfig, VectorConfig
 from etl.build import build_dataset
-from etl.encoders.bags import VectorBytesEncoder
 from etl.tfrecord.spark.failures import known_failures
 from tests.etl.built_versions import read_split
+from tests.etl.encoders.encoded import encode_columns
 from tests.etl.logs import build_config, change_keys, columns, write_logs
 from training.input.batches import build_eval_dataset
 from training.models.embedded_inputs import decode_vectors
@@ -28,8 +28,7 @@ ITEMS[11] = None
 
 
 def _encode(values: Any, kind: pa.DataType, dtype: Any = "float64") -> list[bytes]:
-    encoder = VectorBytesEncoder(kind, VectorBytes(dtype, LENGTH))
-    return encoder.encode([pa.array(values, pa.list_(kind))]).to_pylist()
+    return encode_columns(VectorBytes(dtype, LENGTH), pa.array(values, pa.list_(kind)))
 
 
 def test_bytes_are_those_of_numpy() -> None:
@@ -37,9 +36,7 @@ def test_bytes_are_those_of_numpy() -> None:
     wanted = [b"" if row is None else np.array(row, "<f8").tobytes() for row in rows]
     assert _encode(rows, pa.float64()) == wanted
     sliced = pa.array([[9.0] * LENGTH, *rows], pa.list_(pa.float64())).slice(1)
-    encoder = VectorBytesEncoder(pa.float64(), VectorBytes("float64", LENGTH))
-    assert encoder.encode([sliced]).to_pylist() == wanted
-    assert encoder.encode([sliced.slice(0, 0)]).to_pylist() == []
+    assert encode_columns(VectorBytes("float64", LENGTH), sliced) == wanted
     singles = [[0.1, 1.0, 2.0], [7, 8, 9]]
     assert _encode(singles, pa.float32(), "float32") == [
         np.array(row, "<f4").tobytes() for row in singles
