@@ -1,23 +1,18 @@
-"""Raw Arrow columns as encoders read them: values and rows, checked casts, buffer addresses.
+"""Raw Arrow columns as encoders read them: checked casts, flattened lists, buffer addresses.
 
-Every operation is executed by one function, which `encode` finds: of the values and rows of raw
-columns it makes those of a feature. An address is good for as long as the array lives.
+An address is good for as long as the array lives: keep the array as long as its address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import singledispatch
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from conf.encoders.declaration import Operation
-from conf.encoders.numbers import LEAST_NUMBER
 from etl.tfrecord.codec.kernels import inlined, is_valid, load_i32, load_i64
 from etl.tfrecord.types.features import buffer_address
 from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
@@ -33,59 +28,6 @@ WIDE_TYPES = (pa.large_string(), pa.large_binary())
 BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)
 MAX_VALUES = 2**31 - 1
 """What the 32-bit offsets of a list column can address."""
-
-Encoded = tuple[pa.Array, ListRows | None]
-"""Values `[values]` of a feature, and of lists where those of each row lie; None: one per row."""
-
-
-@dataclass(frozen=True)
-class RawValues:
-    """Values of a raw column `[values]`, and of lists where those of each row lie."""
-
-    values: pa.Array
-    type: pa.DataType  # as declared
-    rows: ListRows | None = None
-
-    @property
-    def lists(self) -> ListRows:
-        """Where the values of each row lie, of a column of lists."""
-        return cast(ListRows, self.rows)
-
-    @property
-    def as_declared(self) -> pa.Array:
-        """The values in the declared type."""
-        return cast_values(self.values, self.type)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The values as float64 `[values]`, NaN where one is missing."""
-        # Integers beyond 2**53 are rounded to the nearest, as TensorFlow's cast does.
-        column = pc.cast(self.as_declared, pa.float64(), safe=False)
-        numbers = np.array(column.to_numpy(zero_copy_only=False), np.float64)
-        numbers[np.abs(numbers) < LEAST_NUMBER] = 0.0
-        return numbers
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What the encoder of a feature has beside its operation."""
-
-    max_len: int | None = None  # of the feature's lists
-    tokens: Any = None  # encodes the tokens of its vocabulary
-    table: Any = None  # statistics, float32 `[vocabulary_size, 1 + folds]`
-
-
-@singledispatch
-def encode(operation: Operation, inputs: Sequence[RawValues], fitted: Fitted) -> Encoded:
-    """Executes an operation on the raw columns that it reads.
-
-    Lists come cut to the feature's `max_len`, but for those of weights; those that are counted
-    come whole.
-
-    Raises:
-        pa.ArrowInvalid: A value cannot be encoded; who calls names the column.
-    """
-    raise NotImplementedError(f"nothing encodes {operation.kind!r}")
 
 
 class ArrayBuffers(NamedTuple):
@@ -182,6 +124,11 @@ def _cast_to_float32(values: pa.Array) -> pa.Array:
         if len(overflowed):
             raise pa.ArrowInvalid(f"{overflowed[0].as_py()!r} is beyond the range of float32")
     return result
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Strings or binaries as they are; integers stand for their decimal text."""
+    return values if values.type in BYTES_TYPES else cast_values(values, pa.string())
 
 
 def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:

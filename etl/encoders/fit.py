@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow.compute as pc
@@ -47,7 +47,6 @@ from etl.encoders.number_fit import (
     FittedNumbers,
     NumberRequest,
     add_folds,
-    fit_counts,
     fit_numbers,
     fit_target,
 )
@@ -109,7 +108,7 @@ class OperationFit:
     """What operations are fitted on, beside the numbers of the train split."""
 
     train: TrainSplit
-    vocabularies: Mapping[str | None, VocabularySpec]
+    vocabularies: Mapping[Any, VocabularySpec]  # by name
     directory: Path  # of the vocabularies, where tables of statistics go
     earlier: EarlierEncoders | None
     tables: list[TableSpec] = field(default_factory=list)  # that were written
@@ -148,7 +147,8 @@ def fit_operations(
 
 def _request_numbers(feature: FeatureConfig, plan: FeaturePlan) -> list[NumberRequest]:
     """The numbers of the train split that an encoding is fitted to."""
-    config, requests = feature.encoding, []
+    config = feature.encoding
+    requests: list[NumberRequest] = []
     for column in feature.columns:
         request = NumberRequest(column, plan.is_list(column))
         own = config.prepared.get(column) if isinstance(config, CrossConfig) else config
@@ -215,10 +215,13 @@ def _cut_equally(fitted: FittedNumbers) -> Bucketize:
 def _cross(config: CrossConfig, columns: Sequence[str], numbers: Sequence[FittedNumbers]) -> Cross:
     if not config.prepared:
         return Cross(config.buckets)
-    found, made = iter(numbers), []
+    found = iter(numbers)
+    made: list[Operation | None] = []
     for own in map(config.prepared.get, columns):
-        is_fitted = isinstance(own, QuantileConfig)
-        made.append(_cut_equally(next(found)) if is_fitted else own and own.state())
+        if isinstance(own, QuantileConfig):
+            made.append(_cut_equally(next(found)))
+        else:
+            made.append(None if own is None else own.state())
     return Cross(config.buckets, tuple(made))
 
 
@@ -258,8 +261,10 @@ def _compute_statistic(
     feature: FeatureConfig, spec: VocabularySpec, fit: OperationFit
 ) -> np.ndarray:
     if isinstance(feature.encoding, CountConfig):
+        # The vocabulary has counted its tokens already.
         counts = read_parquet(fit.directory / spec.file, ["count"])["count"].to_numpy()
-        return fit_counts(counts, spec.first_token_id, feature.encoding.log1p)
+        counts = np.concatenate([np.zeros(spec.first_token_id), counts])[:, None]
+        return np.log1p(counts) if feature.encoding.log1p else counts
     rows = add_folds(fit.train.samples, fit.train.key)
     tokens = read_tokens(rows.sparkSession, fit.directory, spec)
     return fit_target(rows, tokens, spec, feature.column, cast(str, fit.train.label))

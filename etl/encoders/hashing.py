@@ -1,4 +1,4 @@
-"""Hashed ids: FarmHash Fingerprint64, buckets, 64-bit keys, crosses of fields, n-grams of text.
+"""Hashed ids: FarmHash Fingerprint64, buckets, 64-bit keys, n-grams of text.
 
 Fingerprint64 is the hash of `tf.strings.to_hash_bucket_fast`, so that a served model computes
 the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be for ever).
@@ -8,27 +8,17 @@ the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders.declaration import Operation
-from conf.encoders.hashing import CROSS_SEPARATOR, Cross, Hash
 from conf.encoders.text import Ngrams
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
-    BYTES_TYPES,
-    Encoded,
-    Fitted,
-    RawValues,
+    as_text,
     bytes_buffers,
-    cast_values,
-    encode,
     has_value,
     load_span,
-    multiply_lists,
     to_arrow,
     valid_mask,
 )
@@ -41,7 +31,6 @@ from etl.tfrecord.codec.kernels import (
     outlined,
     store_u8,
 )
-from etl.tfrecord.types.parts import ListRows, null_mask
 
 _K0 = np.uint64(0xC3A5C85C97CB3127)
 _K1 = np.uint64(0xB492B66FBE98F273)
@@ -55,8 +44,7 @@ def fingerprint_values(values: pa.Array) -> np.ndarray:
 
     Nulls give any number; values of a type that has no exact text are refused.
     """
-    if values.type not in BYTES_TYPES:
-        values = cast_values(values, pa.string())
+    values = as_text(values)
     hashes = np.zeros(len(values), np.uint64)
     _fingerprint_bytes(bytes_buffers(values), hashes)
     return hashes
@@ -221,52 +209,16 @@ def hash_values(values: pa.Array, buckets: int | None) -> pa.Array:
     return to_arrow(ids)
 
 
-@encode.register(Hash)
-def hash_column(operation: Hash, inputs: Sequence[RawValues], fitted: Fitted) -> Encoded:
-    """Ids of values by their hash."""
-    [raw] = inputs
-    return hash_values(raw.as_declared, operation.buckets), raw.rows
-
-
-@encode.register(Cross)
-def cross(operation: Cross, inputs: Sequence[RawValues], fitted: Fitted) -> Encoded:
-    """Ids from the hash of several fields; OOV where one of them is missing.
-
-    Of lists each combination of their values is crossed, the last list's varying fastest: the first
-    `max_len` ones hold no later value of any list.
-    """
-    texts = [_read_field(raw, operation.preparation(n)) for n, raw in enumerate(inputs)]
-    rows, lists = None, [raw.rows for raw in inputs if raw.rows is not None]
-    if lists:
-        rows, row, positions = multiply_lists(lists, fitted.max_len)
-        places = iter(positions)
-        texts = [
-            text.take(pa.array(row if raw.rows is None else next(places)))
-            for text, raw in zip(texts, inputs, strict=True)
-        ]
-    separator = CROSS_SEPARATOR.encode()
-    joined = pc.binary_join_element_wise(*texts, separator, null_handling="emit_null")
-    return hash_values(joined, operation.buckets), rows
-
-
-def _read_field(raw: RawValues, preparation: Operation | None) -> pa.Array:
-    """The text of each value or of its id, binary `[values]`, null where it is missing."""
-    values = raw.as_declared
-    if preparation is not None:
-        ids, _ = encode(preparation, [raw], Fitted())
-        values = pc.if_else(pc.equal(ids, OOV_ID), pa.scalar(None, pa.int64()), ids)
-    if values.type != pa.binary():
-        values = cast_values(values, pa.string())
-    return values.cast(pa.binary())
-
-
 _SPACE = np.uint8(32)
 
 
-@encode.register(Ngrams)
-def ngrams(operation: Ngrams, inputs: Sequence[RawValues], fitted: Fitted) -> Encoded:
-    """Hashed n-grams of a text; null stays null, text without words gives an empty list."""
-    texts = cast_values(inputs[0].values, pa.string())
+def hash_grams(
+    texts: pa.Array, operation: Ngrams, max_len: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids of the n-grams of strings, int64, and their offsets, int64 `[rows + 1]`.
+
+    Each row has `max_len` of them at most.
+    """
     by_word, sizes = operation.unit == "word", np.array(operation.sizes, np.int64)
     size = pc.sum(pc.binary_length(texts)).as_py() or 0
     bounds = np.zeros(len(texts) + 1, np.int64)
@@ -275,11 +227,11 @@ def ngrams(operation: Ngrams, inputs: Sequence[RawValues], fitted: Fitted) -> En
     _simplify(bytes_buffers(texts), operation.lower, plain.ctypes.data, bounds)
     spans = np.empty((int(np.diff(bounds).max(initial=0)) + 1, 2), np.int64)
     ids = np.empty(size * len(sizes), np.int64)
-    limit = len(ids) if fitted.max_len is None else fitted.max_len
+    limit = len(ids) if max_len is None else max_len
     offsets = np.zeros(len(texts) + 1, np.int64)
     shape = (by_word, sizes, limit, np.uint64(operation.buckets))
     _hash_grams(plain.ctypes.data, bounds, shape, spans, offsets, ids)
-    return pa.array(ids[: offsets[-1]]), ListRows(offsets, null_mask(texts))
+    return ids[: offsets[-1]], offsets
 
 
 @inlined

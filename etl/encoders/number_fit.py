@@ -95,7 +95,7 @@ def _select_values(df: DataFrame, group: Sequence[NumberRequest], key: Sequence[
 
 
 def _finite(values: Column, prepare: Normalize) -> Column:
-    """Does what `NormalizeEncoder` does where records are encoded."""
+    """Does what `operations.normalize` does where records are encoded."""
     number = values.cast("double")
     number = F.when(F.abs(number) < F.lit(math.inf), number)
     if prepare.minimum is not None:
@@ -127,7 +127,7 @@ def _fit_columns(values: DataFrame, group: Sequence[NumberRequest]) -> list[Fitt
     return [_describe(*own) for own in zip(ends, scales, _measure(values, measures), strict=True)]
 
 
-def _measure(values: DataFrame, measures: Sequence[Column]) -> list[tuple[Any, Any, Any]]:
+def _measure(values: DataFrame, measures: Sequence[Column]) -> list[Any]:
     """Aggregates, three of each column."""
     row: Any = values.agg(*measures).collect()[0]
     return [tuple(row[i : i + 3]) for i in range(0, len(row), 3)]
@@ -136,7 +136,7 @@ def _measure(values: DataFrame, measures: Sequence[Column]) -> list[tuple[Any, A
 def _quantiles(column: Column, probabilities: Sequence[float], count: int) -> Column:
     """Quantiles, interpolated between neighbouring values; of many values those of a sample."""
     if not probabilities:
-        return F.array()
+        return F.array().cast("array<double>")
     if count > SAMPLE_VALUES:
         bound = int(_HASH_STEPS * SAMPLE_VALUES / count)
         column = F.when(F.pmod(F.col(_KEY), F.lit(_HASH_STEPS)) < bound, column)
@@ -219,12 +219,3 @@ def _total(grouped: pa.Table, rows: np.ndarray, size: int) -> tuple[np.ndarray, 
     total = by_fold.sum(axis=2, keepdims=True)
     counts, sums = np.concatenate([total, total - by_fold], axis=2)
     return counts, sums
-
-
-def fit_counts(counts: np.ndarray, first_token_id: int, log1p: bool) -> np.ndarray:
-    """Returns how often each id's token occurs in the train split, or `log(1 + count)` of it.
-
-    The vocabulary has counted its tokens already; `[vocabulary_size, 1]`.
-    """
-    counts = np.concatenate([np.zeros(first_token_id), counts])
-    return (np.log1p(counts) if log1p else counts)[:, None]

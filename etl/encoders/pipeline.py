@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,18 +18,14 @@ from conf.encoders.bags import Length, Weights
 from conf.errors import InputDataError, did_you_mean
 from conf.local_paths import local_path
 from conf.schema import PAD_ID, FeatureSchema, FeatureSpec
-from etl.encoders import bags, hashing, numbers  # noqa: F401, they register what they encode
 from etl.encoders.arrow_columns import (
     RAW_TYPES,
-    Encoded,
-    Fitted,
-    RawValues,
     build_lists,
     cast_values,
     check_lengths,
-    encode,
     flatten_lists,
 )
+from etl.encoders.operations import Encoded, Fitted, RawValues, encode
 from etl.encoders.token_lookup import JoinedTokenEncoder, TokenEncoder, found_column
 from etl.encoders.vocabulary import load_vocabulary, read_statistic_table
 from etl.tfrecord.types.features import is_list
@@ -176,14 +173,14 @@ def read_pipeline(
             schema=FeatureSchema(tuple(s for s in plan.schema.features if s.name in features)),
             columns=tuple(column for column in plan.columns if column.feature in features),
         )
-    tokens = {
+    tokens: dict[str | None, Any] = {
         spec.name: JoinedTokenEncoder(spec.oov_buckets)
         if spec.name in joined
         else TokenEncoder.of(spec, load_vocabulary(root, spec))
         for spec in plan.vocabularies
     }
-    tables = {spec.name: read_statistic_table(root, spec) for spec in plan.tables}
-    pads = {spec.name: spec.pad_token for spec in plan.vocabularies}
+    tables: dict[Any, Any] = {own.name: read_statistic_table(root, own) for own in plan.tables}
+    pads: dict[Any, int | None] = {own.name: own.pad_token for own in plan.vocabularies}
     encoders = []
     for spec, column in zip(plan.schema.features, plan.columns, strict=True):
         name, table = column.vocabulary, getattr(column.operation, "table", None)

@@ -1,4 +1,4 @@
-"""Lookup of tokens: their ids, OOV or its buckets where they are unknown, and their statistics.
+"""Lookup of tokens: their ids, OOV or its buckets where they are unknown.
 
 Tables are immutable and exact: open addressing with linear probing at a load of at most one
 half. A slot is 16 bytes, so that a probe costs one cache line: (token, id) for integers, (64-bit
@@ -10,7 +10,6 @@ which is falling frequency, so the bytes of the common ones share few cache line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,16 +18,11 @@ import pyarrow.compute as pc
 
 from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import VocabularySpec
-from conf.encoders.target import Statistic
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
-    BYTES_TYPES,
-    Encoded,
-    Fitted,
-    RawValues,
+    as_text,
     bytes_buffers,
     cast_values,
-    encode,
     has_value,
     int64_buffers,
     load_span,
@@ -172,10 +166,6 @@ class TokenEncoder:
         retired = table[RETIRED_COLUMN].to_numpy() if is_incremental else None
         return cls(table["token"].combine_chunks(), spec.oov_buckets, retired)
 
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self._tokens)
-
     def encode(self, values: pa.Array) -> pa.Array:
         """Encodes tokens `[values]` to int64 ids; null is always `OOV_ID`.
 
@@ -184,21 +174,15 @@ class TokenEncoder:
         Raises:
             pa.ArrowInvalid: A value cannot be a token.
         """
+        ids, first_id = np.empty(len(values), np.int64), FIRST_TOKEN_ID + (self._oov_buckets or 0)
         if self._is_integer:
             values = cast_values(values, pa.int64())
-        elif values.type not in BYTES_TYPES:
-            values = cast_values(values, pa.string())
-        ids = np.empty(len(values), np.int64)
-        self._find(values, FIRST_TOKEN_ID + (self._oov_buckets or 0), ids)
-        _hash_unknown(values, ids, self._oov_buckets)
-        return to_arrow(ids)
-
-    def _find(self, values: pa.Array, first_id: int, ids: np.ndarray) -> None:
-        if self._is_integer:
             _find_int64(int64_buffers(values), first_id, self._slots, ids)
         else:
-            tokens = bytes_buffers(self._tokens)
+            values, tokens = as_text(values), bytes_buffers(self._tokens)
             _find_bytes(bytes_buffers(values), tokens, first_id, self._slots, ids)
+        _hash_unknown(values, ids, self._oov_buckets)
+        return to_arrow(ids)
 
 
 def _hash_unknown(values: pa.Array, ids: np.ndarray, oov_buckets: int | None) -> None:
@@ -232,17 +216,3 @@ class JoinedTokenEncoder:
         ids = np.array(found.to_numpy(zero_copy_only=False), np.int64)
         _hash_unknown(pc.struct_field(values, "unknown"), ids, self.oov_buckets)
         return to_arrow(ids)
-
-
-@encode.register(Statistic)
-def statistic(operation: Statistic, inputs: Sequence[RawValues], fitted: Fitted) -> Encoded:
-    """A token's statistic, float32, of all train rows but those of the row's own fold.
-
-    Beside the tokens folds may stand: null outside of train.
-    """
-    tokens, *folds = inputs
-    ids = fitted.tokens.encode(tokens.values).to_numpy()
-    if not folds:
-        return to_arrow(fitted.table[ids, 0]), None
-    own = cast_values(folds[0].values, pa.int64()).fill_null(-1)
-    return to_arrow(fitted.table[ids, own.to_numpy(zero_copy_only=False) + 1]), None

@@ -58,8 +58,15 @@ logger = logging.getLogger("sluice.encoders")
 
 CHANGES_FILE = "vocabulary_changes.json"
 _NUMBER = "__vocabulary"
-_COUNTED = f"{_NUMBER} int, int64 bigint, string string, count bigint, {LAST_SEEN_COLUMN} date"
-"""Tokens of every vocabulary; each has one of the two types."""
+_COUNTED = pa.schema(
+    [
+        (_NUMBER, pa.int32()),
+        ("int64", pa.int64()),  # the token, of one of two types
+        ("string", pa.string()),
+        ("count", pa.int64()),
+        (LAST_SEEN_COLUMN, pa.date32()),
+    ]
+)
 _PARTS_DIR = ".sorted_tokens"
 _EPOCH = datetime.date(1970, 1, 1)
 _DAY_MS = 86_400_000
@@ -93,7 +100,7 @@ def count_tokens(
 
     Null is no token; the empty string is one.
     """
-    found = [df.sparkSession.createDataFrame([], _COUNTED)]
+    found = [df.sparkSession.createDataFrame(_COUNTED.empty_table())]
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
         if fit.is_plain:

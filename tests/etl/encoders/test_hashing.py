@@ -15,7 +15,7 @@ from conf.encoders.hashing import Cross
 from etl.encoders.arrow_columns import MAX_VALUES, build_lists, flatten_lists, multiply_lists
 from etl.encoders.hashing import fingerprint_values
 from etl.tfrecord.types.parts import ListRows
-from tests.etl.encoders.encoded import encode_columns
+from tests.etl.encoders.fitting import encode_columns
 
 
 def expected(texts: tf.Tensor) -> np.ndarray:

@@ -18,7 +18,7 @@ from conf.encoders.numbers import Bucketize, Normalize
 from conf.encoders.text import Ngrams
 from etl.encoders.hashing import hash_to_buckets
 from etl.encoders.token_lookup import TokenEncoder
-from tests.etl.encoders.encoded import encode_columns
+from tests.etl.encoders.fitting import encode_columns
 from tests.machine import examples
 
 INF = math.inf

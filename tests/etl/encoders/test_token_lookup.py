@@ -17,7 +17,7 @@ from conf.encoders.target import Statistic
 from conf.errors import InputDataError
 from etl.encoders.token_lookup import TokenEncoder
 from etl.encoders.vocabulary import read_statistic_table, write_statistic_table
-from tests.etl.encoders.encoded import encode_columns
+from tests.etl.encoders.fitting import encode_columns
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 # Few letters, so that tokens share prefixes and lengths, zero bytes and multi-byte characters.
@@ -67,7 +67,6 @@ def test_other_integer_types_and_dictionaries_are_looked_up_by_value():
 def test_a_large_vocabulary_is_found_whole():
     tokens = pa.array(range(0, 300_000 * 4096, 4096))  # equal low bits: a weak hash would crawl
     lookup = TokenEncoder(tokens)
-    assert len(lookup) == 300_000
     assert lookup.encode(tokens).equals(pa.array(range(2, 300_002)))
 
 
