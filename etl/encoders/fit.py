@@ -174,23 +174,24 @@ def fit_operation(
 
     The numbers are those of `_request_numbers`, in their order.
     """
-    match feature.encoding:
-        case NormalizeConfig() as config:
+    config = feature.encoding
+    match config:
+        case NormalizeConfig():
             return _scale(config, *numbers)
         case QuantileConfig():
             return _cut_equally(*numbers)
-        case CrossConfig() as config:
+        case CrossConfig():
             return _cross(config, feature.columns, numbers)
         case SparseIndicesConfig():
             return _find_sizes(feature.name, numbers)
         case LengthConfig():
             return Length(feature.max_len)
-        case MultiHotConfig() as config:
+        case MultiHotConfig():
             size = _check_size(feature.name, fit.vocabularies[feature.vocabulary])
             return MultiHot(str(feature.vocabulary), size, config.weights is not None)
         case StatisticConfig():
             return _fit_statistic(feature, fit)
-    raise NotImplementedError(f"nothing fits {feature.encoding.kind!r}")
+    raise NotImplementedError(f"nothing fits {config.kind!r}")
 
 
 def _scale(config: NormalizeConfig, fitted: FittedNumbers) -> Normalize:

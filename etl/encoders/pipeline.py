@@ -185,7 +185,7 @@ def read_pipeline(
     for spec, column in zip(plan.schema.features, plan.columns, strict=True):
         name, table = column.vocabulary, getattr(column.operation, "table", None)
         first, *others = raw_inputs(spec, column)
-        if name in joined:
+        if name is not None and name in joined:
             first = replace(first, name=found_column(name, first.name))
         fitted = Fitted(spec.max_len, tokens.get(name), tables.get(table))
         encoders.append(FeatureEncoder(spec, column, (first, *others), fitted, pads.get(name)))
