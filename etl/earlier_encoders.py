@@ -81,10 +81,8 @@ def _find_kept(
     )
     changed = [feature.name for feature in fitted if feature.name not in kept]
     if kept:
-        logger.info(
-            "numbers kept from version %s: %s; --refit fits them anew",
-            parent.dataset_version, ", ".join(sorted(kept)),
-        )  # fmt: skip
+        names, version = ", ".join(sorted(kept)), parent.dataset_version
+        logger.info("numbers kept from version %s: %s; --refit fits them anew", version, names)
     if changed:
         logger.info("fitted anew, as declared in another way before: %s", ", ".join(changed))
     return kept
@@ -93,54 +91,47 @@ def _find_kept(
 def _settings(config: Mapping[str, Any], feature: FeatureConfig) -> list[Any]:
     """All of a resolved config that the numbers of a feature follow from."""
     declared = {one["name"]: one for one in config.get("features", ())}.get(feature.name, {})
-    settings: list[Any] = [declared.get(key) for key in _OF_FEATURE]
-    if isinstance(feature.encoding, TargetConfig):
-        settings.append(config.get("label"))
-    return [*settings, describe_meaning(config, feature.columns)]
+    label = config.get("label") if isinstance(feature.encoding, TargetConfig) else None
+    return [_choose(declared, _OF_FEATURE), label, describe_meaning(config, feature.columns)]
 
 
 def describe_meaning(config: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
     """Returns all of a resolved config that says what some columns hold."""
+    sources = config.get("sources", {}).values()
+    known = {own.get("name") for source in sources for own in source.get("columns", ())}
     meaning: dict[str, Any] = {}
-    known = {
-        declared.get("name")
-        for source in config.get("sources", {}).values()
-        for declared in source.get("columns", ())
-    }
     left = list(columns)
     while left:
-        column = left.pop()
-        if column in meaning:
-            continue
-        meaning[column] = list(_find_declared(config, column)) or _find_maker(config, column)
-        left += [name for name in _list_words(meaning[column]) if name in known]
+        if (column := left.pop()) not in meaning:
+            meaning[column] = list(_find_declared(config, column)) or _find_maker(config, column)
+            left += [name for name in _list_words(meaning[column]) if name in known]
     return meaning
 
 
 def _find_declared(config: Mapping[str, Any], column: str) -> Iterator[dict[str, Any]]:
     """The sources that hold a column: how it is written there, and the joins that bring it."""
     for name, source in sorted(config.get("sources", {}).items()):
+        joins = [join for join in config.get("joins", ()) if join.get("source") == name]
         for place, declared in enumerate(source.get("columns", ())):
-            if declared.get("name") != column:
-                continue
-            # Without names in the input a column is the value that stands at its place.
-            has_names = declared.get("field") or source.get("header") == "by_name"
-            yield {
-                "column": {key: declared.get(key) for key in _OF_COLUMN},
-                "source": {key: source.get(key) for key in _OF_SOURCE},
-                "place": None if has_names else place,
-                "joins": [
-                    {key: join.get(key) for key in _OF_JOIN}
-                    for join in config.get("joins", ())
-                    if join.get("source") == name
-                ],
-            }
+            if declared.get("name") == column:
+                # Without names in the input a column is the value that stands at its place.
+                has_names = declared.get("field") or source.get("header") == "by_name"
+                yield {
+                    "column": _choose(declared, _OF_COLUMN),
+                    "source": _choose(source, _OF_SOURCE),
+                    "place": None if has_names else place,
+                    "joins": [_choose(join, _OF_JOIN) for join in joins],
+                }
+
+
+def _choose(section: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: section.get(key) for key in keys}
 
 
 def _find_maker(config: Mapping[str, Any], column: str) -> Any:
     """What makes a column that no source holds: a window, or histories."""
     windows = [made for made in config.get("rolling", ()) if made.get("name") == column]
-    return windows or {key: config.get(key) for key in _OF_HISTORIES}
+    return windows or _choose(config, _OF_HISTORIES)
 
 
 def _list_words(found: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ An address is good for as long as the array lives: keep the array as long as its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +28,6 @@ WIDE_TYPES = (pa.large_string(), pa.large_binary())
 BYTES_TYPES = (pa.string(), pa.binary(), *WIDE_TYPES)
 MAX_VALUES = 2**31 - 1
 """What the 32-bit offsets of a list column can address."""
-
-
-class Encoder(Protocol):
-    """Turns raw values into feature values, `output_type`, one for one; of lists their values.
-
-    A value that it cannot take raises `pa.ArrowInvalid`; who calls names the column.
-    """
-
-    @property
-    def output_type(self) -> pa.DataType: ...
-
-    def encode(self, values: pa.Array) -> pa.Array: ...
 
 
 class ArrayBuffers(NamedTuple):
@@ -100,9 +88,6 @@ def valid_mask(values: pa.Array) -> np.ndarray:
     return values.is_valid().to_numpy(zero_copy_only=False)
 
 
-_INFINITY_TEXT = r"^[+-]?(?i:inf|infinity)$"
-
-
 def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Casts values to int64, float32, float64, string or binary without losing them.
 
@@ -111,14 +96,17 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
     and bytes that are no UTF-8 are refused. Null stays null.
 
     Raises:
-        pa.ArrowInvalid: A value would be lost, or no value of that type has a meaning there.
+        pa.ArrowInvalid: A value would be lost, or has no exact meaning there.
+        pa.ArrowNotImplementedError: No value of that type can.
     """
     source = values.type
     if source == target:
         return values
     if pt.is_dictionary(source):
         return cast_values(values.dictionary_decode(), target)
-    if not _is_allowed(source, target):
+    # A fraction has no text that every engine agrees on, a time no unit.
+    has_no_text = pt.is_floating(source) or pt.is_decimal(source)
+    if pt.is_temporal(source) or (target == pa.string() and has_no_text):
         raise pa.ArrowInvalid(f"values of type {source} cannot become {target}")
     if target == pa.float32():
         return _cast_to_float32(values)
@@ -126,40 +114,21 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
     return pc.cast(values, target, safe=not (target == pa.float64() and pt.is_integer(source)))
 
 
-def _is_text(source: pa.DataType) -> bool:
-    return pt.is_string(source) or pt.is_large_string(source) or pt.is_string_view(source)
-
-
-def _is_bytes(source: pa.DataType) -> bool:
-    checks = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
-    return any(check(source) for check in checks)
-
-
-def _is_allowed(source: pa.DataType, target: pa.DataType) -> bool:
-    exact = pt.is_null(source) or pt.is_integer(source) or pt.is_boolean(source)
-    if target in (pa.int64(), pa.float32(), pa.float64()):
-        return exact or pt.is_floating(source) or pt.is_decimal(source) or _is_text(source)
-    if target == pa.string():  # a float has no text that every engine agrees on
-        return exact or _is_text(source) or _is_bytes(source)
-    return target == pa.binary() and (pt.is_null(source) or _is_text(source) or _is_bytes(source))
-
-
 def _cast_to_float32(values: pa.Array) -> pa.Array:
     # A safe cast would refuse integers above 2**24, which rounding serves well.
     result = pc.cast(values, pa.float32(), safe=not pt.is_integer(values.type))
     infinite = pc.is_inf(result)
-    if not pc.any(infinite, min_count=0).as_py():
-        return result
-    if pt.is_floating(values.type):
+    if pc.any(infinite, min_count=0).as_py():
         meant = pc.is_inf(pc.cast(values, pa.float64()))
-    elif _is_text(values.type):
-        meant = pc.match_substring_regex(values, _INFINITY_TEXT)
-    else:
-        meant = pa.array([False] * len(values))
-    overflowed = values.filter(pc.and_not(infinite, meant))
-    if len(overflowed):
-        raise pa.ArrowInvalid(f"{overflowed[0].as_py()!r} is beyond the range of float32")
+        overflowed = values.filter(pc.and_not(infinite, meant))
+        if len(overflowed):
+            raise pa.ArrowInvalid(f"{overflowed[0].as_py()!r} is beyond the range of float32")
     return result
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Strings or binaries as they are; integers stand for their decimal text."""
+    return values if values.type in BYTES_TYPES else cast_values(values, pa.string())
 
 
 def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:
@@ -169,33 +138,32 @@ def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:
     return rows.build(values, pa.list_(values.type))
 
 
-def flatten_lists(
-    lists: pa.Array, max_len: int | None = None, exact_len: int | None = None
-) -> tuple[pa.Array, ListRows]:
-    """Takes a list column apart: the values `[values]`, and where those of each row lie.
+def flatten_lists(lists: pa.Array, max_len: int | None = None) -> tuple[pa.Array, ListRows]:
+    """Takes lists `[rows]` of any layout apart: their values `[values]`, and where each row's lie.
 
-    Args:
-        lists: list, large_list or fixed_size_list `[rows]`, possibly sliced.
-        max_len: How many values of each list are kept, from its start; None keeps all.
-        exact_len: Length that each list must have, or None.
-
-    Raises:
-        pa.ArrowInvalid: A list has not `exact_len` values.
+    `max_len` values of each list are kept, from its start; None keeps all.
     """
-    values, rows = split_lists(lists)
+    return cut_lists(*split_lists(lists), max_len)
+
+
+def cut_lists(values: pa.Array, rows: ListRows, max_len: int | None) -> tuple[pa.Array, ListRows]:
+    """Keeps the first `max_len` values of each list, or all."""
     lengths = rows.lengths
-    if exact_len is not None:
-        wrong = lengths != exact_len
-        if rows.is_null is not None:
-            wrong &= ~rows.is_null
-        if wrong.any():
-            row = int(wrong.argmax())
-            received = f"the list of row {row} has {lengths[row]} values"
-            raise pa.ArrowInvalid(f"{received}, not {exact_len}")
     if max_len is None or lengths.max(initial=0) <= max_len:
         return values, rows
     kept = np.arange(len(values)) - np.repeat(rows.offsets[:-1], lengths) < max_len
     return values.filter(pa.array(kept)), rows.keep(kept)
+
+
+def check_lengths(rows: ListRows, length: int) -> None:
+    """Refuses lists of any other length; null is none."""
+    wrong = rows.lengths != length
+    if rows.is_null is not None:
+        wrong &= ~rows.is_null
+    if wrong.any():
+        row = int(wrong.argmax())
+        received = f"the list of row {row} has {rows.lengths[row]} values"
+        raise pa.ArrowInvalid(f"{received}, not {length}")
 
 
 def multiply_lists(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
-from conf.encoders import RAW_PREFIX
+from conf.encoders import RAW_PREFIX, TokenDType
 from conf.encoders.declaration import NUMBERS
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
@@ -21,14 +21,13 @@ from conf.etl.encodings import (
     IdentityConfig,
     MultiHotConfig,
     TargetConfig,
-    TokensConfig,
     VocabularyConfig,
 )
 from conf.etl.events import SESSION_ID, SESSION_POSITION
 from conf.etl.labels import KEEP_RATE
 from conf.etl.sources import is_list_type
 from conf.manifest import DatasetKeys
-from conf.schema import Role
+from conf.schema import FIRST_TOKEN_ID, Role
 from etl.events.columns import CANDIDATES
 
 
@@ -43,12 +42,14 @@ def value_type(column_type: str) -> str:
 
 def sampling_columns(config: BuildConfig) -> dict[str, Role]:
     """Returns the role of each float column that labels, sampling and weights add."""
-    names = (config.label_name, *(label.name for label in config.further_labels))
-    labels, negatives = dict.fromkeys(names, "label"), config.negatives
-    roles: dict[str | None, Any] = {**labels, config.weight_name: "weight"}
-    roles |= {None if config.down_sampling is None else KEEP_RATE: "id"}
-    roles |= {None if negatives is None else negatives.probability: "id"}
-    return {name: role for name, role in roles.items() if name is not None}
+    columns: dict[str | None, Role] = {config.label_name: "label"}
+    columns |= {label.name: "label" for label in config.further_labels}
+    columns[config.weight_name] = "weight"
+    if config.down_sampling is not None:
+        columns[KEEP_RATE] = "id"
+    if config.negatives is not None:
+        columns[config.negatives.probability] = "id"
+    return {name: role for name, role in columns.items() if name is not None}
 
 
 def history_names(config: BuildConfig) -> tuple[str, ...]:
@@ -66,16 +67,12 @@ def brought_items(config: BuildConfig) -> str | None:
 
 def made_history_columns(config: BuildConfig) -> dict[str, str]:
     """Returns the types of the columns that histories, sessions and windowed features make."""
-    made: dict[str, str] = {}
     origins, types = column_origins(config), config.event_column_types
-    for history in config.histories:
-        made |= {
-            name: f"list<{types[origins[name]] if name in origins else 'float32'}>"
-            for name in history.made
-        }
+    lists = (*history_names(config), *(counted.name for counted in config.most_frequent))
+    # Gaps have no origin.
+    made = {name: f"list<{types.get(origins.get(name, ''), 'float32')}>" for name in lists}
     if config.session_gap_minutes is not None:
         made |= {SESSION_ID: "string", SESSION_POSITION: "int64"}
-    made |= {counted.name: f"list<{types[counted.column]}>" for counted in config.most_frequent}
     return made | {r.name: "float32" if r.rate else "int64" for r in config.rolling}
 
 
@@ -94,7 +91,7 @@ class VocabularyPlan:
 
     name: str
     columns: tuple[str, ...]
-    token_dtype: str  # int64 or string
+    token_dtype: TokenDType
     min_count: int = 1
     max_size: int | None = None
     top_per_group: Mapping[str, int] | None = None
@@ -102,6 +99,11 @@ class VocabularyPlan:
     incremental: bool = False
     expire_after_days: int | None = None
     path: str | None = None
+
+    @property
+    def first_id(self) -> int:
+        """Id of the first token: 2, or more where unknown tokens have buckets."""
+        return FIRST_TOKEN_ID + (self.oov_buckets or 0)
 
 
 _LIMITS = [own.name for own in fields(VocabularyPlan)[3:]]
@@ -126,11 +128,7 @@ def _plan_vocabularies(
         if name is None or feature.column in derived:
             continue
         if dtype not in ("int64", "string"):
-            raise ConfigError(
-                f"feature {feature.name!r} cannot have a vocabulary of int64 or string tokens",
-                received=f"column {feature.column!r} of type {dtype}",
-                fix="use `encoding: {kind: identity}`",
-            )
+            raise _refuse(feature, "tokens of type int64 or string", dtype)
         if dtypes.setdefault(name, dtype) != dtype:
             raise ConfigError(
                 f"vocabulary {name!r} would hold tokens of two types",
@@ -143,8 +141,13 @@ def _plan_vocabularies(
             message = f"feature {feature.name!r} uses a vocabulary that no other feature fits"
             raise _unknown(message, feature.vocabulary, sources)
     return tuple(
-        VocabularyPlan(name, tuple(dict.fromkeys(c)), dtypes[name], **_find_limits(name, features))
-        for name, c in sources.items()
+        VocabularyPlan(
+            name,
+            tuple(dict.fromkeys(columns)),
+            cast(TokenDType, dtypes[name]),
+            **_find_limits(name, features),
+        )
+        for name, columns in sources.items()
     )
 
 
@@ -238,13 +241,8 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
     features = (*config.features, *made)
     _check_names(config, features, made)
     for feature in features:
-        for column in feature.columns:
-            if column not in types:
-                known = sorted(name for name in types if not name.startswith(_RAW_COLUMN))
-                message = f"feature {feature.name!r} reads a column that is not declared"
-                raise _unknown(message, column, known)
-    for feature in features:
-        _check_encoding(feature, types)
+        _check_columns(feature, types)
+        _check_length(feature, types)
         _check_reference(feature, features, types)
     _check_fits(config, features, types)
     origins = column_origins(config)
@@ -355,27 +353,31 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
     )
 
 
-def _check_encoding(feature: FeatureConfig, types: Mapping[str, str]) -> None:
-    """Checks a feature's encoding against the types and shapes of its columns."""
+def _check_columns(feature: FeatureConfig, types: Mapping[str, str]) -> None:
+    """Checks that the columns of a feature are declared, with types that its encoding takes."""
+    accepts, takes = feature.encoding.accepts, feature.encoding.takes
+    for column in feature.columns:
+        if column not in types:
+            known = sorted(name for name in types if not name.startswith(_RAW_COLUMN))
+            message = f"feature {feature.name!r} reads a column that is not declared"
+            raise _unknown(message, column, known)
+        kind = types[column]
+        if accepts and value_type(kind) not in accepts:
+            raise _refuse(feature, f"values of type {', '.join(accepts)}", f"{column}: {kind}")
+        if accepts and takes == ("values" if is_list_type(kind) else "lists"):
+            allowed = "one value per row" if takes == "values" else takes
+            raise _refuse(feature, allowed, f"{column}: {kind}")
+
+
+def _check_length(feature: FeatureConfig, types: Mapping[str, str]) -> None:
+    """Checks the length that a feature states against the shapes of its columns."""
     encoding = feature.encoding
-    if encoding.accepts:
-        for column in feature.columns:
-            _check_type(feature, column, types[column])
     shaped = feature.columns if isinstance(encoding, CrossConfig) else (feature.column,)
     is_list = any(is_list_type(types[column]) for column in shaped)
     if feature.length is not None and (not is_list or encoding.kind == "length"):
         raise _refuse(feature, "`max_len`, or `length` of a list's values", "`length`")
     if (feature.length or feature.max_len) is not None and encoding.sets_length:
         raise _refuse(feature, "the encoding itself says how long the feature is", "a length")
-
-
-def _check_type(feature: FeatureConfig, column: str, kind: str) -> None:
-    accepts, takes = feature.encoding.accepts, feature.encoding.takes
-    if value_type(kind) not in accepts:
-        raise _refuse(feature, f"values of type {', '.join(accepts)}", f"{column}: {kind}")
-    if takes == ("values" if is_list_type(kind) else "lists"):
-        allowed = "one value per row" if takes == "values" else takes
-        raise _refuse(feature, allowed, f"{column}: {kind}")
 
 
 def _check_reference(
@@ -388,7 +390,10 @@ def _check_reference(
         if encoding.of not in by_name:
             message = f"feature {feature.name!r} weights a feature that is not there"
             raise _unknown(message, encoding.of, by_name)
-        _check_weights(feature, by_name[encoding.of])
+        weighted = by_name[encoding.of]
+        own, other = (f"{len(f.columns)} columns, max_len {f.max_len}" for f in (feature, weighted))
+        if own != other:
+            raise _refuse(feature, f"{other}, as {weighted.name!r} has, which it weights", own)
     elif isinstance(encoding, CrossConfig):
         _check_cross(feature, encoding, types)
     elif isinstance(encoding, MultiHotConfig) and encoding.weights:
@@ -417,14 +422,6 @@ def _check_cross(feature: FeatureConfig, encoding: CrossConfig, types: Mapping[s
         raise _refuse(feature, allowed, f"lists {', '.join(lists)}, length {feature.length}")
 
 
-def _check_weights(feature: FeatureConfig, weighted: FeatureConfig) -> None:
-    own, other = (
-        f"{len(one.columns)} columns, max_len {one.max_len}" for one in (feature, weighted)
-    )
-    if own != other:
-        raise _refuse(feature, f"{other}, as {weighted.name!r} has, which it weights", own)
-
-
 def _refuse(feature: FeatureConfig, allowed: str, received: str) -> ConfigError:
     return ConfigError(
         f"feature {feature.name!r} cannot be encoded by `{feature.encoding.kind}`",
@@ -439,19 +436,17 @@ def _check_fits(
     """Checks the columns of the train split that encodings name beside the feature's own."""
     later = {EVENT_NUMBER, *sampling_columns(config)} - {label.name for label in config.all_labels}
     known = sorted(n for n, kind in types.items() if n not in later and not is_list_type(kind))
-    numbers = [name for name in known if types[name] in NUMBERS]
     for feature in features:
         encoding = feature.encoding
-        if isinstance(encoding, TargetConfig):
-            if config.first_label is None:
-                raise ConfigError(
-                    f"feature {feature.name!r} encodes a target, but the build has no label",
-                    fix="declare `label`",
-                )
-            _check_named(feature, "label", config.first_label.name, numbers)
-        if isinstance(encoding, TokensConfig):
-            for column in encoding.top_per_group or ():
-                _check_named(feature, "top_per_group", column, known)
+        if isinstance(encoding, TargetConfig) and config.first_label is None:
+            raise ConfigError(
+                f"feature {feature.name!r} encodes a target, but the build has no label",
+                fix="declare `label`",
+            )
+        for column in getattr(encoding, "top_per_group", None) or ():
+            if column not in known:
+                message = f"feature {feature.name!r}: its `top_per_group` is no such column"
+                raise _unknown(message, column, known)
         age = getattr(encoding, "expire_after_days", None)
         if age is not None and config.events.time is None:
             raise ConfigError(
@@ -459,14 +454,6 @@ def _check_fits(
                 received=f"expire_after_days: {age}, events.time: null",
                 fix="declare events.time, or leave `expire_after_days` out",
             )
-
-
-def _check_named(feature: FeatureConfig, key: str, named: str, known: Collection[str]) -> None:
-    if named not in known:
-        message = (
-            f"feature {feature.name!r}: its encoding's `{key}` is no such column of the events"
-        )
-        raise _unknown(message, named, known)
 
 
 def _unknown(message: str, received: str | None, known: Collection[str]) -> ConfigError:

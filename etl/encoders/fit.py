@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from conf.encoders import (
@@ -30,7 +29,6 @@ from conf.etl.encodings import (
     BagWeightsConfig,
     CountConfig,
     CrossConfig,
-    Encoding,
     FeatureConfig,
     IdentityConfig,
     LengthConfig,
@@ -38,9 +36,9 @@ from conf.etl.encodings import (
     NormalizeConfig,
     QuantileConfig,
     SparseIndicesConfig,
+    StatisticConfig,
     TargetConfig,
 )
-from conf.local_paths import local_path
 from conf.schema import OOV_ID, DType, FeatureSchema, FeatureSpec
 from conf.storage.table_files import read_parquet
 from etl.encoders.feature_plan import FeaturePlan
@@ -49,18 +47,10 @@ from etl.encoders.number_fit import (
     FittedNumbers,
     NumberRequest,
     add_folds,
-    fit_counts,
     fit_numbers,
     fit_target,
 )
-from etl.encoders.vocabulary import (
-    build_statistic_table,
-    first_token_id,
-    load_statistic_table,
-    load_vocabulary,
-    read_values,
-    write_statistic_table,
-)
+from etl.encoders.vocabulary import load_vocabulary, read_statistic_table, write_statistic_table
 from etl.events.sampling import before_sampling
 from etl.events.splits import is_inside
 
@@ -92,10 +82,6 @@ class TrainSplit:
     data_dir: str = "."  # relative paths of files of tokens start here
     dates: DateRange | None = None  # whose events become samples; None: all
 
-    def find_file(self, path: str) -> Path:
-        """Returns where a file of tokens lies."""
-        return local_path(self.data_dir) / local_path(path)
-
     @property
     def samples(self) -> DataFrame:
         """What numbers and statistics are fitted on: other events have no label, or no record."""
@@ -119,19 +105,13 @@ class EarlierEncoders:
 
 @dataclass(frozen=True)
 class OperationFit:
-    """What operations are fitted on, and by feature and column the numbers of the train split."""
+    """What operations are fitted on, beside the numbers of the train split."""
 
     train: TrainSplit
-    vocabularies: Mapping[str, VocabularySpec]
+    vocabularies: Mapping[Any, VocabularySpec]  # by name
     directory: Path  # of the vocabularies, where tables of statistics go
     earlier: EarlierEncoders | None
-    numbers: Mapping[str, FittedNumbers]
     tables: list[TableSpec] = field(default_factory=list)  # that were written
-
-    def numbers_of(self, feature: FeatureConfig) -> list[FittedNumbers]:
-        """Returns what was fitted of the columns of a feature, in their order."""
-        names = [name_request(feature, column) for column in feature.columns]
-        return [self.numbers[name] for name in names if name in self.numbers]
 
 
 def fit_operations(
@@ -147,66 +127,74 @@ def fit_operations(
     none, all are fitted.
     """
     operations: dict[str, Operation] = {}
-    requests: dict[str, NumberRequest] = {}
-    fitted: list[FeatureConfig] = []
+    requests: dict[str, list[NumberRequest]] = {}
     for feature in plan.features:
-        config = feature.encoding
         kept = None if earlier is None else earlier.find_kept(feature.name)
         # A statistic is kept token by token: those that are new are fitted.
-        stated = kept if kept is not None and not isinstance(kept, Statistic) else config.state()
+        is_kept = kept is not None and not isinstance(kept, Statistic)
+        stated = kept if is_kept else feature.encoding.state()
         if stated is not None:
             operations[feature.name] = stated
-        elif config.operation is not None:
-            fitted.append(feature)
-            requests |= _request_numbers(feature, plan)
-    numbers = fit_numbers(train.samples, requests, train.key)
-    specs = {spec.name: spec for spec in vocabularies}
-    fit = OperationFit(train, specs, directory, earlier, numbers)
-    for feature in fitted:
-        operations[feature.name] = fit_operation(feature.encoding, feature, fit)
+        elif feature.encoding.operation is not None:
+            requests[feature.name] = _request_numbers(feature, plan)
+    numbers = fit_numbers(train.samples, chain.from_iterable(requests.values()), train.key)
+    fit = OperationFit(train, {spec.name: spec for spec in vocabularies}, directory, earlier)
+    for name, wanted in requests.items():
+        feature, found = plan.feature(name), [numbers[request] for request in wanted]
+        operations[name] = fit_operation(feature, found, fit)
     return operations, fit.tables
 
 
-def name_request(feature: FeatureConfig, column: str) -> str:
-    """Returns the name of what is fitted for one column of a feature."""
-    return feature.name if column == feature.column else f"{feature.name}#{column}"
+def _request_numbers(feature: FeatureConfig, plan: FeaturePlan) -> list[NumberRequest]:
+    """The numbers of the train split that an encoding is fitted to."""
+    config = feature.encoding
+    requests: list[NumberRequest] = []
+    for column in feature.columns:
+        request = NumberRequest(column, plan.is_list(column))
+        own = config.prepared.get(column) if isinstance(config, CrossConfig) else config
+        match own:
+            case NormalizeConfig():
+                quartiles = (0.25, 0.5, 0.75) if own.method == "robust" else ()
+                request = replace(request, prepare=own.preparation, probabilities=quartiles)
+            case QuantileConfig():
+                inner = tuple(i / own.buckets for i in range(1, own.buckets))
+                request = replace(request, probabilities=inner)
+            case SparseIndicesConfig():
+                pass
+            case _:
+                continue
+        requests.append(request)
+    return requests
 
 
-def _request_numbers(feature: FeatureConfig, plan: FeaturePlan) -> dict[str, NumberRequest]:
-    """The numbers of the train split that an encoding is fitted to, by name."""
-    config, column, is_list = feature.encoding, feature.column, plan.is_list(feature.column)
-    found: dict[str, NumberRequest] = {}
+def fit_operation(
+    feature: FeatureConfig, numbers: Sequence[FittedNumbers], fit: OperationFit
+) -> Operation:
+    """Makes the operation of a feature where the config does not state it.
+
+    The numbers are those of `_request_numbers`, in their order.
+    """
+    config = feature.encoding
     match config:
         case NormalizeConfig():
-            quartiles = (0.25, 0.5, 0.75) if config.method == "robust" else ()
-            found[column] = NumberRequest(column, is_list, config.preparation, quartiles)
-        case SparseIndicesConfig():
-            found = {own: NumberRequest(own, is_list) for own in feature.columns}
+            return _scale(config, *numbers)
         case QuantileConfig():
-            found[column] = _request_quantiles(config, column, plan)
+            return _cut_equally(*numbers)
         case CrossConfig():
-            found = {
-                own: _request_quantiles(prepared, own, plan)
-                for own, prepared in config.prepared.items()
-                if isinstance(prepared, QuantileConfig)
-            }
-    return {name_request(feature, own): request for own, request in found.items()}
-
-
-def _request_quantiles(config: QuantileConfig, column: str, plan: FeaturePlan) -> NumberRequest:
-    inner = tuple(i / config.buckets for i in range(1, config.buckets))
-    return NumberRequest(column, plan.is_list(column), probabilities=inner)
-
-
-@singledispatch
-def fit_operation(config: Encoding, feature: FeatureConfig, fit: OperationFit) -> Operation:
-    """Makes the operation of a feature where the config does not state it."""
+            return _cross(config, feature.columns, numbers)
+        case SparseIndicesConfig():
+            return _find_sizes(feature.name, numbers)
+        case LengthConfig():
+            return Length(feature.max_len)
+        case MultiHotConfig():
+            size = _check_size(feature.name, fit.vocabularies[feature.vocabulary])
+            return MultiHot(str(feature.vocabulary), size, config.weights is not None)
+        case StatisticConfig():
+            return _fit_statistic(feature, fit)
     raise NotImplementedError(f"nothing fits {config.kind!r}")
 
 
-@fit_operation.register(NormalizeConfig)
-def _(config: NormalizeConfig, feature: FeatureConfig, fit: OperationFit) -> Normalize:
-    (fitted,) = fit.numbers_of(feature)
+def _scale(config: NormalizeConfig, fitted: FittedNumbers) -> Normalize:
     if config.method == "standard":
         center, spread = fitted.mean, fitted.deviation
     elif config.method == "min_max":
@@ -225,107 +213,79 @@ def _cut_equally(fitted: FittedNumbers) -> Bucketize:
     return Bucketize(tuple(sorted(set(fitted.quantiles))))
 
 
-@fit_operation.register(QuantileConfig)
-def _(config: QuantileConfig, feature: FeatureConfig, fit: OperationFit) -> Bucketize:
-    return _cut_equally(*fit.numbers_of(feature))
-
-
-@fit_operation.register(CrossConfig)
-def _(config: CrossConfig, feature: FeatureConfig, fit: OperationFit) -> Cross:
+def _cross(config: CrossConfig, columns: Sequence[str], numbers: Sequence[FittedNumbers]) -> Cross:
     if not config.prepared:
         return Cross(config.buckets)
+    found = iter(numbers)
     made: list[Operation | None] = []
-    for column in feature.columns:
-        own = config.prepared.get(column)
+    for own in map(config.prepared.get, columns):
         if isinstance(own, QuantileConfig):
-            made.append(_cut_equally(fit.numbers[name_request(feature, column)]))
+            made.append(_cut_equally(next(found)))
         else:
             made.append(None if own is None else own.state())
     return Cross(config.buckets, tuple(made))
 
 
-@fit_operation.register(SparseIndicesConfig)
-def _(config: SparseIndicesConfig, feature: FeatureConfig, fit: OperationFit) -> SparseIndices:
-    highest = [numbers.maximum for numbers in fit.numbers_of(feature)]
+def _find_sizes(name: str, numbers: Sequence[FittedNumbers]) -> SparseIndices:
+    highest = [fitted.maximum for fitted in numbers]
     if not 0 <= min(highest) <= max(highest) < _MAX_INDICES:
         raise InputDataError(
-            f"feature {feature.name!r} has no index space: its highest indices are out of range",
+            f"feature {name!r} has no index space: its highest indices are out of range",
             received=", ".join(f"{index:.0f}" for index in highest),
-            allowed=f"0 to {_MAX_INDICES - 1}",
             fix="declare `sizes`, or clean the column",
         )
     return SparseIndices(tuple(int(index) + 1 for index in highest))
 
 
-@fit_operation.register(LengthConfig)
-def _(config: LengthConfig, feature: FeatureConfig, fit: OperationFit) -> Length:
-    return Length(feature.max_len)
-
-
-@fit_operation.register(MultiHotConfig)
-def _(config: MultiHotConfig, feature: FeatureConfig, fit: OperationFit) -> MultiHot:
-    spec = fit.vocabularies[cast(str, feature.vocabulary)]
-    if spec.size > _MAX_MULTI_HOT:
+def _check_size(name: str, vocabulary: VocabularySpec) -> int:
+    if vocabulary.size > _MAX_MULTI_HOT:
         raise ConfigError(
-            f"feature {feature.name!r} would be a vector of {spec.size:,} numbers per row",
+            f"feature {name!r} would be a vector of {vocabulary.size:,} numbers per row",
             allowed=f"at most {_MAX_MULTI_HOT:,}",
             fix="set `max_size`, or encode it by `vocabulary`, which keeps a list of ids",
         )
-    return MultiHot(spec.name, spec.size, config.weights is not None)
+    return vocabulary.size
 
 
-@fit_operation.register(CountConfig)
-def _(config: CountConfig, feature: FeatureConfig, fit: OperationFit) -> Statistic:
-    spec = fit.vocabularies[cast(str, feature.vocabulary)]
-
-    def compute() -> np.ndarray:
-        counts = read_parquet(fit.directory / spec.file, ["count"])["count"].to_numpy()
-        return fit_counts(counts, spec.first_token_id, config.log1p)
-
-    return _fit_statistic(feature, fit, compute)
-
-
-@fit_operation.register(TargetConfig)
-def _(config: TargetConfig, feature: FeatureConfig, fit: OperationFit) -> Statistic:
-    spec = fit.vocabularies[cast(str, feature.vocabulary)]
-    label = cast(str, fit.train.label)
-
-    def compute() -> np.ndarray:
-        rows = add_folds(fit.train.samples, fit.train.key)
-        tokens = read_tokens(rows.sparkSession, fit.directory, spec)
-        return fit_target(rows, tokens, spec, feature.column, label)
-
-    return _fit_statistic(feature, fit, compute)
-
-
-def _fit_statistic(
-    feature: FeatureConfig, fit: OperationFit, compute: Callable[[], np.ndarray]
-) -> Statistic:
+def _fit_statistic(feature: FeatureConfig, fit: OperationFit) -> Statistic:
     """Writes a statistic per token; tokens of an earlier version may keep theirs."""
-    name = cast(str, feature.vocabulary)
+    spec = fit.vocabularies[feature.vocabulary]
+    values = _find_known(feature, spec, fit)
+    if (unknown := np.isnan(values)).any():
+        values = np.where(unknown, _compute_statistic(feature, spec, fit), values)
+    path = fit.directory / f"{feature.name}.table.parquet"
+    fit.tables.append(write_statistic_table(values, path))
+    return Statistic(spec.name, feature.name)
+
+
+def _compute_statistic(
+    feature: FeatureConfig, spec: VocabularySpec, fit: OperationFit
+) -> np.ndarray:
+    if isinstance(feature.encoding, CountConfig):
+        # The vocabulary has counted its tokens already.
+        counts = read_parquet(fit.directory / spec.file, ["count"])["count"].to_numpy()
+        counts = np.concatenate([np.zeros(spec.first_token_id), counts])[:, None]
+        return np.log1p(counts) if feature.encoding.log1p else counts
+    rows = add_folds(fit.train.samples, fit.train.key)
+    tokens = read_tokens(rows.sparkSession, fit.directory, spec)
+    return fit_target(rows, tokens, spec, feature.column, cast(str, fit.train.label))
+
+
+def _find_known(feature: FeatureConfig, spec: VocabularySpec, fit: OperationFit) -> np.ndarray:
+    """The earlier statistics of tokens, NaN of those that had none: a row for each id."""
     kept = None if fit.earlier is None else fit.earlier.find_kept(feature.name)
     if fit.earlier is None or not isinstance(kept, Statistic):
-        values = compute()
-    else:
-        vocabulary = load_vocabulary(fit.directory, fit.vocabularies[name])
-        values = _find_known(fit.earlier, kept, vocabulary)
-        unknown = np.isnan(values)
-        values = np.where(unknown, compute(), values) if unknown.any() else values
-    path = fit.directory / f"{feature.name}.table.parquet"
-    fit.tables.append(write_statistic_table(build_statistic_table(values), path))
-    return Statistic(name, feature.name)
-
-
-def _find_known(earlier: EarlierEncoders, operation: Statistic, vocabulary: pa.Table) -> np.ndarray:
-    """Returns the earlier statistics of a vocabulary's tokens, NaN of those that were not there."""
-    known = load_vocabulary(earlier.directory, earlier.plan.vocabulary(operation.vocabulary))
-    [spec] = [table for table in earlier.plan.tables if table.name == operation.table]
-    values = read_values(load_statistic_table(earlier.directory, spec)).astype(np.float64)
-    first, known_first = first_token_id(vocabulary), first_token_id(known)
-    places = pc.index_in(vocabulary["token"], value_set=known["token"].combine_chunks())
-    rows = places.fill_null(-1).to_numpy().astype(np.int64)
+        return np.full((spec.size, 1), np.nan)
+    plan, directory = fit.earlier.plan, fit.earlier.directory
+    known_spec = plan.vocabulary(kept.vocabulary)
+    [table] = [table for table in plan.tables if table.name == kept.table]
+    values = read_statistic_table(directory, table).astype(np.float64)
+    known = load_vocabulary(directory, known_spec)["token"].combine_chunks()
+    tokens = load_vocabulary(fit.directory, spec)["token"]
+    places = pc.index_in(tokens, value_set=known).fill_null(-1).to_numpy().astype(np.int64)
     # What is no token (padding, unknown and its buckets) has the same value in each row.
-    rows = np.concatenate([np.full(first, OOV_ID), np.where(rows < 0, -1, rows + known_first)])
+    rows = np.full(spec.size, OOV_ID)
+    rows[spec.first_token_id :] = np.where(places < 0, -1, places + known_spec.first_token_id)
     return np.where((rows < 0)[:, None], np.nan, values[rows])
 
 
@@ -340,17 +300,18 @@ def build_plan(
     specs, columns = [], []
     for feature in plan.features:
         operation = operations.get(feature.name)
-        dtype = cast("RawDType", plan.value_type(feature.column))
         if operation is None:
-            specs.append(_describe_plain(plan, feature, sizes))
+            spec = _describe_plain(plan, feature, sizes)
             inputs: tuple[RawColumn, ...] = ()
         else:
-            specs.append(_describe_result(plan, feature, operation))
+            spec = _describe_result(plan, feature, operation)
             inputs = plan_inputs(plan, feature)
-        encoder = specs[-1].encoding
-        columns.append(
-            ColumnEncoding(feature.name, feature.column, dtype, encoder, operation, inputs)
+        dtype = cast("RawDType", plan.value_type(feature.column))
+        encoding = ColumnEncoding(
+            feature.name, feature.column, dtype, spec.encoding, operation, inputs
         )
+        specs.append(spec)
+        columns.append(encoding)
     return EncoderPlan(
         FeatureSchema(tuple(specs)), tuple(columns), tuple(vocabularies), tuple(tables)
     )

@@ -1,34 +1,24 @@
-"""Hashed ids: FarmHash Fingerprint64, buckets, 64-bit keys, crosses of fields, n-grams of text.
+"""Hashed ids: FarmHash Fingerprint64, buckets, 64-bit keys, n-grams of text.
 
 Fingerprint64 is the hash of `tf.strings.to_hash_bucket_fast`, so that a served model computes
 the same ids (google/farmhash, `farmhashna::Hash64`, which it is defined to be for ever).
-`mix64` and `hash_bytes` are not the hash of any feature: they serve lookup tables.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conf.encoders.hashing import CROSS_SEPARATOR, Hash
 from conf.encoders.text import Ngrams
-from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSpec
+from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
-    BYTES_TYPES,
-    Encoder,
-    build_lists,
+    as_text,
     bytes_buffers,
-    cast_values,
-    flatten_lists,
     has_value,
     load_span,
-    multiply_lists,
     to_arrow,
     valid_mask,
 )
@@ -41,46 +31,6 @@ from etl.tfrecord.codec.kernels import (
     outlined,
     store_u8,
 )
-from etl.tfrecord.types.parts import ListRows, null_mask
-
-_WEYL = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
-_MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
-_MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
-_HALF_WORD = np.uint64(32)
-_SHIFT = np.uint64(33)
-
-
-@inlined
-def mix64(key: np.uint64) -> np.uint64:
-    """Spreads each bit of a key over all 64 bits, one to one (MurmurHash3's `fmix64`)."""
-    mixed = (key ^ (key >> _SHIFT)) * _MIX_1
-    mixed = (mixed ^ (mixed >> _SHIFT)) * _MIX_2
-    return mixed ^ (mixed >> _SHIFT)
-
-
-@inlined
-def hash_bytes(address: int, length: int) -> np.uint64:
-    """Hashes `length` bytes at `address` word by word; reads nothing outside of them."""
-    state = np.uint64(length) * _WEYL
-    i = 0
-    while i + 8 <= length:
-        state = (state ^ load_u64(address + i)) * _WEYL
-        state ^= state >> _HALF_WORD
-        i += 8
-    rest = length - i
-    tail = np.uint64(0)
-    if rest >= 4:  # two words that may overlap
-        tail = np.uint64(load_u32(address + i)) | (
-            np.uint64(load_u32(address + length - 4)) << _HALF_WORD
-        )
-    elif rest > 0:  # first, middle and last byte: all of 1 to 3
-        tail = (
-            np.uint64(load_u8(address + i))
-            | (np.uint64(load_u8(address + i + (rest >> 1))) << np.uint64(8))
-            | (np.uint64(load_u8(address + length - 1)) << np.uint64(16))
-        )
-    return mix64(state ^ tail)
-
 
 _K0 = np.uint64(0xC3A5C85C97CB3127)
 _K1 = np.uint64(0xB492B66FBE98F273)
@@ -94,8 +44,7 @@ def fingerprint_values(values: pa.Array) -> np.ndarray:
 
     Nulls give any number; values of a type that has no exact text are refused.
     """
-    if values.type not in BYTES_TYPES:
-        values = cast_values(values, pa.string())
+    values = as_text(values)
     hashes = np.zeros(len(values), np.uint64)
     _fingerprint_bytes(bytes_buffers(values), hashes)
     return hashes
@@ -245,133 +194,44 @@ def hash_to_buckets(values: pa.Array, buckets: int) -> np.ndarray:
     return (fingerprint_values(values) % np.uint64(buckets)).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class HashEncoder:
-    """Ids from the hash of each value's text; null is OOV.
+def hash_values(values: pa.Array, buckets: int | None) -> pa.Array:
+    """Returns int64 ids `[values]` from the hash of each value's text; null is OOV.
 
     Without buckets the whole fingerprint is a key. The two keys that would read as padding and OOV
     are moved up by 2.
     """
-
-    raw_type: pa.DataType
-    operation: Hash
-    output_type = pa.int64()
-
-    def encode(self, values: pa.Array) -> pa.Array:
-        """Hashes values `[values]` to int64 ids `[values]`."""
-        values = cast_values(values, self.raw_type)
-        if self.operation.buckets is None:
-            ids = fingerprint_values(values).view(np.int64)
-            ids[(ids >= 0) & (ids < FIRST_TOKEN_ID)] += FIRST_TOKEN_ID
-        else:
-            ids = hash_to_buckets(values, self.operation.buckets) + FIRST_TOKEN_ID
-        ids[~valid_mask(values)] = OOV_ID
-        return to_arrow(ids)
-
-
-@dataclass(frozen=True)
-class ListShape:
-    """How many values of a list are kept, or how many it must have."""
-
-    max_len: int | None
-    exact_len: int | None
-
-    @classmethod
-    def of(cls, spec: FeatureSpec) -> ListShape:
-        return cls(spec.max_len, None if spec.is_ragged else spec.shape[0])
-
-
-@dataclass(frozen=True)
-class CrossField:
-    """A field of a cross: its values, or the ids that an encoder makes of them."""
-
-    raw_type: pa.DataType
-    encoder: Encoder | None = None
-    is_list: bool = False
-
-    def read(self, column: pa.Array) -> pa.Array:
-        """Returns the text of each value, binary `[values]`, null where it is missing."""
-        if self.encoder is None:
-            return _to_bytes(cast_values(column, self.raw_type))
-        ids = self.encoder.encode(column)
-        return _to_bytes(pc.if_else(pc.equal(ids, OOV_ID), pa.scalar(None, pa.int64()), ids))
-
-
-@dataclass(frozen=True)
-class CrossEncoder:
-    """Ids from the hash of several fields; OOV where one of them is missing.
-
-    Of lists each combination of their values is crossed, the last list's varying fastest.
-    """
-
-    fields: tuple[CrossField, ...]
-    buckets: int
-    shape: ListShape | None = None  # None where all fields are scalars
-
-    @property
-    def output_type(self) -> pa.DataType:
-        """Type of the feature's column."""
-        return pa.int64() if self.shape is None else pa.list_(pa.int64())
-
-    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Crosses columns `[rows]` to int64 ids `[rows]`, or lists of them."""
-        if self.shape is None:
-            return self._hash(
-                [field.read(column) for field, column in zip(self.fields, columns, strict=True)]
-            )
-        # The first `max_len` combinations hold no later value of any list.
-        lists = [
-            flatten_lists(column, self.shape.max_len, self.shape.exact_len)
-            for field, column in zip(self.fields, columns, strict=True)
-            if field.is_list
-        ]
-        rows, row, positions = multiply_lists([own for _, own in lists], self.shape.max_len)
-        parts = zip((values for values, _ in lists), positions, strict=True)
-        texts = []
-        for field, column in zip(self.fields, columns, strict=True):
-            values, places = next(parts) if field.is_list else (column, row)
-            texts.append(field.read(values).take(pa.array(places)))
-        return build_lists(rows, self._hash(texts))
-
-    def _hash(self, texts: Sequence[pa.Array]) -> pa.Array:
-        joined = pc.binary_join_element_wise(
-            *texts, CROSS_SEPARATOR.encode(), null_handling="emit_null"
-        )
-        return HashEncoder(pa.binary(), Hash(self.buckets)).encode(joined)
-
-
-def _to_bytes(values: pa.Array) -> pa.Array:
-    text = values if values.type == pa.binary() else cast_values(values, pa.string())
-    return text.cast(pa.binary())
+    if buckets is None:
+        ids = fingerprint_values(values).view(np.int64)
+        ids[(ids >= 0) & (ids < FIRST_TOKEN_ID)] += FIRST_TOKEN_ID
+    else:
+        ids = hash_to_buckets(values, buckets) + FIRST_TOKEN_ID
+    ids[~valid_mask(values)] = OOV_ID
+    return to_arrow(ids)
 
 
 _SPACE = np.uint8(32)
 
 
-@dataclass(frozen=True)
-class NgramEncoder:
-    """Hashed n-grams of a text; null stays null, text without words gives an empty list."""
+def hash_grams(
+    texts: pa.Array, operation: Ngrams, max_len: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids of the n-grams of strings, int64, and their offsets, int64 `[rows + 1]`.
 
-    operation: Ngrams
-    max_len: int | None
-    output_type = pa.list_(pa.int64())
-
-    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Encodes one text column `[rows]` to lists of int64 ids `[rows]`."""
-        texts = cast_values(columns[0], pa.string())
-        by_word, sizes = self.operation.unit == "word", np.array(self.operation.sizes, np.int64)
-        size = pc.sum(pc.binary_length(texts)).as_py() or 0
-        bounds = np.zeros(len(texts) + 1, np.int64)
-        # A byte of slack: an empty buffer has no address of its own.
-        plain = np.empty(size + 1, np.uint8)
-        _simplify(bytes_buffers(texts), self.operation.lower, plain.ctypes.data, bounds)
-        spans = np.empty((int(np.diff(bounds).max(initial=0)) + 1, 2), np.int64)
-        ids = np.empty(size * len(sizes), np.int64)
-        limit = len(ids) if self.max_len is None else self.max_len
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        shape = (by_word, sizes, limit, np.uint64(self.operation.buckets))
-        _hash_grams(plain.ctypes.data, bounds, shape, spans, offsets, ids)
-        return build_lists(ListRows(offsets, null_mask(texts)), pa.array(ids[: offsets[-1]]))
+    Each row has `max_len` of them at most.
+    """
+    by_word, sizes = operation.unit == "word", np.array(operation.sizes, np.int64)
+    size = pc.sum(pc.binary_length(texts)).as_py() or 0
+    bounds = np.zeros(len(texts) + 1, np.int64)
+    # A byte of slack: an empty buffer has no address of its own.
+    plain = np.empty(size + 1, np.uint8)
+    _simplify(bytes_buffers(texts), operation.lower, plain.ctypes.data, bounds)
+    spans = np.empty((int(np.diff(bounds).max(initial=0)) + 1, 2), np.int64)
+    ids = np.empty(size * len(sizes), np.int64)
+    limit = len(ids) if max_len is None else max_len
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    shape = (by_word, sizes, limit, np.uint64(operation.buckets))
+    _hash_grams(plain.ctypes.data, bounds, shape, spans, offsets, ids)
+    return ids[: offsets[-1]], offsets
 
 
 @inlined

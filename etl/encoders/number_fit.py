@@ -11,8 +11,8 @@ hash of the row's key, whose ranks are off by less than 0.2 % of all values in 9
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -64,47 +64,38 @@ class NumberRequest:
 
 
 def fit_numbers(
-    df: DataFrame, requests: Mapping[str, NumberRequest], key: Sequence[str]
-) -> dict[str, FittedNumbers]:
-    """Fits columns of numbers, by name; scalar columns share three scans, lists have their own.
+    df: DataFrame, requests: Iterable[NumberRequest], key: Sequence[str]
+) -> dict[NumberRequest, FittedNumbers]:
+    """Fits columns of numbers; scalar columns share two scans, lists have their own.
 
     The key tells rows apart, and chooses the sample of quantiles.
 
     Raises:
         InputDataError: A column has no finite value.
     """
-    fitted: dict[str, FittedNumbers] = {}
-    for frame in _select_values(df, requests, key):
-        names = [name for name in frame.columns if name != _KEY]
-        moments = _fit_moments(frame, names)
-        wanted = {n: requests[n].probabilities for n in names if requests[n].probabilities}
-        quantiles = _fit_quantiles(frame, moments, wanted)
-        fitted |= {n: replace(moments[n], quantiles=tuple(quantiles.get(n, ()))) for n in names}
+    distinct = list(dict.fromkeys(requests))
+    groups = [[request] for request in distinct if request.is_list]
+    groups.append([request for request in distinct if not request.is_list])
+    fitted: dict[NumberRequest, FittedNumbers] = {}
+    for group in filter(None, groups):
+        values = _select_values(df, group, key)
+        fitted |= zip(group, _fit_columns(values, group), strict=True)
     return fitted
 
 
-def _select_values(
-    df: DataFrame, requests: Mapping[str, NumberRequest], key: Sequence[str]
-) -> list[DataFrame]:
-    """Frames of doubles, null where a value is missing or not finite, with a hash of the key."""
-    named = [F.col(quote_name(name)) for name in key]
-    row_key = F.xxhash64(F.lit(_SAMPLE_SEED), *named).alias(_KEY)
-    scalars = [
-        _finite(F.col(quote_name(request.column)), request.prepare).alias(name)
-        for name, request in requests.items()
-        if not request.is_list
-    ]
-    frames = [df.select(row_key, *scalars)] if scalars else []
-    for name, request in requests.items():
-        if request.is_list:
-            exploded = df.select(row_key, F.explode(F.col(quote_name(request.column))).alias(name))
-            value = _finite(F.col(quote_name(name)), request.prepare)
-            frames.append(exploded.withColumn(name, value))
-    return frames
+def _select_values(df: DataFrame, group: Sequence[NumberRequest], key: Sequence[str]) -> DataFrame:
+    """Doubles of each request, null where a value is missing or not finite; a hash of the key."""
+    row_key = F.xxhash64(F.lit(_SAMPLE_SEED), *[F.col(quote_name(name)) for name in key])
+    columns = [F.col(quote_name(request.column)) for request in group]
+    if group[0].is_list:
+        df = df.select(row_key.alias(_KEY), F.explode(columns[0]).alias("0"))
+        row_key, columns = F.col(_KEY), [F.col("0")]
+    values = [_finite(own, request.prepare) for own, request in zip(columns, group, strict=True)]
+    return df.select(row_key.alias(_KEY), *[own.alias(str(n)) for n, own in enumerate(values)])
 
 
 def _finite(values: Column, prepare: Normalize) -> Column:
-    """Does what `NormalizeEncoder` does where records are encoded."""
+    """Does what `operations.normalize` does where records are encoded."""
     number = values.cast("double")
     number = F.when(F.abs(number) < F.lit(math.inf), number)
     if prepare.minimum is not None:
@@ -114,28 +105,42 @@ def _finite(values: Column, prepare: Normalize) -> Column:
     return F.signum(number) * F.log1p(F.abs(number)) if prepare.log1p else number
 
 
-def _fit_moments(frame: DataFrame, names: Sequence[str]) -> dict[str, FittedNumbers]:
-    """Fits the moments of columns of doubles, in two scans."""
-    columns = [F.col(quote_name(name)) for name in names]
+def _fit_columns(values: DataFrame, group: Sequence[NumberRequest]) -> list[FittedNumbers]:
+    """Fits the columns of doubles of some requests, in two scans."""
+    columns = [F.col(str(number)) for number in range(len(group))]
     bounds = [measure(column) for column in columns for measure in (F.count, F.min, F.max)]
-    row: Any = frame.agg(*bounds).collect()[0]
-    ends = [tuple(row[i : i + 3]) for i in range(0, len(row), 3)]
-    for name, (count, _, _) in zip(names, ends, strict=True):
+    ends = _measure(values, bounds)
+    for request, (count, _, _) in zip(group, ends, strict=True):
         if not count:
             raise InputDataError(
-                f"feature {name!r} cannot be fitted: the train split has no finite value of it",
+                f"column {request.column!r} cannot be fitted: it has no finite value in train",
                 fix="check the column, or encode it by `identity`",
             )
     scales = [_scale(low, high) for _, low, high in ends]
-    sums = []
-    for column, (origin, unit) in zip(columns, scales, strict=True):
+    measures = []
+    for column, request, (count, _, _), (origin, unit) in zip(
+        columns, group, ends, scales, strict=True
+    ):
         steps = F.rint((column - F.lit(origin)) / F.lit(unit)).cast("decimal(13,0)")
-        sums += [F.sum(steps), F.sum(steps * steps)]
-    totals: Any = frame.agg(*sums).collect()[0]
-    return {
-        name: _moments(ends[i], totals[2 * i : 2 * i + 2], scales[i])
-        for i, name in enumerate(names)
-    }
+        quantiles = _quantiles(column, request.probabilities, count)
+        measures += [F.sum(steps), F.sum(steps * steps), quantiles]
+    return [_describe(*own) for own in zip(ends, scales, _measure(values, measures), strict=True)]
+
+
+def _measure(values: DataFrame, measures: Sequence[Column]) -> list[Any]:
+    """Aggregates, three of each column."""
+    row: Any = values.agg(*measures).collect()[0]
+    return [tuple(row[i : i + 3]) for i in range(0, len(row), 3)]
+
+
+def _quantiles(column: Column, probabilities: Sequence[float], count: int) -> Column:
+    """Quantiles, interpolated between neighbouring values; of many values those of a sample."""
+    if not probabilities:
+        return F.array().cast("array<double>")
+    if count > SAMPLE_VALUES:
+        bound = int(_HASH_STEPS * SAMPLE_VALUES / count)
+        column = F.when(F.pmod(F.col(_KEY), F.lit(_HASH_STEPS)) < bound, column)
+    return F.percentile(column, F.array(*map(F.lit, probabilities)))
 
 
 def _scale(low: float, high: float) -> tuple[float, float]:
@@ -150,37 +155,16 @@ def _scale(low: float, high: float) -> tuple[float, float]:
     return origin, max(math.ldexp(1.0, math.frexp(largest)[1] - _STEP_BITS), 2.0**-1022)
 
 
-def _moments(
-    ends: tuple[int, float, float], sums: Sequence[Decimal], scale: tuple[float, float]
+def _describe(
+    ends: tuple[int, float, float],
+    scale: tuple[float, float],
+    sums: tuple[Decimal, Decimal, Sequence[float]],
 ) -> FittedNumbers:
-    (count, low, high), (origin, unit) = ends, scale
+    (count, low, high), (origin, unit), quantiles = ends, scale, tuple(sums[2])
     total, squares = int(sums[0]), int(sums[1])
-    mean = total / count
+    mean = origin + total / count * unit
     variance = (count * squares - total * total) / (count * count)
-    return FittedNumbers(count, low, high, origin + mean * unit, math.sqrt(variance) * unit)
-
-
-def _fit_quantiles(
-    frame: DataFrame,
-    moments: Mapping[str, FittedNumbers],
-    probabilities: Mapping[str, Sequence[float]],
-) -> dict[str, list[float]]:
-    """Fits quantiles of columns, interpolated between neighbouring values, in one scan.
-
-    The number of a column's values decides whether those of a sample of rows are read.
-    """
-    if not probabilities:
-        return {}
-    position = F.pmod(F.col(_KEY), F.lit(_HASH_STEPS))
-    measures = []
-    for name, asked in probabilities.items():
-        values = F.col(quote_name(name))
-        if moments[name].count > SAMPLE_VALUES:
-            bound = int(_HASH_STEPS * SAMPLE_VALUES / moments[name].count)
-            values = F.when(position < bound, values)
-        measures.append(F.percentile(values, F.array(*map(F.lit, asked))).alias(name))
-    row: Any = frame.agg(*measures).collect()[0]
-    return {name: list(row[name]) for name in probabilities}
+    return FittedNumbers(count, low, high, mean, math.sqrt(variance) * unit, quantiles)
 
 
 def add_folds(rows: DataFrame, key: Sequence[str]) -> DataFrame:
@@ -235,12 +219,3 @@ def _total(grouped: pa.Table, rows: np.ndarray, size: int) -> tuple[np.ndarray, 
     total = by_fold.sum(axis=2, keepdims=True)
     counts, sums = np.concatenate([total, total - by_fold], axis=2)
     return counts, sums
-
-
-def fit_counts(counts: np.ndarray, first_token_id: int, log1p: bool) -> np.ndarray:
-    """Returns how often each id's token occurs in the train split, or `log(1 + count)` of it.
-
-    The vocabulary has counted its tokens already; `[vocabulary_size, 1]`.
-    """
-    counts = np.concatenate([np.zeros(first_token_id), counts])
-    return (np.log1p(counts) if log1p else counts)[:, None]

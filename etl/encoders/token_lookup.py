@@ -1,4 +1,4 @@
-"""Lookup of tokens: their ids, OOV or its buckets where they are unknown, and their statistics.
+"""Lookup of tokens: their ids, OOV or its buckets where they are unknown.
 
 Tables are immutable and exact: open addressing with linear probing at a load of at most one
 half. A slot is 16 bytes, so that a probe costs one cache line: (token, id) for integers, (64-bit
@@ -10,7 +10,6 @@ which is falling frequency, so the bytes of the common ones share few cache line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +18,9 @@ import pyarrow.compute as pc
 
 from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import VocabularySpec
-from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID
+from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
-    BYTES_TYPES,
-    Encoder,
+    as_text,
     bytes_buffers,
     cast_values,
     has_value,
@@ -31,19 +29,27 @@ from etl.encoders.arrow_columns import (
     to_arrow,
     valid_mask,
 )
-from etl.encoders.hashing import hash_bytes, hash_to_buckets, mix64
-from etl.encoders.vocabulary import read_values
+from etl.encoders.hashing import fingerprint64, hash_to_buckets
 from etl.tfrecord.codec.kernels import inlined, kernel, load_i64, load_u8, load_u64
 
 _EMPTY = 0  # no token has the position 0
 _MIN_TABLE_SLOTS = 16
+_SHIFT = np.uint64(33)
+
+
+@inlined
+def _mix64(key):
+    """Spreads each bit of a key over all 64 bits, one to one (MurmurHash3's `fmix64`)."""
+    mixed = (key ^ (key >> _SHIFT)) * np.uint64(0xFF51AFD7ED558CCD)
+    mixed = (mixed ^ (mixed >> _SHIFT)) * np.uint64(0xC4CEB9FE1A85EC53)
+    return mixed ^ (mixed >> _SHIFT)
 
 
 @inlined
 def _probe_int64(token, slots):
     """Slot of a token, and whether it is there; else the slot is free."""
     mask = np.uint64(slots.shape[0] - 1)
-    slot = mix64(np.uint64(token)) & mask
+    slot = _mix64(np.uint64(token)) & mask
     while slots[slot, 1] != _EMPTY:
         if slots[slot, 0] == token:
             return slot, True
@@ -55,12 +61,13 @@ def _probe_int64(token, slots):
 def _fill_int64(tokens, retired, slots):
     """Fills the table of integers, int64 `[slots, 2]`, zeros before.
 
-    A slot holds a token and its position from 1, negative where the token is retired: OOV.
+    A slot holds a token and its position from 1; a retired token has none: it is unknown.
     """
     for i in range(tokens.size):
-        slot, _ = _probe_int64(tokens[i], slots)
-        slots[slot, 0] = tokens[i]
-        slots[slot, 1] = -1 - i if retired[i] else 1 + i
+        if not retired[i]:
+            slot, _ = _probe_int64(tokens[i], slots)
+            slots[slot, 0] = tokens[i]
+            slots[slot, 1] = 1 + i
 
 
 @kernel
@@ -70,7 +77,7 @@ def _find_int64(buffers, first_id, slots, ids):
         ids[row] = OOV_ID
         if has_value(buffers, row):
             slot, found = _probe_int64(load_i64(buffers[2] + 8 * (buffers[3] + row)), slots)
-            if found and slots[slot, 1] > 0:
+            if found:
                 ids[row] = first_id + slots[slot, 1] - 1
 
 
@@ -92,11 +99,11 @@ def _equal_bytes(left, right, length):
 def _probe_bytes(address, length, tokens, slots):
     """Slot of some bytes, and whether they are there; else the slot is free."""
     mask = np.uint64(slots.shape[0] - 1)
-    tag = hash_bytes(address, length)
+    tag = fingerprint64(address, length)
     slot = tag & mask
     while slots[slot, 1] != _EMPTY:
         if slots[slot, 0] == np.int64(tag):
-            token, token_length = load_span(tokens, abs(slots[slot, 1]) - 1)
+            token, token_length = load_span(tokens, slots[slot, 1] - 1)
             if token_length == length and _equal_bytes(address, token, length):
                 return slot, True
         slot = (slot + np.uint64(1)) & mask
@@ -107,10 +114,11 @@ def _probe_bytes(address, length, tokens, slots):
 def _fill_bytes(tokens, retired, slots):
     """Fills the table of strings; a slot holds the hash of a token and its position, as above."""
     for i in range(retired.size):
-        address, length = load_span(tokens, i)
-        slot, _ = _probe_bytes(address, length, tokens, slots)
-        slots[slot, 0] = np.int64(hash_bytes(address, length))
-        slots[slot, 1] = -1 - i if retired[i] else 1 + i
+        if not retired[i]:
+            address, length = load_span(tokens, i)
+            slot, _ = _probe_bytes(address, length, tokens, slots)
+            slots[slot, 0] = np.int64(fingerprint64(address, length))
+            slots[slot, 1] = 1 + i
 
 
 @kernel
@@ -121,7 +129,7 @@ def _find_bytes(buffers, tokens, first_id, slots, ids):
         if has_value(buffers, row):
             address, length = load_span(buffers, row)
             slot, found = _probe_bytes(address, length, tokens, slots)
-            if found and slots[slot, 1] > 0:
+            if found:
                 ids[row] = first_id + slots[slot, 1] - 1
 
 
@@ -131,8 +139,6 @@ class TokenEncoder:
     Unknown tokens are `OOV_ID`, or hashed to `oov_buckets` ids before the first token. So are
     `retired` ones, bool `[tokens]`, though they keep their ids.
     """
-
-    output_type = pa.int64()
 
     def __init__(
         self,
@@ -160,10 +166,6 @@ class TokenEncoder:
         retired = table[RETIRED_COLUMN].to_numpy() if is_incremental else None
         return cls(table["token"].combine_chunks(), spec.oov_buckets, retired)
 
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self._tokens)
-
     def encode(self, values: pa.Array) -> pa.Array:
         """Encodes tokens `[values]` to int64 ids; null is always `OOV_ID`.
 
@@ -172,21 +174,15 @@ class TokenEncoder:
         Raises:
             pa.ArrowInvalid: A value cannot be a token.
         """
+        ids, first_id = np.empty(len(values), np.int64), FIRST_TOKEN_ID + (self._oov_buckets or 0)
         if self._is_integer:
             values = cast_values(values, pa.int64())
-        elif values.type not in BYTES_TYPES:
-            values = cast_values(values, pa.string())
-        ids = np.empty(len(values), np.int64)
-        self._find(values, FIRST_TOKEN_ID + (self._oov_buckets or 0), ids)
-        _hash_unknown(values, ids, self._oov_buckets)
-        return to_arrow(ids)
-
-    def _find(self, values: pa.Array, first_id: int, ids: np.ndarray) -> None:
-        if self._is_integer:
             _find_int64(int64_buffers(values), first_id, self._slots, ids)
         else:
-            tokens = bytes_buffers(self._tokens)
+            values, tokens = as_text(values), bytes_buffers(self._tokens)
             _find_bytes(bytes_buffers(values), tokens, first_id, self._slots, ids)
+        _hash_unknown(values, ids, self._oov_buckets)
+        return to_arrow(ids)
 
 
 def _hash_unknown(values: pa.Array, ids: np.ndarray, oov_buckets: int | None) -> None:
@@ -213,7 +209,6 @@ class JoinedTokenEncoder:
     """Ids of tokens that a join has looked up; the values are those of a `found_column`."""
 
     oov_buckets: int | None = None
-    output_type = pa.int64()
 
     def encode(self, values: pa.Array) -> pa.Array:
         """Encodes structs `[values]` to int64 ids."""
@@ -221,35 +216,3 @@ class JoinedTokenEncoder:
         ids = np.array(found.to_numpy(zero_copy_only=False), np.int64)
         _hash_unknown(pc.struct_field(values, "unknown"), ids, self.oov_buckets)
         return to_arrow(ids)
-
-
-class ListTokenEncoder:
-    """Ids of the tokens of lists that the raw data pads: `PAD_ID` in the place of `pad_token`."""
-
-    output_type = pa.int64()
-
-    def __init__(self, tokens: Encoder, pad_token: int) -> None:
-        self._tokens, self._pad_token = tokens, pad_token
-
-    def encode(self, values: pa.Array) -> pa.Array:
-        """Encodes the tokens of lists `[values]` to int64 ids `[values]`."""
-        is_pad = pc.equal(values, pa.scalar(self._pad_token, values.type)).fill_null(False)
-        return pc.if_else(is_pad, pa.scalar(PAD_ID, pa.int64()), self._tokens.encode(values))
-
-
-class StatisticEncoder:
-    """Looks a token's statistic up, of all train rows but those of the row's own fold."""
-
-    output_type = pa.float32()
-
-    def __init__(self, encoder: Encoder, table: pa.Table) -> None:
-        self._encoder = encoder
-        self._values = read_values(table)
-
-    def encode(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Encodes tokens `[rows]`, beside which folds may stand: null outside of train."""
-        ids = self._encoder.encode(columns[0]).to_numpy()
-        if len(columns) == 1:
-            return to_arrow(self._values[ids, 0])
-        folds = cast_values(columns[1], pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        return to_arrow(self._values[ids, folds + 1])

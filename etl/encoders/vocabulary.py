@@ -28,15 +28,13 @@ from conf.encoders import TableSpec, TokenDType, VocabularySpec
 from conf.errors import ConfigError, InputDataError
 from conf.paths import ReadablePath
 from conf.schema import FIRST_TOKEN_ID
-from conf.storage.atomic_output import atomic_file, write_bytes_atomic
+from conf.storage.atomic_output import atomic_file
 from conf.storage.table_files import open_parquet, read_parquet
 from etl.tfrecord.codec.crc32c import crc32c, describe_file
 
-_SUFFIX = ".parquet"
 LAST_SEEN_COLUMN = "last_seen"
 SPARK_TYPES: dict[TokenDType, str] = {"int64": "bigint", "string": "string"}
 """How Spark calls the types of tokens."""
-_MOST_TOKEN_BYTES = 8 << 30
 _SAMPLE = 20  # tokens that a report names of each kind
 _GROUP_ROWS = 1 << 20
 _PARQUET: dict[str, Any] = {
@@ -68,14 +66,12 @@ def _order(counted: pa.Table) -> pa.Table:
     return counted.sort_by([("count", "descending"), ("token", "ascending")])
 
 
-def _number(tokens: pa.Table | pa.Array, first_id: int) -> pa.Array:
-    return pa.array(np.arange(first_id, first_id + len(tokens), dtype=np.int64))
-
-
-def _build(tokens: pa.Array, counts: pa.Array, dtype: TokenDType, first_id: int) -> pa.Table:
-    columns = [tokens, _number(tokens, first_id), counts]
-    table = pa.Table.from_arrays(columns, ["token", "id", "count"])
-    return table.cast(vocabulary_schema(dtype)).combine_chunks()
+def _build(
+    tokens: pa.Array, counts: pa.Array, schema: pa.Schema, first_id: int, *more: pa.Array
+) -> pa.Table:
+    ids = pa.array(np.arange(first_id, first_id + len(tokens)))
+    table = pa.Table.from_arrays([tokens, ids, counts, *more], schema.names)
+    return table.cast(schema).combine_chunks()
 
 
 def assign_ids(
@@ -83,7 +79,7 @@ def assign_ids(
 ) -> pa.Table:
     """Returns the vocabulary's table of tokens with their `count`."""
     ordered = _order(counted)
-    return _build(ordered["token"], ordered["count"], token_dtype, first_id)
+    return _build(ordered["token"], ordered["count"], vocabulary_schema(token_dtype), first_id)
 
 
 def number_given(
@@ -93,7 +89,7 @@ def number_given(
     counted = counted.combine_chunks()
     rows = pc.index_in(tokens, value_set=counted["token"].cast(tokens.type))
     counts = pc.fill_null(counted["count"].take(rows), 0)
-    return _build(tokens, counts, token_dtype, first_id)
+    return _build(tokens, counts, vocabulary_schema(token_dtype), first_id)
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,8 @@ def known_tokens(previous: pa.Table | None, token_dtype: TokenDType, first_id: i
     schema = vocabulary_schema(token_dtype, incremental=True)
     if previous is None:
         return schema.empty_table()
-    received = previous.schema.field("token").type, first_token_id(previous, first_id)
+    found_id = previous["id"][0].as_py() if len(previous) else first_id
+    received = previous.schema.field("token").type, found_id
     if received != (TOKEN_TYPES[token_dtype], first_id):
         raise ConfigError(
             "the vocabulary cannot grow out of the previous version's",
@@ -149,52 +146,46 @@ def extend_vocabulary(
     found = found.set_column(0, "token", found["token"].cast(schema.field("token").type))
     found = found.combine_chunks()
     old = _update_known(found, growth)
-    new = _order(found.filter(pc.invert(found["is_known"])))
-    new = new.filter(pc.invert(_is_expired(new[LAST_SEEN_COLUMN], growth)))
+    is_known = pc.is_in(found["token"], value_set=growth.known["token"].combine_chunks())
+    new = _order(found.filter(pc.invert(is_known)))
     if max_size is not None:
         new = new.slice(0, max(0, max_size - len(live_tokens(old))))
-    ids, kept = _number(new, first_id + len(old)), pa.array(np.zeros(len(new), np.bool_))
-    columns = [new["token"], ids, new["count"], new[LAST_SEEN_COLUMN], kept]
-    added = pa.Table.from_arrays(columns, schema.names)
-    return pa.concat_tables([old.cast(schema), added.cast(schema)]).combine_chunks()
+    kept = pa.array(np.zeros(len(new), np.bool_))
+    first_new = first_id + len(old)
+    added = _build(new["token"], new["count"], schema, first_new, new[LAST_SEEN_COLUMN], kept)
+    return pa.concat_tables([old.cast(schema), added]).combine_chunks()
 
 
 def _update_known(found: pa.Table, growth: Growth) -> pa.Table:
     known = growth.known
     rows = pc.index_in(known["token"], value_set=found["token"])
-    counts = pc.fill_null(found["count"].take(rows), 0)
     # A token whose last day is not known ages from the first incremental version.
     before = pc.fill_null(known[LAST_SEEN_COLUMN], pa.scalar(growth.last_day, pa.date32()))
     last_seen = pc.max_element_wise(found[LAST_SEEN_COLUMN].take(rows), before)
-    retired = _is_expired(last_seen, growth)
-    counts = pc.if_else(retired, 0, counts)
+    oldest = pa.scalar(growth.oldest_day, pa.date32())
+    retired = pc.fill_null(pc.less(last_seen, oldest), False)
+    counts = pc.if_else(retired, 0, pc.fill_null(found["count"].take(rows), 0))
     columns = [known["token"], known["id"], counts, last_seen, retired]
     return pa.Table.from_arrays(columns, known.schema.names)
 
 
-def _is_expired(last_seen: pa.ChunkedArray, growth: Growth) -> pa.ChunkedArray:
-    oldest = pa.scalar(growth.oldest_day, pa.date32())
-    return pc.fill_null(pc.less(last_seen, oldest), False)
-
-
-def describe_changes(
-    spec: VocabularySpec, previous: pa.Table | None, current: pa.Table
-) -> dict[str, Any]:
+def describe_changes(spec: VocabularySpec, known: pa.Table, current: pa.Table) -> dict[str, Any]:
     """Says what changed between two versions of a vocabulary that grows, as JSON.
 
     It counts tokens: `kept` are known to both, only the later one has an id for `added`, and no
     longer knows `retired`, whose ids stay theirs; it knows `revived` again. Some are named.
     """
-    size = 0 if previous is None else len(previous)
-    retired = current[RETIRED_COLUMN].to_numpy()
-    was_retired = np.zeros(len(current), np.bool_)
-    if previous is not None and RETIRED_COLUMN in previous.schema.names:
-        was_retired[:size] = previous[RETIRED_COLUMN].to_numpy()
-    is_old = np.arange(len(current)) < size
+    is_old = np.arange(len(current)) < len(known)
+    retired, was_retired = current[RETIRED_COLUMN].to_numpy(), np.zeros(len(current), np.bool_)
+    was_retired[is_old] = known[RETIRED_COLUMN].to_numpy()
     masks = {
         "added": ~is_old,
-        "retired": is_old & retired & ~was_retired,
-        "revived": is_old & ~retired & was_retired,
+        "retired": retired & is_old & ~was_retired,
+        "revived": was_retired & ~retired,
+    }
+    examples = {
+        kind: current["token"].take(np.flatnonzero(mask)[:_SAMPLE]).to_pylist()
+        for kind, mask in masks.items()
     }
     return {
         "name": spec.name,
@@ -202,13 +193,8 @@ def describe_changes(
         "parent_crc32c": spec.parent_crc32c,
         "kept": int((is_old & ~retired & ~was_retired).sum()),
         **{kind: int(mask.sum()) for kind, mask in masks.items()},
-        "examples": {kind: _name_some(current["token"], mask) for kind, mask in masks.items()},
+        "examples": {kind: list(map(str, tokens)) for kind, tokens in examples.items()},
     }
-
-
-def _name_some(tokens: pa.ChunkedArray, mask: np.ndarray) -> list[str]:
-    rows = np.flatnonzero(mask)[:_SAMPLE]
-    return [str(token) for token in tokens.take(pa.array(rows)).to_pylist()]
 
 
 def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
@@ -219,34 +205,26 @@ def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
     Raises:
         InputDataError: It cannot be read, or is no list of distinct tokens.
     """
-    fix = "correct the file that the encoding's `path` names"
     try:
-        if path.stat().st_size > _MOST_TOKEN_BYTES:
-            raise OSError(f"it has more than {_MOST_TOKEN_BYTES:,} bytes")
-        tokens = _parse_tokens(path.read_bytes(), path).cast(TOKEN_TYPES[token_dtype])
-    except pa.ArrowInvalid as error:
+        tokens = _parse_tokens(path).cast(TOKEN_TYPES[token_dtype])
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, KeyError) as error:
         raise InputDataError(
-            f"{path} holds a token that is no {token_dtype}", received=str(error), fix=fix
+            f"cannot read {token_dtype} tokens from the file of `path`, {path}", received=str(error)
         ) from error
-    except (OSError, UnicodeDecodeError, KeyError) as error:
-        raise InputDataError(
-            f"cannot read the tokens of {path}", received=str(error), fix=fix
-        ) from error
-    missing = tokens.null_count + (pc.sum(pc.equal(tokens.cast("string"), "")).as_py() or 0)
+    empty = tokens.null_count + (pc.sum(pc.equal(tokens.cast("string"), "")).as_py() or 0)
     distinct = len(pc.unique(tokens))
-    if not len(tokens) or missing or distinct < len(tokens):
+    if not len(tokens) or empty or distinct < len(tokens):
         raise InputDataError(
-            f"{path} is no list of tokens",
-            received=f"{len(tokens):,} tokens, {distinct:,} of them distinct, "
-            f"{missing:,} null or empty",
+            f"the file of `path`, {path}, is no list of tokens",
+            received=f"{len(tokens):,} tokens, {distinct:,} of them distinct, {empty:,} empty",
             allowed="one token or more, each once, none of them empty",
-            fix=fix,
         )
     return tokens
 
 
-def _parse_tokens(data: bytes, path: Path) -> pa.Array:
-    if path.suffix == _SUFFIX:
+def _parse_tokens(path: Path) -> pa.Array:
+    data = path.read_bytes()
+    if path.suffix == ".parquet":
         return parse_parquet(data, str(path))["token"].combine_chunks()
     # Ends of lines first, or the last token of a file of Windows would keep its `\r`.
     text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
@@ -270,10 +248,7 @@ class OddTokens:
 
 
 def find_odd_tokens(tables: Iterable[pa.Table], columns: Sequence[str]) -> OddTokens:
-    """Finds tokens of a vocabulary of some columns that are likely no values.
-
-    The vocabulary comes a part at a time.
-    """
+    """Finds such tokens in the vocabulary of some columns, which comes a part at a time."""
     stems = {name.lower().removesuffix("id").removesuffix("_") or name.lower() for name in columns}
     names = pa.array([stem + end for stem in stems for end in ("", "_id", "id")], pa.string())
     quotes, example, headers = 0, None, []
@@ -287,11 +262,6 @@ def find_odd_tokens(tables: Iterable[pa.Table], columns: Sequence[str]) -> OddTo
         plain = pc.utf8_lower(pc.utf8_trim(tokens, '"'))
         headers += tokens.filter(pc.is_in(plain, value_set=names)).to_pylist()
     return OddTokens(quotes, example, tuple(headers))
-
-
-def first_token_id(table: pa.Table, empty: int = FIRST_TOKEN_ID) -> int:
-    """Returns the id of a vocabulary's first token; where it holds none, what is given."""
-    return table["id"][0].as_py() if len(table) else empty
 
 
 def write_vocabulary(
@@ -309,14 +279,13 @@ def write_vocabulary(
     is_integer = pa.types.is_integer(table.schema.field("token").type)
     token_dtype: TokenDType = "int64" if is_integer else "string"
     incremental = RETIRED_COLUMN in table.schema.names
-    data = to_parquet(table, vocabulary_schema(token_dtype, incremental))
-    write_bytes_atomic(path, memoryview(data))
+    checksum = _write_parquet([table], vocabulary_schema(token_dtype, incremental), path)
     return VocabularySpec(
         name=path.stem,
         token_dtype=token_dtype,
         file=path.name,
         size=FIRST_TOKEN_ID + (oov_buckets or 0) + len(table),
-        file_crc32c=checksum(data),
+        file_crc32c=checksum,
         oov_buckets=oov_buckets,
         incremental=incremental,
         version=1 if parent is None else parent.version + 1,
@@ -334,13 +303,24 @@ def write_ordered(
 
     The file is that which `write_vocabulary` makes of all of them.
     """
-    schema, size = vocabulary_schema(token_dtype), FIRST_TOKEN_ID + (oov_buckets or 0)
+    schema, first = vocabulary_schema(token_dtype), FIRST_TOKEN_ID + (oov_buckets or 0)
+    parts = (
+        _build(part["token"], part["count"], schema, first + number * _GROUP_ROWS)
+        for number, part in enumerate(_regroup(counted))
+    )
+    checksum = _write_parquet(parts, schema, path)
+    size = first + pq.read_metadata(path).num_rows
+    return VocabularySpec(path.stem, token_dtype, path.name, size, checksum, oov_buckets)
+
+
+def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> str:
+    """Writes tables to one file, and returns its checksum; the same rows give the same bytes."""
     with atomic_file(path) as file, pq.ParquetWriter(file, schema, **_PARQUET) as writer:
-        for part in _regroup(counted):
-            writer.write_table(_build(part["token"], part["count"], token_dtype, size))
-            size += len(part)
-    crc32c = describe_file(path.parent, path).crc32c
-    return VocabularySpec(path.stem, token_dtype, path.name, size, crc32c, oov_buckets)
+        for part in parts:
+            # Chunks and foreign metadata would show in the bytes.
+            plain = pa.Table.from_arrays(part.combine_chunks().columns, schema=schema)
+            writer.write_table(plain, _GROUP_ROWS)
+    return describe_file(path.parent, path).crc32c
 
 
 def _regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -378,21 +358,6 @@ def count_live(directory: Path, spec: VocabularySpec) -> int:
     return len(retired) - (pc.sum(retired).as_py() or 0)
 
 
-def to_parquet(table: pa.Table, schema: pa.Schema) -> pa.Buffer:
-    """Returns the bytes of a Parquet file; the same rows give the same bytes."""
-    # Chunks and foreign metadata would show in the bytes; distinct tokens gain no dictionary.
-    plain = pa.Table.from_arrays(table.combine_chunks().columns, schema=schema)
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, **_PARQUET) as writer:
-        writer.write_table(plain, _GROUP_ROWS)
-    return sink.getvalue()
-
-
-def checksum(data: pa.Buffer | bytes) -> str:
-    """Returns the CRC32C of a file's bytes, 8 hex digits."""
-    return f"{crc32c(memoryview(data)):08x}"
-
-
 def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
     """Reads a vocabulary that a plan names, and checks it against what the plan says.
 
@@ -403,34 +368,23 @@ def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
     return EncoderFiles(directory, crc32c).read_vocabulary(spec)
 
 
-def build_statistic_table(values: np.ndarray) -> pa.Table:
-    """Builds a table of float `[vocabulary_size, 1 + folds]`: of all samples, then by fold."""
+def write_statistic_table(values: np.ndarray, path: Path) -> TableSpec:
+    """Writes floats `[vocabulary_size, 1 + folds]`, of all samples, then by fold.
+
+    The file is `<name>.table.parquet`; the same values give the same bytes.
+    """
     names = ["all", *(f"fold_{fold}" for fold in range(values.shape[1] - 1))]
+    schema = pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])
     columns = [pa.array(column.astype(np.float32)) for column in values.T]
-    return pa.Table.from_arrays(columns, schema=_schema(names))
+    checksum = _write_parquet([pa.Table.from_arrays(columns, schema=schema)], schema, path)
+    return TableSpec(path.name.removesuffix(".table.parquet"), path.name, len(values), checksum)
 
 
-def write_statistic_table(table: pa.Table, path: Path) -> TableSpec:
-    """Writes a table to `<name>.table.parquet`; the same values give the same bytes."""
-    data = to_parquet(table, _schema(table.schema.names))
-    write_bytes_atomic(path, memoryview(data))
-    name = path.name.removesuffix(".table.parquet")
-    return TableSpec(name, path.name, len(table), checksum(data))
-
-
-def load_statistic_table(directory: Path, spec: TableSpec) -> pa.Table:
-    """Reads a table that a plan names.
+def read_statistic_table(directory: ReadablePath, spec: TableSpec) -> np.ndarray:
+    """Reads the statistics that a plan names, float32 `[vocabulary_size, 1 + folds]`.
 
     Raises:
-        InputDataError: It is missing, damaged, or not the one that the plan was written for.
+        InputDataError: The file is missing, damaged, or not the one that the plan was written for.
     """
-    return EncoderFiles(directory, crc32c).read_table(spec)
-
-
-def read_values(table: pa.Table) -> np.ndarray:
-    """Returns what a table holds, float32 `[vocabulary_size, 1 + folds]`."""
+    table = EncoderFiles(directory, crc32c).read_table(spec)
     return np.stack([column.to_numpy() for column in table.columns], axis=1)
-
-
-def _schema(names: list[str]) -> pa.Schema:
-    return pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import TokenDType, VocabularySpec
-from conf.schema import FIRST_TOKEN_ID
+from conf.local_paths import local_path
 from conf.storage.atomic_output import atomic_file, write_text_atomic
 from conf.storage.table_files import open_parquet
 from etl.encoders.feature_plan import VocabularyPlan
@@ -58,6 +58,15 @@ logger = logging.getLogger("sluice.encoders")
 
 CHANGES_FILE = "vocabulary_changes.json"
 _NUMBER = "__vocabulary"
+_COUNTED = pa.schema(
+    [
+        (_NUMBER, pa.int32()),
+        ("int64", pa.int64()),  # the token, of one of two types
+        ("string", pa.string()),
+        ("count", pa.int64()),
+        (LAST_SEEN_COLUMN, pa.date32()),
+    ]
+)
 _PARTS_DIR = ".sorted_tokens"
 _EPOCH = datetime.date(1970, 1, 1)
 _DAY_MS = 86_400_000
@@ -73,16 +82,6 @@ class VocabularyFit:
     parent: VocabularySpec | None = None  # what it grows out of
 
     @property
-    def dtype(self) -> TokenDType:
-        """Type of the tokens."""
-        return cast(TokenDType, self.plan.token_dtype)
-
-    @property
-    def first_id(self) -> int:
-        """Id of the first token: 2, or more where unknown tokens have buckets."""
-        return FIRST_TOKEN_ID + (self.plan.oov_buckets or 0)
-
-    @property
     def needs_all(self) -> bool:
         """Whether the driver numbers the tokens beside others, and so holds all of them."""
         return self.growth is not None or self.tokens is not None
@@ -90,8 +89,8 @@ class VocabularyFit:
     @property
     def is_plain(self) -> bool:
         """Whether all that it asks of a token is how often it occurs."""
-        others = (self.growth, self.tokens, self.plan.max_size, self.plan.top_per_group)
-        return all(other is None for other in others)
+        limits = (self.plan.max_size, self.plan.top_per_group)
+        return not self.needs_all and all(limit is None for limit in limits)
 
 
 def count_tokens(
@@ -101,15 +100,17 @@ def count_tokens(
 
     Null is no token; the empty string is one.
     """
-    alone: list[DataFrame] = []
+    found = [df.sparkSession.createDataFrame(_COUNTED.empty_table())]
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
         if fit.is_plain:
-            together[fit.dtype][number] = fit
+            together[fit.plan.token_dtype][number] = fit
         else:
-            alone.append(_label(_find_tokens(df, number, fit, time_ms), fit.dtype))
-    shared = [_label(_count_together(df, some), dtype) for dtype, some in together.items()]
-    return reduce(lambda one, other: one.unionByName(other), [*alone, *shared])
+            tokens = _find_tokens(df, number, fit, time_ms)
+            found.append(tokens.withColumnRenamed("token", fit.plan.token_dtype))
+    for dtype, some in together.items():
+        found.append(_count_together(df, some).withColumnRenamed("token", dtype))
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), found)
 
 
 def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
@@ -129,31 +130,15 @@ def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Tab
     ]
 
 
-def _label(tokens: DataFrame, dtype: TokenDType) -> DataFrame:
-    """The same columns for every vocabulary, whatever its tokens."""
-
-    def column(name: str, kind: str, source: str | None) -> Column:
-        value = F.col(source) if source in tokens.columns else F.lit(None)
-        return value.cast(kind).alias(name)
-
-    return tokens.select(
-        _NUMBER,
-        column("int64", "bigint", "token" if dtype == "int64" else None),
-        column("string", "string", "token" if dtype == "string" else None),
-        column("count", "bigint", "count"),
-        column(LAST_SEEN_COLUMN, "date", LAST_SEEN_COLUMN),
-        column("is_known", "boolean", "is_known"),
-    )
-
-
 def _number(found: pa.Table, fit: VocabularyFit) -> pa.Table:
-    columns = [found[name] for name in (fit.dtype, "count", LAST_SEEN_COLUMN, "is_known")]
-    found = pa.Table.from_arrays(columns, ["token", "count", LAST_SEEN_COLUMN, "is_known"])
+    dtype, first_id = fit.plan.token_dtype, fit.plan.first_id
+    found = found.select([dtype, "count", LAST_SEEN_COLUMN])
+    found = found.rename_columns(["token", "count", LAST_SEEN_COLUMN])
     if fit.tokens is not None:
-        return number_given(fit.tokens, found, fit.dtype, fit.first_id)
+        return number_given(fit.tokens, found, dtype, first_id)
     if fit.growth is not None:
-        return extend_vocabulary(found, fit.growth, fit.plan.max_size, fit.first_id)
-    return assign_ids(found, fit.dtype, fit.first_id)
+        return extend_vocabulary(found, fit.growth, fit.plan.max_size, first_id)
+    return assign_ids(found, dtype, first_id)
 
 
 def _select_tokens(df: DataFrame, fits: Mapping[int, VocabularyFit], *more: Column) -> DataFrame:
@@ -161,7 +146,7 @@ def _select_tokens(df: DataFrame, fits: Mapping[int, VocabularyFit], *more: Colu
     scalars: list[Column] = []
     parts = []
     for number, fit in fits.items():
-        kind = SPARK_TYPES[fit.dtype]
+        kind = SPARK_TYPES[fit.plan.token_dtype]
         for column in fit.plan.columns:
             values = F.col(quote_name(column))
             if df.schema[column].dataType.typeName() == "array":
@@ -197,28 +182,23 @@ def _find_tokens(df: DataFrame, number: int, fit: VocabularyFit, time_ms: str | 
     counted = tokens.groupBy(_NUMBER, "token").agg(*measures)
     if fit.tokens is not None:
         return counted.join(_to_frame(df, fit.tokens), "token", "left_semi")
-    growth = fit.growth
-    if growth is None:
-        return _most_frequent(counted, tokens, fit)
+    if fit.growth is None:
+        return _most_frequent(counted, tokens, fit.plan)
     # Known tokens however rare they are now, and new ones that are frequent enough.
-    known = _to_frame(df, growth.known["token"].combine_chunks())
+    known = _to_frame(df, fit.growth.known["token"].combine_chunks())
     new = counted.join(known, "token", "left_anti")
-    if growth.oldest_day is not None:  # They take the places of no others.
-        new = new.where(F.col(LAST_SEEN_COLUMN) >= F.lit(growth.oldest_day))
-    new = _most_frequent(new, tokens, fit).withColumn("is_known", F.lit(False))
-    if not len(growth.known):
-        return new
-    old = counted.join(known, "token", "left_semi").withColumn("is_known", F.lit(True))
-    return old.unionByName(new)
+    if fit.growth.oldest_day is not None:  # They take the places of no others.
+        new = new.where(F.col(LAST_SEEN_COLUMN) >= F.lit(fit.growth.oldest_day))
+    old = counted.join(known, "token", "left_semi")
+    return old.unionByName(_most_frequent(new, tokens, fit.plan))
 
 
 def _to_frame(df: DataFrame, tokens: pa.Array) -> DataFrame:
     return df.sparkSession.createDataFrame(pa.table({"token": tokens}))
 
 
-def _most_frequent(counted: DataFrame, tokens: DataFrame, fit: VocabularyFit) -> DataFrame:
+def _most_frequent(counted: DataFrame, tokens: DataFrame, plan: VocabularyPlan) -> DataFrame:
     """The counted tokens that are within the vocabulary's limits."""
-    plan = fit.plan
     for kept in (plan.top_per_group or {}).values():
         order = Window.partitionBy("__group").orderBy(F.desc("count"), F.asc("token"))
         by_group = tokens.groupBy("__group", "token").count()
@@ -261,12 +241,10 @@ def fit_vocabulary_files(
 
 def _find_large(counted: DataFrame, fits: Sequence[VocabularyFit], most_bytes: int) -> list[int]:
     """The vocabularies that the driver is not to hold, by number."""
-    candidates = [number for number, fit in enumerate(fits) if not fit.needs_all]
-    if not candidates:
-        return []
+    numbers = [number for number, fit in enumerate(fits) if not fit.needs_all]
     bytes_each = F.coalesce(F.octet_length("string") + 4, F.lit(8)).cast("bigint")
-    sizes = counted.groupBy(_NUMBER).agg(F.sum(bytes_each).alias("bytes"))
-    large = sizes.where(F.col(_NUMBER).isin(candidates) & (F.col("bytes") > most_bytes))
+    sizes = counted.where(F.col(_NUMBER).isin(numbers)).groupBy(_NUMBER)
+    large = sizes.agg(F.sum(bytes_each).alias("bytes")).where(F.col("bytes") > most_bytes)
     return [row[_NUMBER] for row in large.collect()]
 
 
@@ -277,9 +255,9 @@ def _write_sorted(
     use_own_python()
     parts = directory.absolute() / _PARTS_DIR
     tokens = counted.where(F.col(_NUMBER) == number)
-    tokens = tokens.select(F.col(fit.dtype).alias("token"), "count")
+    tokens = tokens.select(F.col(fit.plan.token_dtype).alias("token"), "count")
     ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
-    schema = vocabulary_schema(fit.dtype).remove(1)
+    schema = vocabulary_schema(fit.plan.token_dtype).remove(1)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = cast(TaskContext, TaskContext.get()).partitionId()
@@ -297,7 +275,7 @@ def _write_sorted(
         ordered.mapInArrow(write, "part bigint").collect()
         batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("*.parquet"))))
         file = directory / f"{fit.plan.name}.parquet"
-        return write_ordered(batches, file, fit.dtype, fit.plan.oov_buckets)
+        return write_ordered(batches, file, fit.plan.token_dtype, fit.plan.oov_buckets)
     finally:
         shutil.rmtree(parts, ignore_errors=True)
 
@@ -316,7 +294,7 @@ def _report(
     """Logs the vocabularies, and writes down how those that grow have changed."""
     changes = []
     for spec, fit, table in zip(specs, fits, tables, strict=True):
-        logger.info("vocabulary %s: %s tokens", spec.name, f"{spec.size - fit.first_id:,}")
+        logger.info("vocabulary %s: %s tokens", spec.name, f"{spec.size - fit.plan.first_id:,}")
         if fit.growth is not None:
             changes.append(describe_changes(spec, fit.growth.known, table))
             logger.info(
@@ -341,15 +319,15 @@ def _plan_fits(train: TrainSplit, plan: FeaturePlan, previous: Path | None) -> l
     parents = {spec.name: spec for spec in specs}
     last_day = _find_last_day(train) if plan.has_incremental_vocabulary else None
     fits = []
-    for vocabulary in plan.vocabularies:
-        fit, parent = VocabularyFit(vocabulary), parents.get(vocabulary.name)
-        if vocabulary.incremental:
+    for own in plan.vocabularies:
+        fit, parent = VocabularyFit(own), parents.get(own.name)
+        if own.incremental:
             known = None if parent is None else load_vocabulary(cast(Path, previous), parent)
-            tokens = known_tokens(known, fit.dtype, fit.first_id)
-            growth = Growth(tokens, last_day, vocabulary.expire_after_days)
-            fit = VocabularyFit(vocabulary, growth, parent=parent)
-        elif vocabulary.path is not None:
-            file = train.find_file(vocabulary.path)
-            fit = VocabularyFit(vocabulary, tokens=read_token_file(file, fit.dtype))
+            tokens = known_tokens(known, own.token_dtype, own.first_id)
+            growth = Growth(tokens, last_day, own.expire_after_days)
+            fit = VocabularyFit(own, growth, parent=parent)
+        elif own.path is not None:
+            file = local_path(train.data_dir) / local_path(own.path)
+            fit = VocabularyFit(own, tokens=read_token_file(file, own.token_dtype))
         fits.append(fit)
     return fits

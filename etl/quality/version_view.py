@@ -19,7 +19,7 @@ from conf.json_text import parse_json
 from conf.manifest import MANIFEST_FILE, FileInfo, Manifest
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical_json
 from conf.storage.atomic_output import write_text_atomic
-from etl.encoders.vocabulary import first_token_id, load_vocabulary
+from etl.encoders.vocabulary import load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
 from etl.quality.figures import Figures, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
@@ -85,7 +85,7 @@ class VersionView:
             return None
         spec = self._plan.vocabulary(self.schema[name].encoding)
         table = load_vocabulary(self.directory / ENCODERS_DIR, spec)
-        first = first_token_id(table)
+        first = spec.first_token_id
         known = [i for i in ids if first <= i < first + len(table)]
         found = table["token"].take([i - first for i in known]).to_pylist()
         buckets = {i: f"(oov {i - FIRST_TOKEN_ID})" for i in ids if FIRST_TOKEN_ID <= i < first}

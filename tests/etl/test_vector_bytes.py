@@ -11,12 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from conf.encoders.bags import VectorBytes
-from conf.errors import InputDataError
 from conf.training.models import RankingConfig, VectorConfig
 from etl.build import build_dataset
-from etl.encoders.bags import VectorBytesEncoder
-from etl.tfrecord.spark.failures import known_failures
 from tests.etl.built_versions import read_split
+from tests.etl.encoders.fitting import encode_columns
 from tests.etl.logs import build_config, change_keys, columns, write_logs
 from training.input.batches import build_eval_dataset
 from training.models.embedded_inputs import decode_vectors
@@ -28,8 +26,7 @@ ITEMS[11] = None
 
 
 def _encode(values: Any, kind: pa.DataType, dtype: Any = "float64") -> list[bytes]:
-    encoder = VectorBytesEncoder(kind, VectorBytes(dtype, LENGTH))
-    return encoder.encode([pa.array(values, pa.list_(kind))]).to_pylist()
+    return encode_columns(VectorBytes(dtype, LENGTH), pa.array(values, pa.list_(kind)))
 
 
 def test_bytes_are_those_of_numpy() -> None:
@@ -37,9 +34,7 @@ def test_bytes_are_those_of_numpy() -> None:
     wanted = [b"" if row is None else np.array(row, "<f8").tobytes() for row in rows]
     assert _encode(rows, pa.float64()) == wanted
     sliced = pa.array([[9.0] * LENGTH, *rows], pa.list_(pa.float64())).slice(1)
-    encoder = VectorBytesEncoder(pa.float64(), VectorBytes("float64", LENGTH))
-    assert encoder.encode([sliced]).to_pylist() == wanted
-    assert encoder.encode([sliced.slice(0, 0)]).to_pylist() == []
+    assert encode_columns(VectorBytes("float64", LENGTH), sliced) == wanted
     singles = [[0.1, 1.0, 2.0], [7, 8, 9]]
     assert _encode(singles, pa.float32(), "float32") == [
         np.array(row, "<f4").tobytes() for row in singles
@@ -61,7 +56,7 @@ def test_vectors_that_are_none_are_refused(row: list, dtype: str, said: str) -> 
         _encode([[0.0, 0.0, 0.0], row], pa.float64(), dtype)
 
 
-def _config(folder: Path, **encoding: Any) -> Any:
+def _config(folder: Path) -> Any:
     logs = write_logs(folder / "logs")
     table = {
         "item": pa.array(list(ITEMS), pa.int64()),
@@ -71,7 +66,7 @@ def _config(folder: Path, **encoding: Any) -> Any:
     pq.write_table(pa.table(table), logs / "items.parquet")
     items = {"path": "items.parquet", "format": "parquet", "key": "item",
              "columns": columns(item="int64", image="list<float64>?")}  # fmt: skip
-    encoding = {"kind": "vector_bytes", "length": LENGTH, **encoding}
+    encoding = {"kind": "vector_bytes", "length": LENGTH}
     # In the place of the tags.
     image = {"name": "image", "column": "image", "role": "item", "encoding": encoding}
     config = build_config(logs, folder / "out")
@@ -109,9 +104,3 @@ def test_a_build_is_read_by_a_model(spark, tmp_path: Path) -> None:
         vector = ITEMS[tokens[item - 2]]
         wanted = np.zeros(LENGTH) if vector is None else vector
         np.testing.assert_array_equal(found, wanted.astype(np.float32))
-
-
-def test_wrong_lengths_are_refused(spark, tmp_path: Path) -> None:
-    with pytest.raises(InputDataError, match="image") as caught, known_failures():
-        build_dataset(spark, _config(tmp_path, length=4))
-    assert "has 3 values, not 4" in str(caught.value)

@@ -24,7 +24,7 @@ from conf.encoders.target import Statistic
 from conf.encoders.text import Ngrams
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import read_pipeline
-from etl.encoders.vocabulary import build_statistic_table, write_statistic_table, write_vocabulary
+from etl.encoders.vocabulary import write_statistic_table, write_vocabulary
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens
 from tests.machine import examples
 from training.encoders.serving import FLOAT_NULL_TOKEN, build_serving_encoders
@@ -117,9 +117,7 @@ def both(tmp_path_factory):
     directory.mkdir()
     number = write_tokens(TOKENS, directory / "number.parquet")
     values = np.random.default_rng(0).random((6, 3))
-    statistic = write_statistic_table(
-        build_statistic_table(values), directory / "rate.table.parquet"
-    )
+    statistic = write_statistic_table(values, directory / "rate.table.parquet")
     specs, columns = [], []
     for name, (operation, inputs) in cases().items():
         spec, column = plan_feature(name, operation, inputs, MAX_LEN)

@@ -26,7 +26,7 @@ from conf.manifest import DatasetKeys
 from conf.schema import FeatureSchema, FeatureSpec
 from conf.training.train import TrainConfig
 from etl.encoders.pipeline import read_pipeline
-from etl.encoders.vocabulary import build_statistic_table, write_statistic_table
+from etl.encoders.vocabulary import write_statistic_table
 from tests.contract.skew.encoder_plans import plan_feature, write_tokens, write_version
 from tests.training.every_model import (
     RANKING_MODELS,
@@ -126,7 +126,7 @@ def version(tmp_path_factory, raw_rows) -> Path:
         specs.append(feature)
         columns.append(column)
     values = np.random.default_rng(0).random((vocabularies[0].size, 3))
-    rate = write_statistic_table(build_statistic_table(values), directory / "rate.table.parquet")
+    rate = write_statistic_table(values, directory / "rate.table.parquet")
     specs.append(FeatureSpec("label", "float32", "label"))
     columns.append(ColumnEncoding("label", "label", "float32"))
     schema = FeatureSchema(tuple(specs))

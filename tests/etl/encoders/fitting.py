@@ -1,12 +1,16 @@
-"""One vocabulary fitted by itself."""
+"""One vocabulary fitted, and one operation executed, by itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
+from conf.encoders.declaration import Operation
+from etl.encoders.arrow_columns import build_lists, flatten_lists
 from etl.encoders.feature_plan import VocabularyPlan
+from etl.encoders.operations import Fitted, RawValues, encode
 from etl.encoders.vocabulary_fit import VocabularyFit, count_tokens, number_tokens
 
 
@@ -29,3 +33,14 @@ def fit_vocabulary(
     """Fits the vocabulary of some columns."""
     plan = plan_vocabulary(frame, columns, **limits)
     return fit_vocabularies(frame, [VocabularyFit(plan, tokens=tokens)])[0]
+
+
+def encode_columns(operation: Operation, *columns: pa.Array, **fitted: Any) -> list[Any]:
+    """Encodes columns `[rows]`, declared with the types that they have."""
+    inputs = []
+    for column in columns:
+        is_list = pt.is_list(column.type) and operation.kind != "length"
+        values, rows = flatten_lists(column) if is_list else (column, None)
+        inputs.append(RawValues(values, values.type, rows))
+    values, rows = encode(operation, inputs, Fitted(**fitted))
+    return (values if rows is None else build_lists(rows, values)).to_pylist()

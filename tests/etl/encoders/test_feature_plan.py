@@ -110,7 +110,7 @@ VECTOR = {"kind": "vector_bytes", "length": 2}
         ([*BASE, feature("user", "gender")], "declared twice"),
         ([*BASE, feature("User", "gender")], "received: User, user"),
         ([*BASE, feature("label", "rating", kind="identity")], "the build itself makes"),
-        ([*BASE, feature("x", "label")], "cannot have a vocabulary"),
+        ([*BASE, feature("x", "label")], "int64 or string"),
         ([*BASE, feature("x", "gender", kind="vocabulary", name="item")], "two types"),
         ([*BASE, feature("x", "history", kind="vocabulary", name="none")], "no other feature"),
         ([BASE[0], feature("item", "item", "item", kind="identity")], "the item's id"),

@@ -15,12 +15,7 @@ from conf.encoders.numbers import Normalize
 from conf.encoders.target import FOLD_COLUMN, FOLDS
 from conf.errors import InputDataError
 from etl.encoders.joined_vocabulary import read_tokens
-from etl.encoders.number_fit import (
-    NumberRequest,
-    add_folds,
-    fit_numbers,
-    fit_target,
-)
+from etl.encoders.number_fit import NumberRequest, add_folds, fit_numbers, fit_target
 from etl.encoders.vocabulary import Growth, known_tokens, write_vocabulary
 from etl.encoders.vocabulary_fit import VocabularyFit
 from tests.etl.encoders.fitting import fit_vocabularies, fit_vocabulary, plan_vocabulary
@@ -55,15 +50,13 @@ def frame(spark, values):
 def test_moments_and_quantiles_are_those_of_numpy(frame, values):
     log = Normalize(minimum=1.0, maximum=100.0, log1p=True)
     holes = frame.withColumn("price", F.when(F.col("row") != 7, F.col("price")))
-    fitted = fit_numbers(
-        holes,
-        {
-            "price": NumberRequest("price", False, log, (0.25, 0.5)),
-            "count": NumberRequest("count", False),
-            "prices": NumberRequest("prices", True, probabilities=(0.5,)),
-        },
-        ("row",),
-    )
+    requests = [
+        NumberRequest("price", False, log, (0.25, 0.5)),
+        NumberRequest("count", False),
+        NumberRequest("prices", True, probabilities=(0.5,)),
+    ]
+    found = fit_numbers(holes, requests, ("row",))
+    fitted = {request.column: numbers for request, numbers in found.items()}
     prepared = np.log1p(np.clip(np.delete(values["price"], 7), 1, 100))
     expected = {"price": prepared, "count": values["count"], "prices": values["price"]}
     for name, numbers in expected.items():
@@ -89,22 +82,22 @@ def test_large_numbers_keep_their_differences(spark, values):
     frame = spark.createDataFrame(
         [(float(value), n) for n, value in enumerate(values)], "x double, row int"
     )
-    moments = fit_numbers(frame, {"x": NumberRequest("x", False)}, ("row",))["x"]
+    [moments] = fit_numbers(frame, [NumberRequest("x", False)], ("row",)).values()
     assert moments.deviation == pytest.approx(statistics.pstdev(map(Fraction, values)), rel=1e-9)
     assert moments.mean == pytest.approx(float(statistics.mean(map(Fraction, values))), abs=0.5)
 
 
 def test_a_sample_is_the_same_however_rows_lie(frame, monkeypatch):
     monkeypatch.setattr("etl.encoders.number_fit.SAMPLE_VALUES", 60)
-    request = {"price": NumberRequest("price", False, probabilities=(0.5,))}
-    first = fit_numbers(frame, request, ("row",))
-    assert first == fit_numbers(frame.repartition(5).orderBy(F.desc("price")), request, ("row",))
+    requests = [NumberRequest("price", False, probabilities=(0.5,))]
+    first = fit_numbers(frame, requests, ("row",))
+    assert first == fit_numbers(frame.repartition(5).orderBy(F.desc("price")), requests, ("row",))
 
 
-def test_nothing_to_fit_is_an_error_that_names_the_feature(frame):
+def test_nothing_to_fit_is_an_error_that_names_the_column(frame):
     empty = frame.withColumn("price", F.lit(float("nan")))
     with pytest.raises(InputDataError, match="'price' cannot be fitted"):
-        fit_numbers(empty, {"price": NumberRequest("price", False)}, ("row",))
+        fit_numbers(empty, [NumberRequest("price", False)], ("row",))
 
 
 def test_targets_are_smoothed_and_out_of_fold(frame, values, tmp_path):

@@ -11,45 +11,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conf.encoders.hashing import Cross
 from etl.encoders.arrow_columns import MAX_VALUES, build_lists, flatten_lists, multiply_lists
-from etl.encoders.hashing import (
-    CrossEncoder,
-    CrossField,
-    ListShape,
-    fingerprint_values,
-    hash_bytes,
-    mix64,
-)
+from etl.encoders.hashing import fingerprint_values
 from etl.tfrecord.types.parts import ListRows
-
-MASK = 2**64 - 1
-
-
-def mix64_reference(key: int) -> int:
-    key ^= key >> 33
-    key = key * 0xFF51AFD7ED558CCD & MASK
-    key ^= key >> 33
-    key = key * 0xC4CEB9FE1A85EC53 & MASK
-    return key ^ key >> 33
-
-
-def hash_of(data: bytes) -> int:
-    buffer = np.frombuffer(data + b"\0", np.uint8)
-    return int(hash_bytes(buffer.ctypes.data, len(data)))
-
-
-@settings(deadline=None)
-@given(st.integers(0, MASK))
-def test_mix64_is_murmur3s_finalizer(key):
-    assert int(mix64(np.uint64(key))) == mix64_reference(key)
-
-
-def test_merged_sketches_rely_on_these_values():
-    """Pinned: statistics of shards written by different versions are merged."""
-    assert [hash_of(data) for data in (b"", b"abc", b"four", b"0123456789abcdef!")] == PINNED
-
-
-PINNED = [0x0, 0x21BC67BB17B53436, 0xAF796F42CB18C6, 0x7BD90F20387660ED]
+from tests.etl.encoders.fitting import encode_columns
 
 
 def expected(texts: tf.Tensor) -> np.ndarray:
@@ -99,23 +65,16 @@ def test_more_combinations_than_a_column_holds_are_refused_before_memory_is_take
 
 
 def test_lists_are_crossed_in_all_combinations_the_last_varying_fastest():
-    fields = (
-        CrossField(pa.string(), is_list=True),
-        CrossField(pa.int64()),
-        CrossField(pa.int64(), is_list=True),
-    )
-    encoder = CrossEncoder(fields, 10**6, ListShape(max_len=5, exact_len=None))
-
     def crossed(*values: str) -> int:
         """TensorFlow's bucket of values that are joined by the unit separator."""
         joined = tf.strings.join(values, separator="\x1f")
         return int(tf.strings.to_hash_bucket_fast(joined, 10**6)) + 2
 
     columns = [
-        pa.array([["a", "b", "c"], ["a"], [], None, ["a", None], ["a"]]),
+        pa.array([["a", "b"], ["a"], [], None, ["a", None], ["a"]]),
         pa.array([9, 9, 9, 9, 9, None]),
-        pa.array([[1, 2], [], [1], [1], [1], [1]]),
+        pa.array([[1, 2, 3], [], [1], [1], [1], [1]]),
     ]
-    ids = [crossed(letter, "9", digit) for letter in "abc" for digit in "12"]
-    found = encoder.encode(columns).to_pylist()
+    ids = [crossed(letter, "9", digit) for letter in "ab" for digit in "123"]
+    found = encode_columns(Cross(10**6), *columns, max_len=5)
     assert found == [ids[:5], [], [], None, [ids[0], 1], [1]]

@@ -16,15 +16,9 @@ from conf.encoders.bags import MultiHot, SparseIndices, Weights
 from conf.encoders.dates import Cyclical, DatePart
 from conf.encoders.numbers import Bucketize, Normalize
 from conf.encoders.text import Ngrams
-from etl.encoders.bags import MultiHotEncoder, SparseIndicesEncoder, WeightsEncoder
-from etl.encoders.hashing import NgramEncoder, hash_to_buckets
-from etl.encoders.numbers import (
-    BucketizeEncoder,
-    CyclicalEncoder,
-    DatePartEncoder,
-    NormalizeEncoder,
-)
+from etl.encoders.hashing import hash_to_buckets
 from etl.encoders.token_lookup import TokenEncoder
+from tests.etl.encoders.fitting import encode_columns
 from tests.machine import examples
 
 INF = math.inf
@@ -32,8 +26,8 @@ INF = math.inf
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
 def test_a_boundary_is_in_the_precision_of_the_values(kind):
-    encoder = BucketizeEncoder(kind, Bucketize((0.1, 0.7)))
-    assert encoder.encode(pa.array([0.09, 0.1, 0.69, 0.7], kind)).to_pylist() == [2, 3, 3, 4]
+    values = pa.array([0.09, 0.1, 0.69, 0.7], kind)
+    assert encode_columns(Bucketize((0.1, 0.7)), values) == [2, 3, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +43,7 @@ def test_a_boundary_is_in_the_precision_of_the_values(kind):
     ],
 )
 def test_fill_clip_logarithm_and_scale(operation, value, expected):
-    (found,) = NormalizeEncoder(pa.float64(), operation).encode(pa.array([value], pa.float64()))
-    assert found.as_py() == pytest.approx(expected)
+    assert encode_columns(operation, pa.array([value], pa.float64())) == pytest.approx([expected])
 
 
 PARTS = {
@@ -76,9 +69,8 @@ def test_parts_are_those_of_the_calendar(moment, offset):
     local = moment + datetime.timedelta(minutes=offset)
     assert PARTS.keys() == PART_SIZES.keys()
     for part, expected in PARTS.items():
-        encoder = DatePartEncoder(pa.int64(), DatePart(part, "ms", offset))
-        (found,) = encoder.encode(milliseconds).to_pylist()
-        assert found == expected(local) + 2, part
+        found = encode_columns(DatePart(part, "ms", offset), milliseconds)
+        assert found == [expected(local) + 2], part
 
 
 @pytest.mark.parametrize(
@@ -86,7 +78,7 @@ def test_parts_are_those_of_the_calendar(moment, offset):
     [("day", 6 * 3600, 0.25), ("week", 4 * 86400, 0.0), ("hour", -900, 0.75)],
 )
 def test_a_position_within_a_period_is_a_point_of_the_circle(period, seconds, share):
-    (found,) = CyclicalEncoder(Cyclical(period, "s")).encode([pa.array([seconds])]).to_pylist()
+    (found,) = encode_columns(Cyclical(period, "s"), pa.array([seconds]))
     angle = 2 * math.pi * share
     assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
 
@@ -118,7 +110,7 @@ def reference(text: str, operation: Ngrams) -> list[str]:
 def test_runs_of_words_and_characters(texts, unit, sizes, lower, max_len):
     operation = Ngrams(unit, tuple(sizes), 10**9, lower)
     column = pa.array(["skipped", *texts], pa.string())[1:]
-    found = NgramEncoder(operation, max_len).encode([column]).to_pylist()
+    found = encode_columns(operation, column, max_len=max_len)
     for text, ids in zip(texts, found, strict=True):
         if text is None:
             assert ids is None
@@ -128,35 +120,36 @@ def test_runs_of_words_and_characters(texts, unit, sizes, lower, max_len):
 
 
 FLOATS = pa.list_(pa.float32())
-
-
-def weigh(weights, ids, max_len=None, scaled=False):
-    columns = [pa.array(weights, FLOATS), pa.array(ids, pa.list_(pa.int64()))]
-    return WeightsEncoder((pa.float32(),), Weights(scaled), max_len).encode(columns).to_pylist()
+TAGS = pa.array([["b", "b"], [], None, ["?", None, "a"]])
 
 
 def test_multi_hot_marks_each_id_once():
-    encoder = MultiHotEncoder(TokenEncoder(pa.array(["a", "b"])), MultiHot("v", 4), True)
-    rows = encoder.encode([pa.array([["b", "b"], [], None, ["?", None, "a"]])]).to_pylist()
+    rows = encode_columns(MultiHot("v", 4), TAGS, tokens=TokenEncoder(pa.array(["a", "b"])))
     assert rows == [[0, 0, 0, 1], [0, 0, 0, 0], None, [0, 1, 1, 0]]
 
 
 def test_weights_stand_in_the_place_of_ones_and_repeats_are_added():
-    tokens = TokenEncoder(pa.array(["a", "b"]))
-    encoder = MultiHotEncoder(tokens, MultiHot("v", 4, True), True, (pa.float32(),))
+    hot, tokens = MultiHot("v", 4, True), TokenEncoder(pa.array(["a", "b"]))
     weights = pa.array([[0.5, 2.0], [], None, [1.0, None, -3.0]], FLOATS)
-    rows = encoder.encode([pa.array([["b", "b"], [], None, ["?", None, "a"]]), weights])
-    assert rows.to_pylist() == [[0, 0, 0, 2.5], [0, 0, 0, 0], None, [0, 1.0, -3.0, 0]]
+    rows = encode_columns(hot, TAGS, weights, tokens=tokens)
+    assert rows == [[0, 0, 0, 2.5], [0, 0, 0, 0], None, [0, 1.0, -3.0, 0]]
     with pytest.raises(pa.ArrowInvalid, match="row 0 has 2 weights for 1 ids"):
-        encoder.encode([pa.array([["a"]]), weights[:1]])
+        encode_columns(hot, pa.array([["a"]]), weights[:1], tokens=tokens)
 
 
 def test_index_spaces_are_laid_one_behind_the_other():
-    encoder = SparseIndicesEncoder(SparseIndices((10, 5)), max_len=3)
     columns = [pa.array([[0, 9], None, None]), pa.array([[4, 3], [5, -1, None], None])]
-    assert encoder.encode(columns).to_pylist() == [[2, 11, 16], [1, 1, 1], None]
+    found = encode_columns(SparseIndices((10, 5)), *columns, max_len=3)
+    assert found == [[2, 11, 16], [1, 1, 1], None]
 
 
-def test_weights_stand_beside_ids_and_missing_ones_are_zero():
-    assert weigh([[0.5, None, 3.0], None], [[1, 2, 3], None], max_len=2) == [[0.5, 0.0], None]
-    assert weigh([[1.0, 3.0], [0.0]], [[1, 2], [3]], scaled=True) == [[0.25, 0.75], [0.0]]
+@pytest.mark.parametrize(
+    ("weights", "ids", "scaled", "expected"),
+    [
+        ([[0.5, None, 3.0], None], [[1, 2, 3], None], False, [[0.5, 0.0], None]),
+        ([[1.0, 3.0], [0.0]], [[1, 2], [3]], True, [[0.25, 0.75], [0.0]]),
+    ],
+)
+def test_weights_stand_beside_ids_and_missing_ones_are_zero(weights, ids, scaled, expected):
+    columns = [pa.array(weights, FLOATS), pa.array(ids, pa.list_(pa.int64()))]
+    assert encode_columns(Weights(scaled), *columns, max_len=2) == expected

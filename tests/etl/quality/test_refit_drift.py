@@ -29,7 +29,6 @@ from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import EncoderPipeline, read_pipeline
 from etl.encoders.vocabulary import (
     assign_ids,
-    build_statistic_table,
     write_statistic_table,
     write_vocabulary,
 )
@@ -58,11 +57,7 @@ def write_version(
         made = assign_ids(counted, "string")
         vocabularies.append(write_vocabulary(made, directory / "x.parquet"))
     if table:
-        tables.append(
-            write_statistic_table(
-                build_statistic_table(table["values"]), directory / "x.table.parquet"
-            )
-        )
+        tables.append(write_statistic_table(table["values"], directory / "x.table.parquet"))
     is_list = pa.types.is_list(column.type)
     kind = column.type.value_type if is_list else column.type
     dtype = {pa.float64(): "float64", pa.int64(): "int64", pa.string(): "string"}[kind]
