@@ -54,7 +54,6 @@ def _conclude(rule: RuleConfig, passed: bool, received: str) -> Finding:
 
 
 def _allow(rule: RuleConfig) -> str:
-    """What a rule allows, in words."""
     low, high, change = rule.minimum, rule.maximum, rule.max_change_percent
     bounds = [] if low is None else [f"at least {low:,.12g}"]
     bounds += [] if high is None else [f"at most {high:,.12g}"]
@@ -85,7 +84,6 @@ def _judge_rate(rule: RuleConfig, bad: int, total: int, what: str) -> Finding:
 
 
 def _judge_volume(rule: RuleConfig, rows: int, previous: int | None) -> Finding:
-    """Returns whether there are as many rows as there should be."""
     passed, received = _is_within(rule, rows, rows), f"{rows:,} rows"
     if rule.max_change_percent is not None and previous is None:
         received += ", no version to compare with"
@@ -365,8 +363,8 @@ class BuildChecks:
     _nothing_matched: set[str] = field(default_factory=set)
 
     @property
-    def _figures_before(self) -> Figures | None:
-        return None if self.previous is None else self.previous.figures
+    def _figures_before(self) -> Figures:
+        return {} if self.previous is None else self.previous.figures
 
     def warn(self, results: Iterable[Finding]) -> None:
         """Logs and records what was found, and refuses what is an error."""
@@ -378,36 +376,29 @@ class BuildChecks:
         counts: Mapping[str, SourceCounts],
         run_date: date | None = None,
     ) -> None:
-        """Checks the rules on sources."""
         rows = {} if self.previous is None else self.previous.source_rows
         self.warn(check_source_rules(self.config, sources, counts, rows, run_date))
 
     def check_matches(self, matches: Outcomes, conversions: Outcomes) -> None:
         """Checks that each join, and each label by conversions, has matched something."""
-        found = lint.find_unmatched(self.config, matches, conversions, self._figures_before or {})
+        found = lint.find_unmatched(self.config, matches, conversions, self._figures_before)
         self.warn(found)
         self._nothing_matched = {r.allowed_as for r in found if r.allowed_as is not None}
 
     def check_vocabularies(self, tokens: Mapping[str, int]) -> None:
-        """Checks that no vocabulary is empty, by its number of tokens."""
         self.warn(lint.find_empty_vocabularies(self.config, tokens, self._nothing_matched))
 
     def check_version(self, version: VersionView) -> None:
-        """Checks the rules on features and splits, and the lint of statistics."""
-        schema, statistics = version.schema, version.statistics
+        config, schema, statistics = self.config, version.schema, version.statistics
+        excused, train = self._nothing_matched, statistics.get(TRAIN, {})
         lint.refuse_negative_weights(schema, statistics)
-        self.figures = list_figures(version.figures or {}, self._figures_before)
-        excused = self._nothing_matched
-        self.warn(
-            (
-                *check_feature_rules(self.config, version, self.previous),
-                *lint.find_constants(self.config, schema, statistics.get(TRAIN, {}), excused),
-                *lint.find_one_class(self.config, statistics, excused),
-                *lint.find_unknown(self.config, schema, statistics),
-                *(lint.warn_of_figure(figure) for figure in self.figures if figure.is_far),
-            )
-        )
+        self.figures = list_figures(version.figures, self._figures_before)
+        found = check_feature_rules(config, version, self.previous)
+        found += lint.find_constants(config, schema, train, excused)
+        found += lint.find_one_class(config, statistics, excused)
+        found += lint.find_unknown(config, schema, statistics)
+        found += [lint.warn_of_figure(figure) for figure in self.figures if figure.is_far]
+        self.warn(found)
 
     def to_json(self) -> tuple[dict[str, Any], ...]:
-        """Returns the results as the manifest holds them."""
         return tuple(result.to_json() for result in self.results)

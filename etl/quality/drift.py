@@ -51,7 +51,7 @@ def kolmogorov_smirnov_distance(first: np.ndarray, second: np.ndarray) -> float:
     is 0.
     """
     p, q = _shares(first, second)
-    return min(float(np.abs(np.cumsum(p) - np.cumsum(q)).max(initial=0.0)), 1.0)
+    return min(float(np.abs(np.cumsum(p) - np.cumsum(q)).max()), 1.0)
 
 
 def _shares(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +125,6 @@ def build_distribution(
     are_numbers: bool = True,
     nulls: int = 0,
 ) -> Distribution:
-    """Builds a distribution from the unabridged statistics of a feature."""
     sketch = FrequencySketch.loads(feature["sketch"])
     counts: dict[str, float] = {}
     for value, count, _ in sketch.listed:
@@ -176,15 +175,15 @@ def _overlay_values(before: Distribution, after: Distribution) -> Overlay:
 
 def _overlay_numbers(before: QuantileSummary, after: QuantileSummary) -> Overlay:
     reference = before if len(before.values) else after
-    edges = np.unique([reference.quantile(k / BINS) for k in range(1, BINS)]).astype(np.float64)
+    cuts = [reference.quantile(k / BINS) for k in range(1, BINS)]
+    edges = np.unique(np.array(cuts, np.float64))
     shown = [f"{edge:.6g}" for edge in edges]
     between = [f"{low} to {high}" for low, high in pairwise(shown)]
-    names = (f"up to {shown[0]}", *between, f"above {shown[-1]}")
-    weights = [
+    p, q = (
         np.bincount(np.searchsorted(edges, part.values), part.weights, len(edges) + 1)
         for part in (before, after)
-    ]
-    return Overlay(names, *weights, ordered=True)
+    )
+    return Overlay((f"up to {shown[0]}", *between, f"above {shown[-1]}"), p, q, True)
 
 
 def measure_drift(metric: str, before: Distribution, after: Distribution) -> float | None:

@@ -69,7 +69,6 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
         return f"{_TITLES[self.kind]} {self.name}" + (f" ({self.split})" if self.split else "")
 
     @property
@@ -79,7 +78,6 @@ class Figure:
 
     @property
     def is_far(self) -> bool:
-        """Whether it is far from that of the version before."""
         now, before = self.now, self.before
         if isinstance(now, Share) and isinstance(before, Share):
             if not now.whole or not before.whole:
@@ -108,12 +106,10 @@ def allowed_change(kind: str, now: Share, before: Share) -> float:
 
 
 def list_figures(now: Figures, before: Figures | None) -> tuple[Figure, ...]:
-    """Returns all figures of a version, beside those of the version before."""
     return tuple(Figure(*key, value, (before or {}).get(key)) for key, value in now.items())
 
 
 def read_figures(manifest: Manifest) -> Figures:
-    """Returns the figures of a published version."""
     counts = manifest.counts
     matches = {
         name: {"matched": matched, **counts.unmatched.get(name, {})}
@@ -156,7 +152,6 @@ def find_figures(
 
 
 def share_matched(matches: Outcomes) -> dict[str, Share]:
-    """Returns the share of events that each dictionary matched."""
     return {name: Share(n["matched"], sum(n.values())) for name, n in matches.items()}
 
 

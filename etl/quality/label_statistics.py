@@ -62,7 +62,6 @@ def compare_label(column: pa.Array, label: np.ndarray, is_slice: bool) -> dict[s
 
 
 def merge_comparisons(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the comparison over the rows of all parts."""
     moments = [Moments.from_json(part["moments"]) for part in parts if part["moments"] is not None]
     groups = [part["groups"] for part in parts if part["groups"] is not None]
     return {
@@ -139,7 +138,6 @@ def sum_weighted(column: pa.Array, weights: np.ndarray) -> tuple[float, float]:
 
 
 def is_numeric(data_type: pa.DataType) -> bool:
-    """Whether a type is of numbers."""
     return bool(pt.is_integer(data_type) or pt.is_floating(data_type))
 
 

@@ -56,30 +56,22 @@ class Finding:
     allowed_as: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the finding as the manifest holds it."""
-        data = asdict(self)
-        del data["allowed_as"]
-        return data
+        return {key: value for key, value in asdict(self).items() if key != "allowed_as"}
 
 
 def warning(rule: str, received: str, allowed: str) -> Finding:
-    """Returns a finding that is to be warned of."""
     return Finding(rule, "warn", False, received, allowed)
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Logs what is to be warned of, and refuses errors."""
     settled = tuple(findings)
-    errors = []
-    for found in settled:
-        if not found.passed and found.severity == "error":
-            errors.append(found)
-        elif not found.passed:
-            logger.warning(
-                "data contract: %s: received %s; allowed %s",
-                found.rule, found.received, found.allowed,
-            )  # fmt: skip
-    if errors:
+    violated = [found for found in settled if not found.passed]
+    for found in violated:
+        if found.severity == "warn":
+            said = "data contract: %s: received %s; allowed %s"
+            logger.warning(said, found.rule, found.received, found.allowed)
+    if errors := [found for found in violated if found.severity == "error"]:
         raise _refusal(errors)
     return settled
 
@@ -234,7 +226,6 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> Iterato
 def find_empty_vocabularies(
     config: BuildConfig, tokens: Mapping[str, int], nothing_matched: Collection[str]
 ) -> list[Finding]:
-    """Finds the vocabularies that hold no token."""
     read: dict[str | None, set[str]] = {}
     for feature in config.features:
         read.setdefault(feature.vocabulary, set()).update(feature.columns)

@@ -74,12 +74,10 @@ class Moments:
         return cls(count, np.asarray(mean), np.asarray(scatter))
 
     def to_json(self) -> list[Any]:
-        """Returns the moments as `from_json` takes them."""
         return [self.count, self.mean.tolist(), self.scatter.tolist()]
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Moments:
-        """Builds moments from what `to_json` returned."""
         return cls(data[0], np.array(data[1]), np.array(data[2]))
 
     @property
@@ -237,7 +235,6 @@ class FrequencySketch:
 
     @classmethod
     def loads(cls, text: str) -> FrequencySketch:
-        """Builds a sketch from the `sketch` of its JSON form."""
         listed, bound, registers = _unpack(text)
         values, counts, missed = zip(*listed, strict=True) if listed else ((), (), ())
         numbers = np.array(counts, np.int64), np.array(missed, np.int64)
@@ -327,7 +324,6 @@ class QuantileSummary:
 
     @classmethod
     def loads(cls, text: str) -> QuantileSummary:
-        """Builds a summary from the `summary` of its JSON form."""
         values, weights, exact = _unpack(text)
         return cls(np.array(values, np.float64), np.array(weights, np.float64), exact)
 

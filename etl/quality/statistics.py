@@ -206,7 +206,6 @@ def feature_to_json(feature: Feature) -> dict[str, Any]:
 
 
 def feature_from_json(data: Mapping[str, Any]) -> Feature:
-    """Builds statistics from what `feature_to_json` returned."""
     feature: Feature = {name: data[name] for name in _MERGES if name in data}
     feature["frequencies"] = FrequencySketch.loads(data["sketch"])
     if "summary" in data:

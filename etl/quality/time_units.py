@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -42,7 +44,7 @@ _MOST = 0.99
 """Share of a column's dates and small numbers from which they tell its unit. Of milliseconds that
 count from 0 less than 0.93 look like seconds."""
 _LEAST = 2  # 0 and 1 often mean "always"
-_TOO_LARGE_S = (2**63 - 1) // 1000  # no int64 holds the milliseconds
+_TOO_LARGE = "too_large"
 _DAY_S = 86_400
 _PAST_USES = ("event", "conversion")
 """Uses of a column whose times have happened."""
@@ -110,9 +112,8 @@ def _measure(time: TimeColumn, source: Source, tomorrow_s: int) -> Column:
     value = F.array_max(time.column) if is_list else F.col(time.column)
     told = value >= F.lit(_LEAST)
     counted = {
-        **{unit: _is_date(value, unit) for unit in PER_SECOND},
+        **{kind: _is(value, kind) for kind in (*PER_SECOND, _TOO_LARGE)},
         "small": told & (value < F.lit(FIRST_DATE_S)),
-        "too_large": value >= F.lit(_TOO_LARGE_S),
         "told": told,
         # In whatever zone it was written.
         "future": value >= F.lit(tomorrow_s * PER_SECOND[time.unit]),
@@ -122,14 +123,17 @@ def _measure(time: TimeColumn, source: Source, tomorrow_s: int) -> Column:
     return F.struct(*(value.alias(name) for name, value in found.items()))
 
 
-def _is_date(value: Column, unit: str) -> Column:
-    first, end = (bound * PER_SECOND[unit] for bound in (FIRST_DATE_S, LAST_DATE_S))
+def _is(value: Column, kind: str) -> Column:
+    """Whether a value is a date in a unit, or too large: no int64 holds its milliseconds."""
+    if kind == _TOO_LARGE:
+        return value >= F.lit((2**63 - 1) // 1000)
+    first, end = (bound * PER_SECOND[kind] for bound in (FIRST_DATE_S, LAST_DATE_S))
     return (value >= F.lit(first)) & (value < F.lit(end))
 
 
 def _read(columns: list[TimeColumn], counts: Counts) -> Values:
     found = {time: counts[time.source].asked.get(_name(time)) for time in columns}
-    return {time: row.asDict() for time, row in found.items() if row is not None and row.told}
+    return {time: row for time, row in found.items() if row is not None and row.told}
 
 
 def check_units(config: BuildConfig, columns: Values) -> None:
@@ -189,30 +193,24 @@ def _has_dates(time: TimeColumn, values: Mapping[str, Any]) -> bool:
     return bool(values[time.unit] * 2 > values["told"])
 
 
-def _other_units(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
-    """The units in which a date is a stray value.
+def _list_strays(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
+    """The kinds of values that are of another unit than the others: dates in it, and too large.
 
     Without dates in a column's own unit one in a coarser unit may as well be a number that counts
-    from 0. Of seconds, dates in nanoseconds are among what is too large.
+    from 0.
     """
+    if time.unit == "s":  # nanoseconds are among what is too large
+        return ["ms", "us", _TOO_LARGE]
     own, are_dates = PER_SECOND[time.unit], values[time.unit] > 0
-    others = [u for u, n in PER_SECOND.items() if n > own or (are_dates and n < own)]
-    return [unit for unit in others if (time.unit, unit) != ("s", "ns")]
-
-
-def _count_strays(time: TimeColumn, values: Mapping[str, Any]) -> int:
-    too_large = values["too_large"] if time.unit == "s" else 0
-    return int(too_large + sum(values[unit] for unit in _other_units(time, values)))
+    return [u for u, n in PER_SECOND.items() if n > own or (are_dates and n < own)]
 
 
 def _find_strays(config: BuildConfig, columns: Values, counts: Counts) -> dict[str, Column]:
-    """The reasons of bad rows, by source, where some times are of another unit than the others.
-
-    A stray time is a date in another unit, or larger than milliseconds can be.
-    """
+    """The reasons of bad rows, by source, where some times are of another unit than the others."""
     found: dict[str, Column] = {}
     for time, values in columns.items():
-        strays = _count_strays(time, values)
+        kinds = _list_strays(time, values)
+        strays = sum(values[kind] for kind in kinds)
         if time.use not in _ROW_USES or not strays or _is_certain(config, time):
             continue
         budget, rows = config.sources[time.source].max_bad_rows, counts[time.source].read
@@ -224,11 +222,8 @@ def _find_strays(config: BuildConfig, columns: Values, counts: Counts) -> dict[s
                 fix="write all of the column in one unit; at most "
                 f"{budget:.2%} may be bad rows (sources.{time.source}.max_bad_rows)",
             )
-        value = F.col(time.column)
-        is_stray = value >= F.lit(_TOO_LARGE_S) if time.unit == "s" else F.lit(False)
-        for other in _other_units(time, values):
-            is_stray = is_stray | _is_date(value, other)
-        reason = F.when(F.coalesce(is_stray, F.lit(False)), F.lit(f"other_unit:{time.column}"))
+        is_stray = reduce(or_, (_is(F.col(time.column), kind) for kind in kinds))
+        reason = F.when(is_stray, F.lit(f"other_unit:{time.column}"))
         found[time.source] = F.coalesce(found.get(time.source, F.col(REASON_COLUMN)), reason)
     return found
 
@@ -238,7 +233,8 @@ def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterato
     for time, values in columns.items():
         if time.use in _PAST_USES and values["future"] and _has_dates(time, values):
             yield _judge_future(config, time, values, counts[time.source].read)
-        if time.use == "feature" and (strays := _count_strays(time, values)):
+        strays = sum(values[kind] for kind in _list_strays(time, values))
+        if time.use == "feature" and strays:
             received = f"{strays:,} values are dates in another unit"
             yield warning(f"unit {time.name}", received, f"dates in {time.unit}")
     _check_bounds(config, columns)

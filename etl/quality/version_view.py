@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ _SPECIAL = {PAD_ID: "(pad)", OOV_ID: "(oov)"}
 
 
 def write_statistics(version: Path, statistics: Mapping[str, Mapping[str, Any]]) -> FileInfo:
-    """Writes the unabridged statistics beside the manifest."""
     file, data = version / STATISTICS_FILE, {"splits": statistics}
     write_text_atomic(file, json.dumps(data, sort_keys=True, allow_nan=False) + "\n")
     return describe_file(version, file)
@@ -50,18 +49,17 @@ def read_statistics(version: Path) -> dict[str, dict[str, Any]]:
 class VersionView:
     """A dataset version as the checks see it, published or about to be.
 
-    `source_rows` are those that parsed; `figures` are None where they are not known.
+    `source_rows` are those that parsed.
     """
 
     directory: Path
     schema: FeatureSchema
     source_rows: Mapping[str, int]
     split_rows: Mapping[str, int]
-    figures: Figures | None = None
+    figures: Figures = field(default_factory=dict)
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Unabridged statistics by split and feature."""
         return read_statistics(self.directory)
 
     @cached_property
@@ -73,7 +71,6 @@ class VersionView:
         return self.statistics.get(split, {}).get(name)
 
     def is_vocabulary(self, name: str) -> bool:
-        """Whether a feature holds ids of a vocabulary."""
         return is_vocabulary(self.schema[name])
 
     def tokens(self, name: str, ids: Sequence[int]) -> dict[int, str] | None:
@@ -171,12 +168,11 @@ def compare_feature(
     gap = f"it is encoded in another way than in version {before.directory.name}"
     if (RAW_VALUES in first) != (RAW_VALUES in second):
         gap += ", and one of both keeps no raw values of it"
-    sides = (next(iter(side.values()), None) for side in (first, second))
-    return ComparedFeature(*sides, gap if first and second else None)
+    one, other = (next(iter(side.values()), None) for side in (first, second))
+    return ComparedFeature(one, other, gap if first and second else None)
 
 
 def view_version(version: Path, manifest: Manifest) -> VersionView:
-    """Returns the view of a published version."""
     counts = manifest.counts
     bad = {name: sum(reasons.values()) for name, reasons in counts.quarantined.items()}
     return VersionView(
