@@ -381,7 +381,8 @@ class BuildChecks:
 
     def check_matches(self, matches: Outcomes, conversions: Outcomes) -> None:
         """Checks that each join, and each label by conversions, has matched something."""
-        found = lint.find_unmatched(self.config, matches, conversions, self._figures_before)
+        before = self._figures_before
+        found = list(lint.find_unmatched(self.config, matches, conversions, before))
         self.warn(found)
         self._nothing_matched = {r.allowed_as for r in found if r.allowed_as is not None}
 

@@ -131,8 +131,7 @@ def find_figures(
     By its statistics, summarised, what became of joins and conversions, sizes of vocabularies.
     """
     found: dict[tuple[str, str, str | None], Share | int | None] = {}
-    found |= {("joined", name, None): share for name, share in share_matched(matches).items()}
-    found |= {("converted", name, None): share for name, share in share_kept(conversions).items()}
+    found |= share_matched(matches, conversions)
     splits = [split for split in EVENT_SPLITS if statistics.get(split)]
     for spec in schema.by_role("label"):
         for split in splits:
@@ -151,14 +150,16 @@ def find_figures(
     return {key: value for key, value in found.items() if value is not None}
 
 
-def share_matched(matches: Outcomes) -> dict[str, Share]:
-    return {name: Share(n["matched"], sum(n.values())) for name, n in matches.items()}
-
-
-def share_kept(conversions: Outcomes) -> dict[str, Share]:
-    """Returns the share of conversions that make a sample positive, by label."""
-    return {
+def share_matched(
+    matches: Outcomes, conversions: Outcomes
+) -> dict[tuple[str, str, str | None], Share]:
+    """Returns the shares of events that joins matched, and of conversions that count."""
+    joined = {name: Share(n["matched"], sum(n.values())) for name, n in matches.items()}
+    converted = {
         name: Share(2 * n["rows"] - sum(n.values()), n["rows"]) for name, n in conversions.items()
+    }
+    return {("joined", name, None): share for name, share in joined.items()} | {
+        ("converted", name, None): share for name, share in converted.items()
     }
 
 

@@ -25,7 +25,6 @@ from etl.quality.figures import (
     Share,
     allowed_change,
     count_unknown,
-    share_kept,
     share_matched,
 )
 
@@ -110,21 +109,22 @@ def _refuse(config: BuildConfig, rule: str, name: str, received: str, allowed: s
 
 def find_unmatched(
     config: BuildConfig, matches: Outcomes, conversions: Outcomes, before: Figures
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Finds joins that matched no event, and labels whose conversions make no sample positive."""
-    found, allowed = [], "at least one match"
-    for name, share in share_matched(matches).items():
-        if _is_nothing(share, before.get(("joined", name, None))):
-            received = f"none of {share.whole:,} events has an entry{_reasons(matches[name])}"
-            found.append(_refuse(config, f"join {name}", name, received, allowed))
     labels = {label.name: label.conversion for label in config.all_labels if label.conversion}
-    for name, share in share_kept(conversions).items():
-        if _is_nothing(share, before.get(("converted", name, None))):
-            reasons = _reasons(conversions[name])
-            received = f"none of {share.whole:,} makes a sample positive{reasons}"
+    for key, share in share_matched(matches, conversions).items():
+        if not _is_nothing(share, before.get(key)):
+            continue
+        kind, name, _ = key
+        if kind == "joined":
+            rule, source, what = f"join {name}", name, "events has an entry"
+        else:
             rule, source = f"conversions of label {name}", labels[name].source
-            found.append(_refuse(config, rule, source, received, allowed))
-    return found
+            what = "makes a sample positive"
+        outcomes = (matches if kind == "joined" else conversions)[name].items()
+        reasons = ", ".join(f"{why} {n:,}" for why, n in outcomes if n and why != "rows")
+        received = f"none of {share.whole:,} {what}" + (f" ({reasons})" if reasons else "")
+        yield _refuse(config, rule, source, received, "at least one match")
 
 
 def _is_nothing(now: Share, before: Share | int | None) -> bool:
@@ -132,11 +132,6 @@ def _is_nothing(now: Share, before: Share | int | None) -> bool:
         return False
     rate = before.value if isinstance(before, Share) else 0.0
     return not rate or (1 - rate) ** now.whole < _CHANCE
-
-
-def _reasons(outcomes: Mapping[str, int]) -> str:
-    reasons = [f"{why} {n:,}" for why, n in outcomes.items() if n and why != "rows"]
-    return f" ({', '.join(reasons)})" if reasons else ""
 
 
 def find_odd_events(

@@ -9,7 +9,7 @@ was made of is described beside it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -168,16 +168,12 @@ def _merge_raw(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _known(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if value is not None]
-
-
 _MERGES: Mapping[str, Callable[[list[Any]], Any]] = {
     "dtype": itemgetter(0),
     **dict.fromkeys(("rows", "missing", "values", "zeros", "oov", "nan", "infinite"), sum),
     "frequencies": FrequencySketch.merge,
-    "min": lambda parts: min(_known(parts), default=None),
-    "max": lambda parts: max(_known(parts), default=None),
+    "min": lambda parts: min((low for low in parts if low is not None), default=None),
+    "max": lambda parts: max((high for high in parts if high is not None), default=None),
     "moments": Moments.merge,
     "summary": QuantileSummary.merge,
     "length": _merge_lengths,

@@ -182,22 +182,12 @@ def test_warnings_and_what_holds_go_into_the_manifest_and_the_log(spark, tmp_pat
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == 2
     assert warned[1] == ("data contract: volume split train: received 6 rows; allowed at least 7")
-    check_statistics(result.version, manifest)
-
-
-def check_statistics(version, manifest):
-    label = manifest.statistics["train"]["gender"]["label"]
-    rows = {value: (n, rate) for value, n, rate in label["slices"]}
-    assert sum(n for n, _ in rows.values()) == 6
-    total = sum(n * rate for n, rate in rows.values())
-    assert total / 6 == pytest.approx(manifest.label_rate["train"])
-    stored = read_statistics(version)["train"]["rating"]
-    assert (
-        json.loads(json.dumps(stored))["quantiles"]
-        == manifest.statistics["train"]["rating"]["quantiles"]
-    )
-    assert manifest.statistics_file.path == "statistics.json"
-    assert "sketch" in stored
+    stored = read_statistics(result.version)["train"]["rating"]
+    summary = manifest.statistics["train"]["rating"]
+    assert stored["quantiles"] == json.loads(json.dumps(summary["quantiles"]))
+    assert (manifest.statistics_file.path, "sketch" in stored) == ("statistics.json", True)
+    slices = manifest.statistics["train"]["gender"]["label"]["slices"]
+    assert sum(n for _, n, _ in slices) == 6
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "validation.md"

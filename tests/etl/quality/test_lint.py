@@ -78,12 +78,11 @@ def test_what_matches_nothing_is_refused_unless_by_chance(
     outcomes = {"bought": converted} if converted else {}
     known = {} if before is None else {("joined", "users", None): before}
     config = make_config(tmp_path, label=BOUGHT)
-    found = find_unmatched(config, matches, outcomes, known)
+    found = list(find_unmatched(config, matches, outcomes, known))
     assert [f"{result.rule}: {result.received}" for result in found] == said
     assert all(f.allowed_as == ("users" if joined else "items") and not f.passed for f in found)
-    allowed = find_unmatched(
-        make_config(tmp_path, "users", "items", label=BOUGHT), matches, outcomes, known
-    )
+    config = make_config(tmp_path, "users", "items", label=BOUGHT)
+    allowed = list(find_unmatched(config, matches, outcomes, known))
     assert [result.passed for result in allowed] == [True] * len(said)
     assert all(result.received.endswith("; allowed by contract.allow") for result in allowed)
 
