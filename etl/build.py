@@ -37,14 +37,7 @@ from etl.events.labels import add_weights
 from etl.events.splits import check_built_by_day, check_dates, check_spans
 from etl.quality.contract import BuildChecks, ask_rules, check_wall_clock
 from etl.quality.figures import Figure, find_figures
-from etl.quality.lint import (
-    find_early_ends,
-    find_late,
-    find_odd_values,
-    find_short_lookback,
-    find_test_in_log,
-    find_unturned_lists,
-)
+from etl.quality.lint import find_odd_events, find_odd_values
 from etl.quality.statistics import count_labelled
 from etl.quality.time_units import count_sources
 from etl.quality.version_view import VersionView, view_current
@@ -300,16 +293,10 @@ def _count_events(plan: VersionPlan, log: PreparedEvents, checks: BuildChecks) -
     config, dates = plan.config, plan.dates
     counts = count_events(log.frame, config, log.conversions, dates)
     checks.check_matches(counts.matches, counts.lost_conversions)
-    checks.warn((
-        *find_early_ends(config, log.conversions),
-        *find_unturned_lists(config),
-        *find_short_lookback(config, dates),
-        *find_test_in_log(config, counts),
-    ))  # fmt: skip
     if dates is not None:
         late, delivered = count_late(log.frame.sparkSession, config, dates, counts)
         counts = replace(counts, late=late, delivered=delivered)
-        checks.warn(find_late(config, counts))
+    checks.warn(find_odd_events(config, counts, log.conversions, dates))
     check_counts(counts, config, dates, replaces_days=plan.base is not None)
     if counts.seen is not None:
         logger.info("%d of %d events count as seen", counts.seen, counts.joined)

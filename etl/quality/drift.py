@@ -27,10 +27,7 @@ def population_stability_index(first: np.ndarray, second: np.ndarray) -> float:
     Siddiqi, "Credit Risk Scorecards" (2006), chapter 6. Rules of thumb: below 0.1 stable, above
     0.2 (or 0.25) shifted. Takes counts or weights `[bins]`; where either has none it is 0.
     """
-    p, q = _shares(first), _shares(second)
-    if p is None or q is None:
-        return 0.0
-    p, q = np.maximum(p, PSI_FLOOR), np.maximum(q, PSI_FLOOR)
+    p, q = (np.maximum(shares, PSI_FLOOR) for shares in _shares(first, second))
     return float(np.sum((p - q) * np.log(p / q)))
 
 
@@ -41,9 +38,7 @@ def jensen_shannon_divergence(first: np.ndarray, second: np.ndarray) -> float:
     equation 4.1 with equal weights. Takes counts or weights `[bins]`; where either has none it
     is 0.
     """
-    p, q = _shares(first), _shares(second)
-    if p is None or q is None:
-        return 0.0
+    p, q = _shares(first, second)
     middle = (p + q) / 2
     divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
     return min(max(divergence, 0.0), 1.0)
@@ -55,15 +50,15 @@ def kolmogorov_smirnov_distance(first: np.ndarray, second: np.ndarray) -> float:
     Takes weights by value, `[values]`, the same rising values for both; where either has none it
     is 0.
     """
-    p, q = _shares(first), _shares(second)
-    if p is None or q is None:
-        return 0.0
+    p, q = _shares(first, second)
     return min(float(np.abs(np.cumsum(p) - np.cumsum(q)).max()), 1.0)
 
 
-def _shares(weights: np.ndarray) -> np.ndarray | None:
-    total = float(np.sum(weights))
-    return np.asarray(weights, np.float64) / total if total > 0 else None
+def _shares(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    totals = float(np.sum(first)), float(np.sum(second))
+    if min(totals) <= 0:
+        return np.zeros(1), np.zeros(1)
+    return np.asarray(first, np.float64) / totals[0], np.asarray(second, np.float64) / totals[1]
 
 
 def _relative_entropy(p: np.ndarray, q: np.ndarray) -> float:
@@ -115,6 +110,13 @@ class Overlay:
     after: np.ndarray
     ordered: bool
 
+    def add(self, name: str, before: float, after: float, *, ordered: bool) -> Overlay:
+        """Returns it with another bin, unless nothing is in there."""
+        if not before and not after:
+            return self
+        p, q = np.append(self.before, before), np.append(self.after, after)
+        return Overlay((*self.bins, name), p, q, ordered)
+
 
 def build_distribution(
     feature: Mapping[str, Any],
@@ -123,18 +125,18 @@ def build_distribution(
     are_numbers: bool = True,
     nulls: int = 0,
 ) -> Distribution:
-    """Builds a distribution from the unabridged statistics of a feature."""
     sketch = FrequencySketch.loads(feature["sketch"])
     counts: dict[str, float] = {}
     for value, count, _ in sketch.listed:
         name = _name(value) if tokens is None else tokens.get(int(value), _name(value))
         counts[name] = counts.get(name, 0.0) + count
-    unfinite = feature.get("nan", 0) + feature.get("infinite", 0)
+    nan = feature.get("nan", 0)
     numbers = None
     if tokens is None and are_numbers and "summary" in feature:
         numbers = QuantileSummary.loads(feature["summary"])
-    nulls += feature.get("nan", 0) + (0 if "length" in feature else feature["missing"])
-    return Distribution(counts, sketch.bound, feature["values"] - unfinite, numbers, nulls)
+    total = feature["values"] - nan - feature.get("infinite", 0)
+    nulls += nan + (0 if "length" in feature else feature["missing"])
+    return Distribution(counts, sketch.bound, total, numbers, nulls)
 
 
 def _name(value: int | float | str) -> str:
@@ -153,60 +155,48 @@ def overlay(before: Distribution, after: Distribution) -> Overlay:
         laid = _overlay_values(before, after)
     else:
         laid = _overlay_numbers(before.numbers, after.numbers)
-    if not before.nulls and not after.nulls:
-        return laid
-    p, q = np.append(laid.before, before.nulls), np.append(laid.after, after.nulls)
-    return Overlay((*laid.bins, NULL), p, q, laid.ordered)
+    return laid.add(NULL, before.nulls, after.nulls, ordered=laid.ordered)
 
 
 def _overlay_values(before: Distribution, after: Distribution) -> Overlay:
     ordered = before.numbers is not None and after.numbers is not None
     names = sorted(before.counts.keys() | after.counts.keys(), key=float if ordered else None)
-    weights = [
+    p, q = (
         np.array([side.count_of(name, len(names) - len(side.counts)) for name in names])
         for side in (before, after)
-    ]
+    )
     if len(names) > MAX_CATEGORIES:
-        share = weights[0] / max(before.total, 1) + weights[1] / max(after.total, 1)
-        order = sorted(range(len(names)), key=lambda i: (-share[i], names[i]))
-        chosen = order[:MAX_CATEGORIES]
-        names, weights = [names[i] for i in chosen], [weight[chosen] for weight in weights]
-    p, q = weights
+        share = p / max(before.total, 1) + q / max(after.total, 1)
+        chosen = sorted(range(len(names)), key=lambda i: (-share[i], names[i]))[:MAX_CATEGORIES]
+        names, p, q = [names[i] for i in chosen], p[chosen], q[chosen]
     rest = max(before.total - p.sum(), 0.0), max(after.total - q.sum(), 0.0)
-    if any(rest):
-        return Overlay((*names, OTHER), np.append(p, rest[0]), np.append(q, rest[1]), False)
-    return Overlay(tuple(names), p, q, ordered)
+    return Overlay(tuple(names), p, q, ordered).add(OTHER, *rest, ordered=False)
 
 
 def _overlay_numbers(before: QuantileSummary, after: QuantileSummary) -> Overlay:
     reference = before if len(before.values) else after
     cuts = [reference.quantile(k / BINS) for k in range(1, BINS)]
-    edges = np.unique(np.array([cut for cut in cuts if cut is not None], np.float64))
+    edges = np.unique(np.array(cuts, np.float64))
     shown = [f"{edge:.6g}" for edge in edges]
-    names = [f"up to {shown[0]}"] if shown else ["all"]
-    names += [f"{low} to {high}" for low, high in pairwise(shown)]
-    names += [f"above {shown[-1]}"] if shown else []
-    weights = [
+    between = [f"{low} to {high}" for low, high in pairwise(shown)]
+    p, q = (
         np.bincount(np.searchsorted(edges, part.values), part.weights, len(edges) + 1)
         for part in (before, after)
-    ]
-    return Overlay(tuple(names), weights[0], weights[1], True)
+    )
+    return Overlay((f"up to {shown[0]}", *between, f"above {shown[-1]}"), p, q, True)
 
 
 def measure_drift(metric: str, before: Distribution, after: Distribution) -> float | None:
-    """Returns how far two distributions are from each other."""
-    if metric == "ks":
-        return _measure_ks(before, after)
-    laid = overlay(before, after)
-    measure = population_stability_index if metric == "psi" else jensen_shannon_divergence
-    return measure(laid.before, laid.after)
-
-
-def _measure_ks(before: Distribution, after: Distribution) -> float | None:
+    """Returns how far two distributions are from each other; None: KS of no numbers."""
+    if metric != "ks":
+        laid = overlay(before, after)
+        measure = population_stability_index if metric == "psi" else jensen_shannon_divergence
+        return measure(laid.before, laid.after)
     if before.numbers is None or after.numbers is None:
         return None
-    values = np.union1d(before.numbers.values, after.numbers.values)
-    weights = [np.zeros(len(values)), np.zeros(len(values))]
-    for part, summed in zip((before.numbers, after.numbers), weights, strict=True):
+    first, second = before.numbers, after.numbers
+    values = np.union1d(first.values, second.values)
+    weights = np.zeros((2, len(values)))
+    for part, summed in zip((first, second), weights, strict=True):
         summed[np.searchsorted(values, part.values)] = part.weights
     return kolmogorov_smirnov_distance(*weights)

@@ -7,9 +7,9 @@ labels: all of them come from statistics and counts that are there anyway.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from conf.encoders import IDENTITY
 from conf.manifest import WEIGHTED_MEAN, Manifest
@@ -38,17 +38,15 @@ class Share:
         return self.part / self.whole if self.whole else 0.0
 
     def __str__(self) -> str:
-        small = 0 < self.value < 0.01
-        return f"{100 * self.value:.3g}%" if small else f"{self.value:.2%}"
+        return f"{100 * self.value:.3g}%" if 0 < self.value < 0.01 else f"{self.value:.2%}"
 
 
-FigureKind = Literal["joined", "converted", "label", "weighted_label", "tokens", "null", "oov"]
 Outcomes = Mapping[str, Mapping[str, int]]
 """How many there are of each outcome, by dictionary (of a join) or label (of conversions)."""
-Figures = Mapping[tuple[FigureKind, str, str | None], Share | int]
+Figures = Mapping[tuple[str, str, str | None], Share | int]
 """Figures of a version by kind, name (dictionary, label, vocabulary or feature) and split."""
 
-_TITLES: Mapping[FigureKind, str] = {
+_TITLES = {
     "joined": "share of events matched by join",
     "converted": "share of conversions that make a sample positive, of label",
     "label": "rate of label",
@@ -63,7 +61,7 @@ _TITLES: Mapping[FigureKind, str] = {
 class Figure:
     """One figure of a version, beside that of the version before, if that tells."""
 
-    kind: FigureKind
+    kind: str
     name: str
     split: str | None
     now: Share | int
@@ -71,19 +69,15 @@ class Figure:
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
-        where = "" if self.split is None else f" ({self.split})"
-        return f"{_TITLES[self.kind]} {self.name}{where}"
+        return f"{_TITLES[self.kind]} {self.name}" + (f" ({self.split})" if self.split else "")
 
     @property
     def is_telling(self) -> bool:
         """Whether there is anything of it, now or before."""
-        values = (self.now, self.before)
-        return any((v.part if isinstance(v, Share) else v) for v in values if v is not None)
+        return any(v.part if isinstance(v, Share) else v for v in (self.now, self.before))
 
     @property
     def is_far(self) -> bool:
-        """Whether it is far from that of the version before."""
         now, before = self.now, self.before
         if isinstance(now, Share) and isinstance(before, Share):
             if not now.whole or not before.whole:
@@ -95,7 +89,7 @@ class Figure:
         return False
 
 
-def allowed_change(kind: FigureKind, now: Share, before: Share) -> float:
+def allowed_change(kind: str, now: Share, before: Share) -> float:
     """Returns the greatest difference of two shares that is not far.
 
     Half of the share or of its complement, the smaller one, and one point at least; of labels,
@@ -111,6 +105,20 @@ def allowed_change(kind: FigureKind, now: Share, before: Share) -> float:
     return min(max(relative * smaller, least), MOST_CHANGE) + DEVIATIONS * error
 
 
+def list_figures(now: Figures, before: Figures | None) -> tuple[Figure, ...]:
+    return tuple(Figure(*key, value, (before or {}).get(key)) for key, value in now.items())
+
+
+def read_figures(manifest: Manifest) -> Figures:
+    counts = manifest.counts
+    matches = {
+        name: {"matched": matched, **counts.unmatched.get(name, {})}
+        for name, matched in counts.matched.items()
+    }
+    lost, tokens = counts.lost_conversions, manifest.vocabularies
+    return find_figures(manifest.schema, manifest.statistics, matches, lost, tokens)
+
+
 def find_figures(
     schema: FeatureSchema,
     statistics: Mapping[str, Mapping[str, Any]],
@@ -122,65 +130,37 @@ def find_figures(
 
     By its statistics, summarised, what became of joins and conversions, sizes of vocabularies.
     """
-    found: dict[tuple[FigureKind, str, str | None], Share | int] = {}
-    found |= {("joined", name, None): share for name, share in share_matched(matches).items()}
-    for name, share in share_kept(conversions).items():
-        found["converted", name, None] = share
+    found: dict[tuple[str, str, str | None], Share | int | None] = {}
+    found |= share_matched(matches, conversions)
     splits = [split for split in EVENT_SPLITS if statistics.get(split)]
     for spec in schema.by_role("label"):
         for split in splits:
-            rates = _find_rates(statistics[split].get(spec.name, {}))
-            found |= {(kind, spec.name, split): share for kind, share in rates}
+            label = statistics[split].get(spec.name, {})
+            rate, weighted = find_label_rate(label), label.get(WEIGHTED_MEAN)
+            found["label", spec.name, split] = rate
+            if rate is not None and weighted is not None:
+                by_weight = Share(round(weighted * rate.whole), rate.whole)
+                found["weighted_label", spec.name, split] = by_weight
     found |= {("tokens", name, None): size for name, size in tokens.items()}
     for spec in schema.by_role(*READ_BY_MODELS):
         for split in splits:
             feature = statistics[split].get(spec.name, {})
-            nulls, oov = find_nulls(spec, feature), find_oov(spec, feature)
-            found |= {} if nulls is None else {("null", spec.name, split): nulls}
-            found |= {} if oov is None else {("oov", spec.name, split): oov}
-    return found
+            found["null", spec.name, split] = find_nulls(spec, feature)
+            found["oov", spec.name, split] = find_oov(spec, feature)
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def _find_rates(label: Mapping[str, Any]) -> Iterator[tuple[FigureKind, Share]]:
-    rate = find_label_rate(label)
-    if rate is not None:
-        yield "label", rate
-        if (weighted := label.get(WEIGHTED_MEAN)) is not None:
-            yield "weighted_label", Share(round(weighted * rate.whole), rate.whole)
-
-
-def read_figures(manifest: Manifest) -> Figures:
-    """Returns the figures of a published version."""
-    counts = manifest.counts
-    matches = {
-        name: {"matched": matched, **counts.unmatched.get(name, {})}
-        for name, matched in counts.matched.items()
+def share_matched(
+    matches: Outcomes, conversions: Outcomes
+) -> dict[tuple[str, str, str | None], Share]:
+    """Returns the shares of events that joins matched, and of conversions that count."""
+    joined = {name: Share(n["matched"], sum(n.values())) for name, n in matches.items()}
+    converted = {
+        name: Share(2 * n["rows"] - sum(n.values()), n["rows"]) for name, n in conversions.items()
     }
-    sizes = manifest.vocabularies
-    return find_figures(
-        manifest.schema, manifest.statistics, matches, counts.lost_conversions, sizes
-    )
-
-
-def share_matched(matches: Outcomes) -> dict[str, Share]:
-    """Returns the share of events that each dictionary matched, by dictionary and outcome."""
-    return {
-        name: Share(counts["matched"], sum(counts.values())) for name, counts in matches.items()
+    return {("joined", name, None): share for name, share in joined.items()} | {
+        ("converted", name, None): share for name, share in converted.items()
     }
-
-
-def share_kept(conversions: Outcomes) -> dict[str, Share]:
-    """Returns the share of conversions that make a sample positive, by label."""
-    lost = {name: sum(counts.values()) - counts["rows"] for name, counts in conversions.items()}
-    return {
-        name: Share(counts["rows"] - lost[name], counts["rows"])
-        for name, counts in conversions.items()
-    }
-
-
-def list_figures(now: Figures, before: Figures | None) -> tuple[Figure, ...]:
-    """Returns all figures of a version, beside those of the version before."""
-    return tuple(Figure(*key, value, (before or {}).get(key)) for key, value in now.items())
 
 
 _ID_IS_NULL = ("hash", "bucketize", "date_part", "cross")
@@ -199,8 +179,7 @@ def find_nulls(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
     rows, raw = found["rows"], found.get("raw")
     kind = spec.encoding.partition(":")[0]
     if kind == IDENTITY:
-        nan = 0 if spec.is_list else found.get("nan", 0)
-        return Share(found["missing"] + nan, rows)
+        return Share(found["missing"] + (0 if spec.is_list else found.get("nan", 0)), rows)
     # Of several columns the raw statistics know the first.
     if raw is not None and kind != "cross":
         return Share(raw["missing"] + (0 if spec.is_list else raw["nan"]), rows)
@@ -225,8 +204,5 @@ def find_oov(spec: FeatureSpec, found: Mapping[str, Any]) -> Share | None:
 
 def find_label_rate(found: Mapping[str, Any]) -> Share | None:
     """Returns the rate of a label of zeros and ones; None for any other label."""
-    if not {found.get("min"), found.get("max")} <= {0, 1} or "distinct" not in found:
-        return None
-    if found["distinct"]["count"] > 2:
-        return None
-    return Share(round(found["mean"] * found["values"]), found["values"])
+    is_binary = {found.get("min"), found.get("max")} <= {0, 1} and found["distinct"]["count"] <= 2
+    return Share(round(found["mean"] * found["values"]), found["values"]) if is_binary else None

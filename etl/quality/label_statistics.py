@@ -62,7 +62,6 @@ def compare_label(column: pa.Array, label: np.ndarray, is_slice: bool) -> dict[s
 
 
 def merge_comparisons(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the comparison over the rows of all parts."""
     moments = [Moments.from_json(part["moments"]) for part in parts if part["moments"] is not None]
     groups = [part["groups"] for part in parts if part["groups"] is not None]
     return {
@@ -78,11 +77,9 @@ def summarize_comparison(comparison: Mapping[str, Any]) -> dict[str, Any]:
     `slices` are value, rows and mean label, most rows first; None of too many values.
     """
     groups: Groups | None = comparison["groups"]
-    pairs = comparison["moments"]
-    moments = None if pairs is None else Moments.from_json(pairs)
-    rows = moments.count if moments else 0
+    moments = None if comparison["moments"] is None else Moments.from_json(comparison["moments"])
     summary: dict[str, Any] = {
-        "rows": sum(n for _, n, _, _ in groups) if groups else rows,
+        "rows": sum(n for _, n, _, _ in groups) if groups else moments.count if moments else 0,
         "correlation": moments.correlation if moments else None,
         "correlation_ratio": correlation_ratio(groups) if groups else None,
     }
@@ -141,17 +138,13 @@ def sum_weighted(column: pa.Array, weights: np.ndarray) -> tuple[float, float]:
 
 
 def is_numeric(data_type: pa.DataType) -> bool:
-    """Whether a type is of numbers or truth values."""
-    return bool(pt.is_integer(data_type) or pt.is_floating(data_type) or pt.is_boolean(data_type))
+    return bool(pt.is_integer(data_type) or pt.is_floating(data_type))
 
 
 def to_floats(column: pa.Array) -> np.ndarray:
     """Returns the numbers as float64, NaN for null."""
-    # From a truth value Arrow knows no way to float64 but through an integer.
-    plain = column.cast(pa.int8()) if pt.is_boolean(column.type) else column
-    return np.asarray(
-        plain.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64
-    )
+    numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.asarray(numbers, np.float64)
 
 
 def readable(text: bytes) -> str:
@@ -163,10 +156,8 @@ def readable(text: bytes) -> str:
     return f"{shown[: _TEXT_CHARS - 17]}\u2026{key:016x}"
 
 
-def _plain(value: Any) -> int | float | str | bool | None:
+def _plain(value: int | float | str | bytes | None) -> int | float | str | None:
     """A value that strict JSON can hold."""
     if isinstance(value, str | bytes):
         return readable(value.encode() if isinstance(value, str) else value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, int | float) or value is None else str(value)
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,7 +8,7 @@ something allowed is allowed with it. What is only odd is warned of.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from etl.quality.figures import (
     Share,
     allowed_change,
     count_unknown,
-    share_kept,
     share_matched,
 )
 
@@ -56,14 +55,10 @@ class Finding:
     allowed_as: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the finding as the manifest holds it."""
-        data = asdict(self)
-        del data["allowed_as"]
-        return data
+        return {key: value for key, value in asdict(self).items() if key != "allowed_as"}
 
 
 def warning(rule: str, received: str, allowed: str) -> Finding:
-    """Returns a finding that is to be warned of."""
     return Finding(rule, "warn", False, received, allowed)
 
 
@@ -73,12 +68,9 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     violated = [found for found in settled if not found.passed]
     for found in violated:
         if found.severity == "warn":
-            logger.warning(
-                "data contract: %s: received %s; allowed %s",
-                found.rule, found.received, found.allowed,
-            )  # fmt: skip
-    errors = [found for found in violated if found.severity == "error"]
-    if errors:
+            said = "data contract: %s: received %s; allowed %s"
+            logger.warning(said, found.rule, found.received, found.allowed)
+    if errors := [found for found in violated if found.severity == "error"]:
         raise _refusal(errors)
     return settled
 
@@ -86,16 +78,16 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _refusal(errors: Sequence[Finding]) -> InputDataError:
     indent, count = "\n            ", len(errors)
     named = [found.allowed_as for found in errors if found.allowed_as is not None]
-    ways = ["correct the input or the config"]
-    names = ", ".join(dict.fromkeys(named))
-    ways += [f"allow it by name: `contract: {{allow: [{names}]}}`"] if named else []
+    fix = "correct the input or the config"
+    if named:
+        fix += f", or allow it by name: `contract: {{allow: [{', '.join(dict.fromkeys(named))}]}}`"
     if len(named) < count:
-        ways.append("change `contract.rules` (`severity: warn` lets a rule pass)")
+        fix += ", or change `contract.rules` (`severity: warn` lets a rule pass)"
     return InputDataError(
         f"the data look wrong in {count} way{'s' * (count > 1)}; nothing was published",
         received=indent.join(f"{found.rule}: {found.received}" for found in errors),
         allowed=indent.join(f"{found.rule}: {found.allowed}" for found in errors),
-        fix=f"{', or '.join(ways)}; the last version stays current",
+        fix=f"{fix}; the last version stays current",
     )
 
 
@@ -106,40 +98,33 @@ _WITHIN_A_DAY = ("minute", "hour")
 _HOUR_MS = 3_600_000
 _CHANCE = 1e-3
 """Probability below which no match at all is not taken for chance."""
-_WANTED = {
-    "unmatched": "at least one match",
-    "empty_vocabulary": "at least one token",
-    "constant": "two values or more",
-    "one_class": "two values or more",
-}
+_TWO = "two values or more"
 
 
-def _refuse(config: BuildConfig, key: str, rule: str, name: str, received: str) -> Finding:
+def _refuse(config: BuildConfig, rule: str, name: str, received: str, allowed: str) -> Finding:
     is_allowed = name in config.contract.allow
     received += "; allowed by contract.allow" if is_allowed else ""
-    return Finding(rule, "error", is_allowed, received, _WANTED[key], name)
+    return Finding(rule, "error", is_allowed, received, allowed, name)
 
 
 def find_unmatched(
-    config: BuildConfig,
-    matches: Outcomes,
-    conversions: Outcomes,
-    before: Figures,
-) -> list[Finding]:
+    config: BuildConfig, matches: Outcomes, conversions: Outcomes, before: Figures
+) -> Iterator[Finding]:
     """Finds joins that matched no event, and labels whose conversions make no sample positive."""
-    found = []
-    for name, share in share_matched(matches).items():
-        if _is_nothing(share, before.get(("joined", name, None))):
-            received = f"none of {share.whole:,} events has an entry{_reasons(matches[name])}"
-            found.append(_refuse(config, "unmatched", f"join {name}", name, received))
     labels = {label.name: label.conversion for label in config.all_labels if label.conversion}
-    for name, share in share_kept(conversions).items():
-        if _is_nothing(share, before.get(("converted", name, None))):
-            reasons = {why: n for why, n in conversions[name].items() if why != "rows"}
-            received = f"none of {share.whole:,} makes a sample positive{_reasons(reasons)}"
+    for key, share in share_matched(matches, conversions).items():
+        if not _is_nothing(share, before.get(key)):
+            continue
+        kind, name, _ = key
+        if kind == "joined":
+            rule, source, what = f"join {name}", name, "events has an entry"
+        else:
             rule, source = f"conversions of label {name}", labels[name].source
-            found.append(_refuse(config, "unmatched", rule, source, received))
-    return found
+            what = "makes a sample positive"
+        outcomes = (matches if kind == "joined" else conversions)[name].items()
+        reasons = ", ".join(f"{why} {n:,}" for why, n in outcomes if n and why != "rows")
+        received = f"none of {share.whole:,} {what}" + (f" ({reasons})" if reasons else "")
+        yield _refuse(config, rule, source, received, "at least one match")
 
 
 def _is_nothing(now: Share, before: Share | int | None) -> bool:
@@ -149,31 +134,51 @@ def _is_nothing(now: Share, before: Share | int | None) -> bool:
     return not rate or (1 - rate) ** now.whole < _CHANCE
 
 
-def _reasons(outcomes: Mapping[str, int]) -> str:
-    reasons = [f"{why} {n:,}" for why, n in outcomes.items() if n]
-    return f" ({', '.join(reasons)})" if reasons else ""
+def find_odd_events(
+    config: BuildConfig,
+    counts: EventCounts,
+    conversions: Mapping[str, ConversionCounts],
+    dates: DateRange | None,
+) -> Iterator[Finding]:
+    """Finds what is odd of joined events: nothing of it is refused."""
+    yield from _find_early_ends(config, conversions)
+    yield from find_unturned_lists(config)
+    yield from find_short_lookback(config, dates)
+    if (seen := counts.test_in_log) > _MOST_IN_LOG * (tested := counts.splits.get(TEST, 0)):
+        received = (
+            f"{seen:,} of {tested:,} events of {config.split.test_source!r} are in "
+            f"{config.events.source!r} too: a model may have learned them"
+        )
+        allowed = f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both times"
+        yield warning("test events that the log holds", received, allowed)
+    source = config.events.source
+    if counts.late > (most := config.sources[source].max_bad_rows) * counts.delivered:
+        received = (
+            f"{counts.late:,} of {counts.delivered:,} rows read for the run's days are of earlier "
+            "days, and no run reads them"
+        )
+        allowed = (
+            f"at most {most:.2%} (sources.{source}.max_bad_rows); cut the log by the UTC day of "
+            "the event's time, or build ranges of days"
+        )
+        yield warning("late rows of the log", received, allowed)
 
 
-def find_early_ends(
+def _find_early_ends(
     config: BuildConfig, conversions: Mapping[str, ConversionCounts]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Finds labels whose conversions end long before the events, and were not said to."""
-    open_ended = {
-        label.name: label.conversion.source
-        for label in config.all_labels
-        if label.conversion is not None and label.conversion.until_ts is None
-    }
-    return [
-        warning(
-            f"end of the conversions of label {name}",
-            f"the last conversion of {source!r} comes "
-            f"{conversions[name].early_ms / _HOUR_MS:.1f} hours before the last event: labels "
-            "count as known up to it alone",
+    for label in config.all_labels:
+        rule = label.conversion
+        if rule is None or rule.until_ts is not None or not conversions[label.name].ends_early:
+            continue
+        hours = conversions[label.name].early_ms / _HOUR_MS
+        yield warning(
+            f"end of the conversions of label {label.name}",
+            f"the last conversion of {rule.source!r} comes {hours:.1f} hours before the last "
+            "event: labels count as known up to it alone",
             "a day, or what chance gives; declare `until_ts` where conversions are complete later",
         )
-        for name, source in open_ended.items()
-        if conversions[name].ends_early
-    ]
 
 
 def find_unturned_lists(config: BuildConfig) -> list[Finding]:
@@ -183,20 +188,20 @@ def find_unturned_lists(config: BuildConfig) -> list[Finding]:
     log, turned = config.sources[config.events.source].column_types, config.brought_history
     read = {column for feature in config.features for column in feature.columns} - {*turned}
     left = [name for name, kind in log.items() if kind.startswith("list<") and name in read]
-    received = (
-        f"{', '.join(left)} as in the log; {', '.join(turned)} turned round, the latest first"
+    found = warning(
+        "order of lists beside events.history",
+        f"{', '.join(left)} as in the log; {', '.join(turned)} turned round, the latest first",
+        "a `pair` of the history, or history_order: latest_first with all lists written so",
     )
-    allowed = "a `pair` of the history, or history_order: latest_first with all lists written so"
-    rule = "order of lists beside events.history"
-    return [warning(rule, received, allowed)] if left else []
+    return [found] if left else []
 
 
-def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Finding]:
+def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> Iterator[Finding]:
     """Finds windows that reach further back than a run of few days reads."""
     source = config.events.source
     days = config.sources[source].days
     if dates is None or days is None:
-        return []
+        return
     windows = {rolling.name: rolling.window_days for rolling in config.rolling}
     windows |= {h.name: h.window_days for h in config.histories if h.window_days is not None}
     longer = [
@@ -204,53 +209,24 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> list[Fi
         for name, window in windows.items()
         if window is None or window > days.lookback_days
     ]
-    received = (
-        f"{', '.join(longer)}; a run reads {days.lookback_days} days before its own: days that "
-        "are built one by one hold less than a range of days"
-    )
-    allowed = f"window_days of at most sources.{source}.days.lookback_days"
-    rule = "windows of rolling features and histories"
-    return [warning(rule, received, allowed)] if longer else []
-
-
-def find_late(config: BuildConfig, counts: EventCounts) -> list[Finding]:
-    """Finds that rows come under later days than their own: they are lost, day by day."""
-    source = config.events.source
-    most = config.sources[source].max_bad_rows
-    received = (
-        f"{counts.late:,} of {counts.delivered:,} rows read for the run's days are of earlier "
-        "days, and no run reads them"
-    )
-    allowed = (
-        f"at most {most:.2%} (sources.{source}.max_bad_rows); cut the log by the UTC day "
-        "of the event's time, or build ranges of days"
-    )
-    is_much = counts.late > most * counts.delivered
-    return [warning("late rows of the log", received, allowed)] if is_much else []
-
-
-def find_test_in_log(config: BuildConfig, counts: EventCounts) -> list[Finding]:
-    """Finds that the log holds what the given test events without times are to tell."""
-    events = counts.splits.get(TEST, 0)
-    received = (
-        f"{counts.test_in_log:,} of {events:,} events of {config.split.test_source!r} are in "
-        f"{config.events.source!r} too: a model may have learned them"
-    )
-    allowed = f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both sources times"
-    is_much = counts.test_in_log > _MOST_IN_LOG * events
-    return [warning("test events that the log holds", received, allowed)] if is_much else []
+    if longer:
+        yield warning(
+            "windows of rolling features and histories",
+            f"{', '.join(longer)}; a run reads {days.lookback_days} days before its own: days that "
+            "are built one by one hold less than a range of days",
+            f"window_days of at most sources.{source}.days.lookback_days",
+        )
 
 
 def find_empty_vocabularies(
     config: BuildConfig, tokens: Mapping[str, int], nothing_matched: Collection[str]
 ) -> list[Finding]:
-    """Finds the vocabularies that hold no token."""
     read: dict[str | None, set[str]] = {}
     for feature in config.features:
         read.setdefault(feature.vocabulary, set()).update(feature.columns)
-    excused, what = _columns_of(config, nothing_matched), "no token in the train split"
+    excused, received = _columns_of(config, nothing_matched), "no token in the train split"
     return [
-        _refuse(config, "empty_vocabulary", f"vocabulary {name}", name, what)
+        _refuse(config, f"vocabulary {name}", name, received, "at least one token")
         for name, count in tokens.items()
         if not count and not read.get(name, set()) <= excused
     ]
@@ -258,28 +234,21 @@ def find_empty_vocabularies(
 
 def _columns_of(config: BuildConfig, sources: Collection[str]) -> set[str]:
     """Columns that the events get from some dictionaries."""
-    return {
-        column
-        for join in config.joins
-        if join.source in sources
-        for column in join.added_columns(config.sources[join.source])
-    }
+    joins = [join for join in config.joins if join.source in sources]
+    return {column for j in joins for column in j.added_columns(config.sources[j.source])}
 
 
-def find_odd_values(odd: Mapping[str, OddTokens]) -> list[Finding]:
+def find_odd_values(odd: Mapping[str, OddTokens]) -> Iterator[Finding]:
     """Finds vocabularies with tokens that are likely quotes or a header line of a file."""
-    found = []
     for name, tokens in odd.items():
-        rule = f"vocabulary {name}"
         if tokens.quoted:
             received = f"{tokens.quoted:,} in quotes, such as {tokens.example}: they are part of it"
             allowed = "values without quotes; format: csv of the source takes them off"
-            found.append(warning(rule, received, allowed))
+            yield warning(f"vocabulary {name}", received, allowed)
         if tokens.headers:
             received = f"{', '.join(tokens.headers)}, as its column is named: is it a header line?"
             allowed = "rows alone; header: true of the source leaves the first line out"
-            found.append(warning(rule, received, allowed))
-    return found
+            yield warning(f"vocabulary {name}", received, allowed)
 
 
 def find_constants(
@@ -287,131 +256,109 @@ def find_constants(
     schema: FeatureSchema,
     statistics: Mapping[str, Any],
     nothing_matched: Collection[str],
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Finds the features that are the same in every row of the train split."""
     excused = _columns_of(config, nothing_matched)
     declared = {feature.name: feature for feature in config.features}
-    found = []
     for spec in schema.by_role(*READ_BY_MODELS):
+        name, what = spec.name, describe_constant(statistics.get(spec.name, {}))
         # Weights go with the ids of their list, which are what varies.
-        if spec.encoding.startswith("weights:"):
+        if what is None or spec.encoding.startswith("weights:"):
             continue
-        what = describe_constant(statistics.get(spec.name, {}))
-        if what is not None and not _is_excused(config, declared.get(spec.name), excused):
-            rule = f"constant feature {spec.name}"
-            found.append(_refuse(config, "constant", rule, spec.name, what))
-    return found
+        if name not in declared or not _is_excused(config, declared[name], excused):
+            yield _refuse(config, f"constant feature {name}", name, what, _TWO)
+
+
+def _is_excused(config: BuildConfig, feature: FeatureConfig, excused: Collection[str]) -> bool:
+    if isinstance(feature.encoding, DatePartConfig):
+        # A log of one day has one weekday, and one of a fortnight mostly one month.
+        return feature.encoding.part not in _WITHIN_A_DAY
+    return feature.vocabulary in config.contract.allow or {*feature.columns} <= {*excused}
 
 
 def find_one_class(
-    config: BuildConfig,
-    statistics: Statistics,
-    nothing_matched: Collection[str],
-) -> list[Finding]:
+    config: BuildConfig, statistics: Statistics, nothing_matched: Collection[str]
+) -> Iterator[Finding]:
     """Finds the labels that are the same in every row of a split: an error in the train split."""
-    found = []
     for split in EVENT_SPLITS:
         for label in _list_labels(config, nothing_matched, split):
             labelled = statistics.get(split, {}).get(label, {})
             if labelled.get("values"):  # Of several labels a row may lack some.
                 labelled = {**labelled, "rows": labelled["values"], "missing": 0}
             what, rule = describe_constant(labelled, split), f"label {label} of one class"
-            if what is None:
-                continue
-            if split == TRAIN:
-                found.append(_refuse(config, "one_class", rule, label, what))
-            elif label not in config.contract.allow:
-                found.append(warning(f"{rule} ({split})", what, _WANTED["one_class"]))
-    return found
+            if what is not None and split == TRAIN:
+                yield _refuse(config, rule, label, what, _TWO)
+            elif what is not None and label not in config.contract.allow:
+                yield warning(f"{rule} ({split})", what, _TWO)
 
 
 def _list_labels(config: BuildConfig, nothing_matched: Collection[str], split: str) -> list[str]:
     """Labels that are to have two classes: declared ones, and those that drawn negatives make."""
-    names = [
+    negatives = config.negatives
+    is_drawn = negatives is not None and negatives.draws and split in negatives.splits
+    if config.first_label is None:
+        return [config.label_name] if is_drawn and config.label_name is not None else []
+    return [
         label.name
         for label in config.all_labels
         if label.conversion is None or label.conversion.source not in nothing_matched
     ]
-    negatives = config.negatives
-    is_drawn = negatives is not None and negatives.draws and split in negatives.splits
-    if is_drawn and config.first_label is None and config.label_name is not None:
-        names.append(config.label_name)
-    return names
 
 
-def _is_excused(
-    config: BuildConfig, feature: FeatureConfig | None, excused: Collection[str]
-) -> bool:
-    if feature is None:
-        return False
-    if isinstance(feature.encoding, DatePartConfig):
-        # A log of one day has one weekday, and one of a fortnight mostly one month.
-        return feature.encoding.part not in _WITHIN_A_DAY
-    if feature.vocabulary in config.contract.allow:
-        return True
-    return set(feature.columns) <= set(excused)
-
-
-def describe_constant(found: Mapping[str, Any], split: str = "train") -> str | None:
+def describe_constant(found: Mapping[str, Any], split: str = TRAIN) -> str | None:
     """Names what stands in every row; None where rows differ, or are too few to tell."""
     if not found or found["rows"] < MIN_ROWS:
         return None
-    whole, raw = _name_same(found), found.get("raw", {}).get("values")
-    if whole is None and raw is not None:
-        whole = _name_same(raw)
-    return whole and f"{whole} in all {found['rows']:,} rows of the {split} split"
+    raw = found.get("raw", {}).get("values")
+    same = _name_same(found) or (raw and _name_same(raw))
+    return f"{same} in all {found['rows']:,} rows of the {split} split" if same else None
 
 
 def _name_same(found: Mapping[str, Any]) -> str | None:
-    rows, missing = found["rows"], found["missing"]
-    if missing == rows:
+    missing, length, values = found["missing"], found.get("length"), found["values"]
+    if missing == found["rows"]:
         return "null"
-    if "length" in found:
-        length = found["length"]
+    if length is not None:
         if not length["max"]:
             return "an empty list"
-        if length["min"] != length["max"] or found["values"] != length["total"]:
+        if length["min"] != length["max"] or values != length["total"]:
             return None
-    if missing:
-        return None
     nan, distinct = found.get("nan", 0), found["distinct"]
-    if nan == found["values"]:
+    if nan == values and not missing:
         return "NaN"
-    if nan + found.get("infinite", 0) or distinct["count"] != 1 or not distinct["exact"]:
+    unequal = missing + nan + found.get("infinite", 0)
+    if unequal or distinct["count"] != 1 or not distinct["exact"]:
         return None
     return f"the value {found['top']['values'][0][0]}"
 
 
 def find_unknown(
     config: BuildConfig, schema: FeatureSchema, statistics: Statistics
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Finds features of which a split knows no value: it measures nothing of them."""
     split = config.split
     # By design: all rows of a key are in one split.
     apart = (split.key or config.events.user) if split.strategy == "hash" else None
     expected = {feature.name for feature in config.features if feature.column == apart}
-    read = [s for s in schema.by_role(*READ_BY_MODELS) if s.vocabulary_size is not None]
-    found = []
-    for name in ("validation", "test"):
-        for spec in read:
-            train, own = (statistics.get(s, {}).get(spec.name) for s in (TRAIN, name))
-            if spec.name in expected or not (train and own):
+    read = [s.name for s in schema.by_role(*READ_BY_MODELS) if s.vocabulary_size is not None]
+    for held_out in ("validation", "test"):
+        for name in (name for name in read if name not in expected):
+            train, own = (statistics.get(s, {}).get(name) for s in (TRAIN, held_out))
+            if not train or not own or count_unknown(train) == train["values"]:
                 continue
-            is_unknown = own["rows"] >= MIN_ROWS and 0 < own["values"] == count_unknown(own)
-            if is_unknown and count_unknown(train) != train["values"]:
-                rule = f"unknown feature {spec.name} ({name})"
+            if own["rows"] >= MIN_ROWS and 0 < own["values"] == count_unknown(own):
                 received = f"all {own['values']:,} values are unknown to the train split, or null"
-                found.append(warning(rule, received, "a known one"))
-    return found
+                yield warning(f"unknown feature {name} ({held_out})", received, "a known one")
 
 
 def warn_of_figure(figure: Figure) -> Finding:
     """Returns what is warned of where a figure is far from that of the version before."""
-    if isinstance(figure.now, Share) and isinstance(figure.before, Share):
-        received = f"{figure.now} of {figure.now.whole:,}, {figure.before} in the version before"
-        change = 100 * allowed_change(figure.kind, figure.now, figure.before)
+    now, before = figure.now, figure.before
+    if isinstance(now, Share) and isinstance(before, Share):
+        change = 100 * allowed_change(figure.kind, now, before)
+        received = f"{now} of {now.whole:,}, {before} in the version before"
         return warning(figure.title, received, f"a change of at most {change:.2f} points")
-    received = f"{figure.now:,}, {figure.before:,} in the version before"
+    received = f"{now:,}, {before:,} in the version before"
     return warning(figure.title, received, "more than half and less than twice as many")
 
 
@@ -424,7 +371,6 @@ def refuse_negative_weights(schema: FeatureSchema, statistics: Statistics) -> No
                 raise InputDataError(
                     f"weights of samples are below 0: feature {spec.name!r}, split {split}",
                     received=f"{low:g} at least",
-                    allowed="0 or more: a row of weight 0 is not learned",
-                    fix="correct the column of the weight; its `minimum: 0` makes such rows bad "
-                    "rows, which are counted and left out",
+                    fix="correct the column of the weight, or declare its `minimum: 0`: such rows "
+                    "are then bad rows, counted and left out",
                 )

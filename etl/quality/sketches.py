@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.encoders.hashing import fingerprint_values
-from etl.tfrecord.codec.kernels import inlined, kernel, leading_zeros
+from etl.tfrecord.codec.kernels import kernel, leading_zeros
 
 ENTRIES = 1 << 12
 """Values that a sketch holds in memory; `JSON_ENTRIES` as text."""
@@ -48,21 +48,17 @@ class Moments:
     @classmethod
     def of(cls, columns: np.ndarray, counts: np.ndarray | None = None) -> Moments:
         """Returns the moments of float64 `[columns, rows]`, each row so many times."""
-        starts = range(0, max(columns.shape[1], 1), _BLOCK)
-        blocks = [np.s_[start : start + _BLOCK] for start in starts]
-        return cls.merge(
-            [cls._of_block(columns[:, b], None if counts is None else counts[b]) for b in blocks]
-        )
-
-    @classmethod
-    def _of_block(cls, columns: np.ndarray, counts: np.ndarray | None) -> Moments:
-        count = columns.shape[1] if counts is None else int(counts.sum())
-        # Not by BLAS, whose threads would fight over the cores with those of other tasks.
-        mean = _weigh(columns, counts).sum(axis=1) / max(count, 1)
-        distances = columns - mean[:, None]
-        weighted = _weigh(distances, counts)
-        scatter = [[(a * b).sum() for b in distances] for a in weighted]
-        return cls(count, mean, np.array(scatter))
+        parts = []
+        for start in range(0, max(columns.shape[1], 1), _BLOCK):
+            block = columns[:, start : start + _BLOCK]
+            times: Any = 1 if counts is None else counts[start : start + _BLOCK]
+            count = block.shape[1] if counts is None else int(times.sum())
+            # Not by BLAS, whose threads would fight over the cores with those of other tasks.
+            mean = (block * times).sum(axis=1) / max(count, 1)
+            distances = block - mean[:, None]
+            scatter = [[(a * b).sum() for b in distances] for a in distances * times]
+            parts.append(cls(count, mean, np.array(scatter)))
+        return cls.merge(parts)
 
     @classmethod
     def merge(cls, parts: Sequence[Moments]) -> Moments:
@@ -78,23 +74,24 @@ class Moments:
         return cls(count, np.asarray(mean), np.asarray(scatter))
 
     def to_json(self) -> list[Any]:
-        """Returns the moments as `from_json` takes them."""
         return [self.count, self.mean.tolist(), self.scatter.tolist()]
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> Moments:
-        """Builds moments from what `to_json` returned."""
         return cls(data[0], np.array(data[1]), np.array(data[2]))
+
+    @property
+    def mean_and_deviation(self) -> tuple[float | None, float | None]:
+        """Of the first column; None of nothing."""
+        if not self.count:
+            return None, None
+        return float(self.mean[0]), math.sqrt(self.scatter[0, 0] / self.count)
 
     @property
     def correlation(self) -> float | None:
         """Pearson's correlation of two columns, in [-1, 1]; None where either does not vary."""
         spread = math.sqrt(self.scatter[0, 0]) * math.sqrt(self.scatter[1, 1])
         return max(-1.0, min(1.0, float(self.scatter[0, 1]) / spread)) if spread else None
-
-
-def _weigh(columns: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
-    return columns if counts is None else columns * counts
 
 
 @kernel
@@ -122,39 +119,31 @@ REGISTERS = 1 << REGISTER_BITS
 _ALPHA = 0.7213 / (1 + 1.079 / REGISTERS)
 
 
-@inlined
-def _add_hash(hashed, registers):  # type: ignore[no-untyped-def]
-    register = hashed >> np.uint64(64 - REGISTER_BITS)
-    # Of the other bits the last one is set: it bounds the rank.
-    rest = (hashed << np.uint64(REGISTER_BITS)) | np.uint64(1 << REGISTER_BITS)
-    rank = np.uint8(leading_zeros(rest) + np.uint64(1))
-    if rank > registers[register]:
-        registers[register] = rank
-
-
 @kernel
-def _add_hashes(hashes, registers):  # type: ignore[no-untyped-def]
-    for i in range(hashes.size):
-        _add_hash(hashes[i], registers)
-
-
-@kernel
-def _add_numbers(bits, registers):  # type: ignore[no-untyped-def]
-    """Adds 64-bit numbers by the mixing of SplitMix64."""
-    for i in range(bits.size):
-        mixed = bits[i] + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        _add_hash(mixed ^ (mixed >> np.uint64(31)), registers)
+def _add_keys(keys, are_hashes, registers):  # type: ignore[no-untyped-def]
+    """Adds keys of 64 bits; those that are no hashes are mixed as by SplitMix64."""
+    for i in range(keys.size):
+        hashed = keys[i]
+        if not are_hashes:
+            hashed = hashed + np.uint64(0x9E3779B97F4A7C15)
+            hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            hashed = hashed ^ (hashed >> np.uint64(31))
+        register = hashed >> np.uint64(64 - REGISTER_BITS)
+        # Of the other bits the last one is set: it bounds the rank.
+        rest = (hashed << np.uint64(REGISTER_BITS)) | np.uint64(1 << REGISTER_BITS)
+        rank = np.uint8(leading_zeros(rest) + np.uint64(1))
+        if rank > registers[register]:
+            registers[register] = rank
 
 
 def sketch_distinct(values: pa.Array) -> np.ndarray:
     """Returns the distinct-count sketch of numbers of 64 bits or texts, uint8 `[REGISTERS]`."""
     registers = np.zeros(REGISTERS, np.uint8)
     if pa.types.is_primitive(values.type):
-        _add_numbers(values.to_numpy().view(np.uint64), registers)
+        _add_keys(values.to_numpy().view(np.uint64), False, registers)
     else:
-        _add_hashes(fingerprint_values(values), registers)
+        _add_keys(fingerprint_values(values), True, registers)
     return registers
 
 
@@ -214,10 +203,9 @@ class FrequencySketch:
         chosen = _find_most_frequent(self.counts, size)
         most = self.counts + self.missed
         most[chosen] = 0
-        bound, values = max(self.bound, int(most.max())), self.values.filter(pa.array(chosen))
-        return FrequencySketch(
-            values, self.counts[chosen], self.missed[chosen], bound, self.registers
-        )
+        values, bound = self.values.filter(pa.array(chosen)), max(self.bound, int(most.max()))
+        counts, missed = self.counts[chosen], self.missed[chosen]
+        return FrequencySketch(values, counts, missed, bound, self.registers)
 
     @property
     def listed(self) -> list[tuple[int | float | str, int, int]]:
@@ -240,33 +228,29 @@ class FrequencySketch:
             },
             "top": {
                 "values": [[value, count] for value, count, _ in listed[:TOP_VALUES]],
-                "exact": complete or cut._top_is_exact(listed),
+                "exact": complete or _is_exact(listed, cut.bound),
             },
             "sketch": _pack([listed, cut.bound, registers]),
         }
 
-    def _top_is_exact(self, listed: Sequence[tuple[Any, int, int]]) -> bool:
-        """Whether the top values' counts are final and no other value can belong among them."""
-        top, below = listed[:TOP_VALUES], listed[TOP_VALUES:]
-        return (
-            len(top) == TOP_VALUES
-            and not any(missed for _, _, missed in top)
-            and self.bound < top[-1][1]
-            and all(missed == 0 or count + missed < top[-1][1] for _, count, missed in below)
-        )
-
     @classmethod
     def loads(cls, text: str) -> FrequencySketch:
-        """Builds a sketch from the `sketch` of its JSON form."""
         listed, bound, registers = _unpack(text)
         values, counts, missed = zip(*listed, strict=True) if listed else ((), (), ())
-        return cls(
-            pa.array(values),
-            np.array(counts, np.int64),
-            np.array(missed, np.int64),
-            bound,
-            np.frombuffer(base64.b64decode(registers), np.uint8),
-        )
+        numbers = np.array(counts, np.int64), np.array(missed, np.int64)
+        decoded = np.frombuffer(base64.b64decode(registers), np.uint8)
+        return cls(pa.array(values), *numbers, bound, decoded)
+
+
+def _is_exact(listed: Sequence[tuple[Any, int, int]], bound: int) -> bool:
+    """Whether the top values' counts are final and no other value can belong among them."""
+    top, below = listed[:TOP_VALUES], listed[TOP_VALUES:]
+    return (
+        len(top) == TOP_VALUES
+        and not any(missed for _, _, missed in top)
+        and bound < top[-1][1]
+        and all(missed == 0 or count + missed < top[-1][1] for _, count, missed in below)
+    )
 
 
 def _find_most_frequent(counts: np.ndarray, size: int) -> np.ndarray:
@@ -335,16 +319,11 @@ class QuantileSummary:
         """Returns `quantiles` and, for merging, the whole as the opaque `summary`."""
         cut = self.cut(JSON_ENTRIES)
         points = [[p, cut.quantile(p)] for p in PROBABILITIES] if len(cut.values) else []
-        return {
-            "quantiles": {"values": points, "exact": cut.exact},
-            "summary": _pack(
-                [cut.values.tolist(), cut.weights.astype(np.float64).tolist(), cut.exact]
-            ),
-        }
+        whole = [cut.values.tolist(), cut.weights.astype(np.float64).tolist(), cut.exact]
+        return {"quantiles": {"values": points, "exact": cut.exact}, "summary": _pack(whole)}
 
     @classmethod
     def loads(cls, text: str) -> QuantileSummary:
-        """Builds a summary from the `summary` of its JSON form."""
         values, weights, exact = _unpack(text)
         return cls(np.array(values, np.float64), np.array(weights, np.float64), exact)
 

@@ -82,14 +82,13 @@ def compare_features(
 
 def _cast(logged: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
-        columns = [logged[column.name].cast(column.type, safe=False) for column in schema]
+        return logged.select(schema.names).cast(schema, safe=False)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputDataError(
             "a value of the log is not of the type of its feature",
             received=str(error),
             allowed=", ".join(f"{column.name}: {column.type}" for column in schema),
         ) from error
-    return pa.table(columns, schema=schema)
 
 
 def _keep_known(rows: pa.Table, config: SkewConfig) -> pa.Table:
@@ -100,9 +99,8 @@ def _keep_known(rows: pa.Table, config: SkewConfig) -> pa.Table:
 
 def _match(left: pa.Table, right: pa.Table, keys: list[str]) -> tuple[pa.Table, pa.Table, int]:
     """Finds the rows of keys that stand once on either side, and how many keys do not."""
-    both = _by_key(left, keys).join(
-        _by_key(right, keys), keys, join_type="inner", right_suffix="_r"
-    )
+    counted = [_by_key(rows, keys) for rows in (left, right)]
+    both = counted[0].join(counted[1], keys, join_type="inner", right_suffix="_r")
     once = pc.and_(pc.equal(both[_ROWS], 1), pc.equal(both[f"{_ROWS}_r"], 1))
     matched = both.filter(once).sort_by([(key, "ascending") for key in keys])
     rows = left.take(matched[_ROW]), right.take(matched[f"{_ROW}_r"])
@@ -169,22 +167,20 @@ def refuse_skew(report: Mapping[str, Any], max_rate: float) -> None:
             fix="give other keys (--key) or another split (--split)",
         )
     skewed = [skew for skew in report["features"] if skew["rate"] > max_rate]
+    shown = [
+        f"{skew['name']}: {skew['mismatched']:,} rows differ ({skew['rate']:.4%}), as "
+        f"{'/'.join(first['key'])}: logged {first['logged']}, recomputed {first['recomputed']}"
+        for skew in skewed
+        for first in skew["examples"][:1]
+    ]
     if skewed:
         raise InputDataError(
             f"{len(skewed)} of {len(report['features'])} features are skewed between training and "
             "serving",
-            received="\n            ".join(map(_describe, skewed)),
+            received="\n            ".join(shown),
             allowed=f"at most {max_rate:.4%} of the rows of each feature differ",
             fix="compute the feature in serving as the build does; --json shows examples",
         )
-
-
-def _describe(skew: Mapping[str, Any]) -> str:
-    first = skew["examples"][0]
-    return (
-        f"{skew['name']}: {skew['mismatched']:,} rows differ ({skew['rate']:.4%}), as "
-        f"{'/'.join(first['key'])}: logged {first['logged']}, recomputed {first['recomputed']}"
-    )
 
 
 _FORMATS = {
@@ -198,7 +194,7 @@ _FORMATS = {
 
 
 def read_logged(path: str, file_format: str | None, types: Mapping[str, pa.DataType]) -> pa.Table:
-    """Reads a serving log: a file, or a directory of them."""
+    """Reads a serving log, a file or a directory of them: of its columns those that have a type."""
     location = local_path(path)
     if not location.exists():
         raise ConfigError("there is no such serving log", received=path)
@@ -212,10 +208,8 @@ def read_logged(path: str, file_format: str | None, types: Mapping[str, pa.DataT
             received=path,
             allowed=f"a name that ends in {', '.join(_FORMATS)}, or --format",
         )
+    read = {"parquet": _read_parquet, "json": _read_json, "tfrecord": _read_tfrecords}[chosen]
     try:
-        if chosen == "tfrecord":
-            return _read_tfrecords(files, types)
-        read = _read_parquet if chosen == "parquet" else _read_json
         return _count_milliseconds(read(files, types))
     except (pa.ArrowException, ValueError) as error:
         raise InputDataError("the serving log cannot be read", received=str(error)) from error
@@ -243,9 +237,10 @@ def _read_json(files: list[Path], types: Mapping[str, pa.DataType]) -> pa.Table:
 
 
 def _read_tfrecords(files: list[Path], types: Mapping[str, pa.DataType]) -> pa.Table:
-    found = infer_table_schema(files)
-    known = [(column.name, types[column.name]) for column in found if column.name in types]
-    schema = pa.schema([(n, found.field(n).type if pa.types.is_null(t) else t) for n, t in known])
+    found = [column for column in infer_table_schema(files) if column.name in types]
+    schema = pa.schema(
+        [c if pa.types.is_null(types[c.name]) else c.with_type(types[c.name]) for c in found]
+    )
     _, batches = read_table_batches(files, schema=schema)
     return pa.Table.from_batches(batches, schema)
 

@@ -8,7 +8,6 @@ was made of is described beside it.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from conf.encoders import IDENTITY, ColumnEncoding, EncoderPlan
-from conf.errors import InputDataError
 from conf.manifest import WEIGHTED_MEAN
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, FeatureSchema, FeatureSpec
 from conf.splits import CATALOG, USERS
@@ -39,60 +37,58 @@ from etl.quality.label_statistics import (
     to_floats,
 )
 from etl.quality.sketches import ENTRIES, FrequencySketch, Moments, QuantileSummary, count_ordered
-from etl.tfrecord.types.features import is_bytes, is_list, is_text
+from etl.tfrecord.types.features import is_list
 
 DENSE_VALUES = 1 << 16
 """Integers from 0 up to here are counted in an array: ids, as frequency orders them, mostly are."""
 _PENDING_BYTES = 1 << 24
 _PENDING_PARTS = 16
-_COUNTS = ("rows", "missing", "values", "zeros", "oov", "nan", "infinite")
 _RAW_COUNTS = ("missing", "null_values", "bucketed")
 """Null rows, nulls inside of lists, ids of OOV buckets."""
 
 Feature = dict[str, Any]
-"""Statistics of one feature: its `dtype` (`int64`, `float32` or `bytes`), and what `_MERGES` has.
+"""Statistics of one feature, by the keys of `_MERGES`.
 
-`counts` are `rows`, `missing` (null), `values` (list elements counted one by one), and by type
-`zeros`, `oov` (ids equal to 1), `nan`, `infinite`. `frequencies`, and of numbers `low`, `high`,
-`moments` and `summary`, are of the finite values; `lengths` of lists, `by_label` the comparison
-with the label, `weighted` the sums of a label's weights and of weight times value, `raw_counts`
-and `raw_values` of the raw column that the feature was made of.
+Its `dtype` is `int64`, `float32` or `bytes`. Counts are `rows`, `missing` (null), `values` (list
+elements counted one by one), and by type `zeros`, `oov` (ids equal to 1), `nan`, `infinite`.
+`frequencies`, and of numbers `min`, `max`, `moments` and `summary`, are of the finite values.
+`length` is of lists, `by_label` the comparison with the label, `weighted` the sums of a label's
+weights and of weight times value. `raw` has `_RAW_COUNTS` of the raw column that the feature was
+made of, and the statistics of its `values`.
 """
 
 
-def describe_feature(name: str, column: pa.Array) -> Feature:
-    """Describes some rows of a feature."""
-    counts, feature = {"rows": len(column), "missing": column.null_count}, Feature()
+def describe_feature(column: pa.Array) -> Feature:
+    """Describes some rows of a feature: numbers, texts or bytes, or lists of them."""
+    feature: Feature = {"rows": len(column), "missing": column.null_count}
     if is_list(column.type):
-        feature["lengths"] = _describe_lengths(pc.list_value_length(column).drop_null().to_numpy())
+        lengths = pc.list_value_length(column).drop_null().to_numpy()
+        feature["length"] = _describe_lengths(lengths)
         column = column.flatten()
     values = column.drop_null()
-    counts["values"] = len(values)
-    dtype = find_dtype(name, column.type)
-    feature |= {"dtype": dtype, "counts": counts}
-    if dtype == "bytes":
+    feature |= {"dtype": _find_dtype(column.type), "values": len(values)}
+    if feature["dtype"] == "bytes":
         return {**feature, "frequencies": _count_texts(values)}
-    data_type = pa.int64() if dtype == "int64" else pa.float32()
+    data_type = pa.int64() if feature["dtype"] == "int64" else pa.float32()
     found, times, unfinite = count_numbers(values.cast(data_type, safe=False).to_numpy())
-    counts |= {**unfinite, "zeros": int(times[found == 0].sum())}
-    if dtype == "int64":
-        counts["oov"] = int(times[found == OOV_ID].sum())
-    return {**feature, **_describe_numbers(found, times)}
+    feature |= {**unfinite, "zeros": int(times[found == 0].sum())}
+    if feature["dtype"] == "int64":
+        feature["oov"] = int(times[found == OOV_ID].sum())
+    exact = found.astype(np.float64, copy=False)
+    return {
+        **feature,
+        "frequencies": FrequencySketch.of(pa.array(found), times),
+        "min": found[0].item() if len(found) else None,
+        "max": found[-1].item() if len(found) else None,
+        "moments": Moments.of(exact[None], times),
+        "summary": QuantileSummary(exact, times).cut(ENTRIES),
+    }
 
 
-def find_dtype(name: str, data_type: pa.DataType) -> str:
-    """Returns `int64`, `float32` or `bytes`: how the values of a feature are described."""
-    if pt.is_integer(data_type) or pt.is_boolean(data_type):
-        return "int64"
-    if pt.is_floating(data_type) or pt.is_decimal(data_type):
+def _find_dtype(data_type: pa.DataType) -> str:
+    if pt.is_floating(data_type):
         return "float32"
-    if is_text(data_type) or is_bytes(data_type):
-        return "bytes"
-    raise InputDataError(
-        f"there are no statistics for feature {name!r}",
-        received=data_type,
-        allowed="integers, booleans, floats, decimals, strings, binaries, and lists of them",
-    )
+    return "int64" if pt.is_integer(data_type) else "bytes"
 
 
 def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
@@ -119,16 +115,6 @@ def count_numbers(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str
     return exact, counts, {"nan": nan, "infinite": len(ordered) - (high - low) - nan}
 
 
-def _describe_numbers(values: np.ndarray, counts: np.ndarray) -> Feature:
-    exact = values.astype(np.float64, copy=False)
-    return {
-        "frequencies": FrequencySketch.of(pa.array(values), counts),
-        "moments": Moments.of(exact[None], counts),
-        "summary": QuantileSummary(exact, counts).cut(ENTRIES),
-        **({"low": values[0].item(), "high": values[-1].item()} if len(values) else {}),
-    }
-
-
 def _count_texts(values: pa.Array) -> FrequencySketch:
     counted = values.cast(pa.large_binary()).value_counts()
     sketch = FrequencySketch.of(counted.field("values"), counted.field("counts").to_numpy())
@@ -140,21 +126,8 @@ def _count_texts(values: pa.Array) -> FrequencySketch:
 def _describe_lengths(lengths: np.ndarray) -> dict[str, Any]:
     bins = np.bincount(np.frexp(lengths)[1])
     counts = {(1 << k) - 1: int(bins[k]) for k in np.flatnonzero(bins).tolist()}
-    return _show_lengths(lengths.tolist() and [lengths.min(), lengths.max()], counts, lengths.sum())
-
-
-def _show_lengths(ends: Sequence[int], counts: Mapping[int, int], total: int) -> dict[str, Any]:
-    """Lengths of lists, as JSON; `counts` by their number of binary digits: 0, 1, 2-3, 4-7, ..."""
-    lists = sum(counts.values())
-    return {
-        "min": int(min(ends)) if lists else None,
-        "max": int(max(ends)) if lists else None,
-        "mean": int(total) / lists if lists else None,
-        "total": int(total),
-        "histogram": [
-            {"low": (high + 1) >> 1, "high": high, "count": counts[high]} for high in sorted(counts)
-        ],
-    }
+    ends = [int(lengths.min()), int(lengths.max())] if len(lengths) else []
+    return _show_lengths(ends, counts, int(lengths.sum()))
 
 
 def _merge_lengths(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -165,8 +138,17 @@ def _merge_lengths(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return _show_lengths(ends, counts, sum(part["total"] for part in parts))
 
 
-def _add_counts(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return {key: sum(part[key] for part in parts) for key in parts[0]}
+def _show_lengths(ends: Sequence[int], counts: Mapping[int, int], total: int) -> dict[str, Any]:
+    """Lengths of lists, as JSON; `counts` by their number of binary digits: 0, 1, 2-3, 4-7, ..."""
+    return {
+        "min": min(ends, default=None),
+        "max": max(ends, default=None),
+        "mean": total / sum(counts.values()) if ends else None,
+        "total": total,
+        "histogram": [
+            {"low": (high + 1) >> 1, "high": high, "count": counts[high]} for high in sorted(counts)
+        ],
+    }
 
 
 def merge_features(parts: Sequence[Feature]) -> Feature:
@@ -179,69 +161,56 @@ def merge_features(parts: Sequence[Feature]) -> Feature:
     return {name: _MERGES[name](found) for name, found in given.items() if found}
 
 
+def _merge_raw(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {key: sum(part[key] for part in parts) for key in _RAW_COUNTS}
+    if "values" in parts[0]:
+        merged["values"] = merge_features([part["values"] for part in parts])
+    return merged
+
+
 _MERGES: Mapping[str, Callable[[list[Any]], Any]] = {
     "dtype": itemgetter(0),
-    "counts": _add_counts,
+    **dict.fromkeys(("rows", "missing", "values", "zeros", "oov", "nan", "infinite"), sum),
     "frequencies": FrequencySketch.merge,
-    "low": min,
-    "high": max,
+    "min": lambda parts: min((low for low in parts if low is not None), default=None),
+    "max": lambda parts: max((high for high in parts if high is not None), default=None),
     "moments": Moments.merge,
     "summary": QuantileSummary.merge,
-    "lengths": _merge_lengths,
+    "length": _merge_lengths,
     "by_label": merge_comparisons,
     "weighted": lambda parts: [sum(column) for column in zip(*parts, strict=True)],
-    "raw_counts": _add_counts,
-    "raw_values": merge_features,
+    "raw": _merge_raw,
 }
-
-
-_PLAIN = {"lengths": "length", "by_label": "by_label", "weighted": "weighted"}
-"""What is JSON already, and its key there."""
 
 
 def feature_to_json(feature: Feature) -> dict[str, Any]:
     """Returns the statistics of a feature as JSON values.
 
-    `dtype` and the counts; `min`, `max`, `mean`, `std` (of the finite values) and `quantiles` of
-    numbers; `distinct` and `top` with whether they are exact; `length` of lists; `raw` of the raw
-    column; `sketch`, `summary`, `by_label` and `weighted`, which only merging reads.
+    In the place of sketches are `distinct` and `top` with whether they are exact, and of numbers
+    `mean`, `std` and `quantiles`; `sketch`, `summary`, `by_label` and `weighted` are for merging.
     """
-    data = {"dtype": feature["dtype"], **feature["counts"], **feature["frequencies"].to_json()}
+    data = {
+        name: value for name, value in feature.items() if name not in ("frequencies", "moments")
+    }
+    data |= feature["frequencies"].to_json()
     if "moments" in feature:
-        data |= {"min": feature.get("low"), "max": feature.get("high")}
-        data |= {**_show_moments(feature["moments"]), **feature["summary"].to_json()}
-    data |= {key: feature[name] for name, key in _PLAIN.items() if name in feature}
-    if "raw_counts" in feature:
-        data["raw"] = dict(feature["raw_counts"])
-    if "raw_values" in feature:
-        data["raw"]["values"] = feature_to_json(feature["raw_values"])
+        mean, std = feature["moments"].mean_and_deviation
+        data |= {"mean": mean, "std": std, **feature["summary"].to_json()}
+    if "values" in feature.get("raw", {}):
+        data["raw"] = {**feature["raw"], "values": feature_to_json(feature["raw"]["values"])}
     return data
 
 
-def _show_moments(moments: Moments) -> dict[str, float | None]:
-    if not moments.count:
-        return {"mean": None, "std": None}
-    std = math.sqrt(moments.scatter[0, 0] / moments.count)
-    return {"mean": float(moments.mean[0]), "std": std}
-
-
 def feature_from_json(data: Mapping[str, Any]) -> Feature:
-    """Builds statistics from what `feature_to_json` returned."""
-    counts = {key: data[key] for key in _COUNTS if key in data}
-    feature: Feature = {"dtype": data["dtype"], "counts": counts}
+    feature: Feature = {name: data[name] for name in _MERGES if name in data}
     feature["frequencies"] = FrequencySketch.loads(data["sketch"])
     if "summary" in data:
-        finite = counts["values"] - counts.get("nan", 0) - counts.get("infinite", 0)
+        finite = data["values"] - data.get("nan", 0) - data.get("infinite", 0)
         mean, std = data["mean"] or 0.0, data["std"] or 0.0
         feature["moments"] = Moments(finite, np.array([mean]), np.array([[std * std * finite]]))
         feature["summary"] = QuantileSummary.loads(data["summary"])
-    if data.get("min") is not None:
-        feature |= {"low": data["min"], "high": data["max"]}
-    feature |= {name: data[key] for name, key in _PLAIN.items() if key in data}
-    if raw := data.get("raw"):
-        feature["raw_counts"] = {key: raw[key] for key in _RAW_COUNTS}
-        if "values" in raw:
-            feature["raw_values"] = feature_from_json(raw["values"])
+    if "values" in data.get("raw", {}):
+        feature["raw"] = {**data["raw"], "values": feature_from_json(data["raw"]["values"])}
     return feature
 
 
@@ -253,7 +222,7 @@ class RawFeature:
     encoding: ColumnEncoding
     first_token_id: int
 
-    def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> Feature:
+    def describe(self, source: pa.RecordBatch, records: pa.RecordBatch) -> dict[str, Any]:
         """Describes the raw column of some rows, and the ids that were made of it."""
         raw, operation = raw_inputs(self.spec, self.encoding)[0], self.encoding.operation
         keeps_values = operation is not None and operation.raw_values != "counted"
@@ -268,9 +237,9 @@ class RawFeature:
         elif keeps_values:
             values = cast_values(column, value_type)
         counts = (column.null_count, nulls, self._count_bucketed(records))
-        found: Feature = {"raw_counts": dict(zip(_RAW_COUNTS, counts, strict=True))}
+        found: dict[str, Any] = dict(zip(_RAW_COUNTS, counts, strict=True))
         if keeps_values:
-            found["raw_values"] = describe_feature(self.spec.name, values)
+            found["values"] = describe_feature(values)
         return found
 
     def _count_bucketed(self, records: pa.RecordBatch) -> int:
@@ -297,9 +266,6 @@ class StatisticsAccumulator:
 
     `focus` is the label that features are compared with; `raw` are features whose raw columns are
     described too: then each update brings these.
-
-    Raises:
-        InputDataError: A feature is of a type that no record holds.
     """
 
     def __init__(
@@ -308,9 +274,7 @@ class StatisticsAccumulator:
         focus: LabelFocus | None = None,
         raw: Sequence[RawFeature] = (),
     ) -> None:
-        for field in schema:
-            find_dtype(field.name, field.type.value_type if is_list(field.type) else field.type)
-        self._schema, self._raw = schema, {feature.spec.name: feature for feature in raw}
+        self._schema, self._raw = schema, raw
         self._focus = focus if focus is not None and focus.label in schema.names else None
         self._pending: list[tuple[pa.RecordBatch, pa.RecordBatch | None]] = []
         self._parts: list[dict[str, Feature]] = []
@@ -325,44 +289,32 @@ class StatisticsAccumulator:
 
     def _flush(self) -> None:
         batches = [batch for batch, _ in self._pending]
-        sources = [source for _, source in self._pending if source is not None]
         batch = pa.concat_batches(batches or [pa.RecordBatch.from_pylist([], self._schema)])
-        self._parts.append(self._describe(batch, pa.concat_batches(sources) if sources else None))
+        found = {name: describe_feature(batch.column(name)) for name in batch.schema.names}
+        if sources := [source for _, source in self._pending if source is not None]:
+            source = pa.concat_batches(sources)
+            for raw in self._raw:
+                found[raw.spec.name]["raw"] = raw.describe(source, batch)
+        if self._focus is not None:
+            self._compare(self._focus, batch, found)
+        self._parts.append(found)
         self._rows += batch.num_rows
         self._pending, self._pending_bytes = [], 0
         if len(self._parts) >= _PENDING_PARTS:
             self._parts = [_merge_parts(self._parts)]
-
-    def _describe(self, batch: pa.RecordBatch, source: pa.RecordBatch | None) -> dict[str, Feature]:
-        found = {name: describe_feature(name, batch.column(name)) for name in batch.schema.names}
-        for name, feature in self._raw.items() if source is not None else ():
-            found[name] |= feature.describe(source, batch)
-        if self._focus is not None:
-            self._compare(self._focus, batch, found)
-            self._weigh(self._focus, batch, found)
-        return found
 
     def _compare(
         self, focus: LabelFocus, batch: pa.RecordBatch, found: Mapping[str, Feature]
     ) -> None:
         label, left = to_floats(batch.column(focus.label)), max(COMPARED_ROWS - self._rows, 0)
         for name, feature in found.items():
-            is_slice = name in focus.slices
+            column, is_slice = batch.column(name), name in focus.slices
+            if name in focus.weighted and focus.weight in found and is_numeric(column.type):
+                feature["weighted"] = sum_weighted(column, to_floats(batch.column(focus.weight)))
             rows = batch.num_rows if is_slice else left
-            if "lengths" in feature or name == focus.label or (self._parts and not rows):
+            if "length" in feature or name == focus.label or (self._parts and not rows):
                 continue
-            column = batch.column(name)[:rows]
-            feature["by_label"] = compare_label(column, label[:rows], is_slice)
-
-    def _weigh(
-        self, focus: LabelFocus, batch: pa.RecordBatch, found: Mapping[str, Feature]
-    ) -> None:
-        names = [name for name in focus.weighted if focus.weight in found and name in found]
-        for name in names:
-            column = batch.column(name)
-            if is_numeric(column.type):
-                weights = to_floats(batch.column(focus.weight))
-                found[name]["weighted"] = sum_weighted(column, weights)
+            feature["by_label"] = compare_label(column[:rows], label[:rows], is_slice)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the statistics by feature as `feature_to_json` gives them."""

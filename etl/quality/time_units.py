@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -41,12 +44,14 @@ _MOST = 0.99
 """Share of a column's dates and small numbers from which they tell its unit. Of milliseconds that
 count from 0 less than 0.93 look like seconds."""
 _LEAST = 2  # 0 and 1 often mean "always"
-_TOO_LARGE_S = (2**63 - 1) // 1000  # no int64 holds the milliseconds
+_TOO_LARGE = "too_large"
 _DAY_S = 86_400
-_ROW_USES = ("event", "conversion", "entry")
-"""Uses of a column whose stray values make a row a bad row."""
 _PAST_USES = ("event", "conversion")
 """Uses of a column whose times have happened."""
+_ROW_USES = (*_PAST_USES, "entry")
+"""Uses of a column whose stray values make a row a bad row."""
+_WRITTEN = {"yyyyMMdd": "%Y%m%d", "yyyyMMddHHmmss": "%Y%m%d%H%M%S"}
+"""Java's patterns of dates that are written without marks, and Python's."""
 _SCANS = 4
 """Sources that are scanned at a time."""
 
@@ -65,25 +70,25 @@ class CountedSources:
     warnings: tuple[Finding, ...]
 
 
-def count_sources(
-    config: BuildConfig, sources: Mapping[str, Source], now_ms: int | None = None
-) -> CountedSources:
+def count_sources(config: BuildConfig, sources: Mapping[str, Source]) -> CountedSources:
     """Counts the rows of each source, and checks the units of its times in the same pass.
 
     Rows whose time is of another unit than the others become bad rows, where the policy for bad
     rows allows that many; their source is then counted once more.
     """
-    now_s = (datetime.now(UTC).timestamp() * 1000 if now_ms is None else now_ms) // 1000
+    tomorrow_s = int(datetime.now(UTC).timestamp()) + _DAY_S
     columns = [time for time in find_time_columns(config) if time.source in sources]
     sources = dict(sources)
     for time in columns:
         source = sources[time.source]
-        asked = {**source.asked, _name(time): _measure(time, source, int(now_s) + _DAY_S)}
+        asked = {**source.asked, _name(time): _measure(time, source, tomorrow_s)}
         sources[time.source] = replace(source, asked=asked)
     counts = _count_all(sources)
-    check_units(config, _read(columns, counts))
-    for name, strays in _find_strays(config, _read(columns, counts), counts).items():
-        sources[name] = _mark_strays(sources[name], strays)
+    values = _read(columns, counts)
+    check_units(config, values)
+    for name, reason in _find_strays(config, values, counts).items():
+        rows = sources[name].rows.withColumn(REASON_COLUMN, reason)
+        sources[name] = replace(sources[name], rows=rows)
         counts[name] = count_rows(sources[name])
     warnings = judge_times(config, _read(columns, counts), counts)
     return CountedSources(sources, counts, tuple(warnings))
@@ -107,9 +112,8 @@ def _measure(time: TimeColumn, source: Source, tomorrow_s: int) -> Column:
     value = F.array_max(time.column) if is_list else F.col(time.column)
     told = value >= F.lit(_LEAST)
     counted = {
-        **{unit: _is_date(value, unit) for unit in PER_SECOND},
+        **{kind: _is(value, kind) for kind in (*PER_SECOND, _TOO_LARGE)},
         "small": told & (value < F.lit(FIRST_DATE_S)),
-        "too_large": value >= F.lit(_TOO_LARGE_S),
         "told": told,
         # In whatever zone it was written.
         "future": value >= F.lit(tomorrow_s * PER_SECOND[time.unit]),
@@ -119,38 +123,39 @@ def _measure(time: TimeColumn, source: Source, tomorrow_s: int) -> Column:
     return F.struct(*(value.alias(name) for name, value in found.items()))
 
 
-def _is_date(value: Column, unit: str) -> Column:
-    first, end = (bound * PER_SECOND[unit] for bound in (FIRST_DATE_S, LAST_DATE_S))
+def _is(value: Column, kind: str) -> Column:
+    """Whether a value is a date in a unit, or too large: no int64 holds its milliseconds."""
+    if kind == _TOO_LARGE:
+        return value >= F.lit((2**63 - 1) // 1000)
+    first, end = (bound * PER_SECOND[kind] for bound in (FIRST_DATE_S, LAST_DATE_S))
     return (value >= F.lit(first)) & (value < F.lit(end))
 
 
 def _read(columns: list[TimeColumn], counts: Counts) -> Values:
     found = {time: counts[time.source].asked.get(_name(time)) for time in columns}
-    return {time: row.asDict() for time, row in found.items() if row is not None and row.told}
-
-
-def _has_dates(time: TimeColumn, values: Mapping[str, Any]) -> bool:
-    """Whether most values are dates in the column's unit."""
-    return bool(values[time.unit] * 2 > values["told"])
+    return {time: row for time, row in found.items() if row is not None and row.told}
 
 
 def check_units(config: BuildConfig, columns: Values) -> None:
     """Refuses a column whose values are dates, but not in the unit that the config says."""
     for time, values in columns.items():
+        words, other = UNIT_WORDS[time.unit], _find_unit(values)
+        low, high = values["low"], values["high"]
         is_certain = _is_certain(config, time)
-        if not is_certain:
-            _check_written(time, values)
-        other = _find_unit(values)
-        if other is None or other == time.unit:
+        if not is_certain and (pattern := _find_pattern(low, high)):
+            raise InputDataError(
+                f"the times of {time.name} are written as dates, not as {words}",
+                received=f"{low:.0f} to {high:.0f}",
+                fix=f"declare `type: timestamp, timestamp_format: {pattern}` ({time.key}); where "
+                "the input is no text, write timestamps",
+            )
+        is_coarser = other is not None and PER_SECOND[other] < PER_SECOND[time.unit]
+        if other in (None, time.unit) or (is_certain and is_coarser):
             continue
-        if is_certain and PER_SECOND[other] < PER_SECOND[time.unit]:
-            continue
-        words, low, high = UNIT_WORDS[time.unit], values["low"], values["high"]
         raise InputDataError(
-            f"the times of {time.name} are no dates in {words}, but in {UNIT_WORDS[other]}",
+            f"the times of {time.name} are no dates in {words}, but in {UNIT_WORDS[str(other)]}",
             received=f"{low:,.0f} to {high:,.0f}: in {words} {show_span(low, high, time.unit)}, in "
-            f"{UNIT_WORDS[other]} {show_span(low, high, other)}",
-            allowed="dates between 1980 and 2100, or numbers that count from 0",
+            f"{UNIT_WORDS[str(other)]} {show_span(low, high, str(other))}",
             fix=f"say in which unit they are ({time.key}): `unit: s` or `unit: ms` of numbers, "
             "`timestamp_format: epoch_s`, `epoch_ms` or `epoch_us` of timestamps",
         )
@@ -159,8 +164,9 @@ def check_units(config: BuildConfig, columns: Values) -> None:
 def _is_certain(config: BuildConfig, time: TimeColumn) -> bool:
     """Whether the input says what a time means: it is a date, not a number."""
     column = config.sources[time.source].column(time.column)
-    is_timestamp = column is not None and column.element_type == "timestamp"
-    return column is not None and is_timestamp and column.timestamp_format not in EPOCH_UNITS
+    if column is None or column.element_type != "timestamp":
+        return False
+    return column.timestamp_format not in EPOCH_UNITS
 
 
 def _find_unit(values: Mapping[str, Any]) -> str | None:
@@ -171,54 +177,40 @@ def _find_unit(values: Mapping[str, Any]) -> str | None:
     return unit if dates[unit] and dates[unit] >= least else None
 
 
-def _check_written(time: TimeColumn, values: Mapping[str, Any]) -> None:
-    """Refuses numbers such as 20260131: dates as people write them, which count nothing."""
-    ends = [f"{values[end]:.0f}" for end in ("low", "high")]
-    # Java's patterns of dates that are written without marks, and Python's.
-    for digits, pattern in (("yyyyMMdd", "%Y%m%d"), ("yyyyMMddHHmmss", "%Y%m%d%H%M%S")):
-        if all(_is_written(end, pattern) for end in ends):
-            raise InputDataError(
-                f"the times of {time.name} are written as dates, not as {UNIT_WORDS[time.unit]}",
-                received=" to ".join(ends),
-                fix=f"declare `type: timestamp, timestamp_format: {digits}` (sources.{time.source}."
-                f"columns, {time.column}); where the input is no text, write it as timestamps",
-            )
+def _find_pattern(*ends: float) -> str | None:
+    """Java's pattern of numbers such as 20260131: dates as people write them count nothing."""
+    texts = [f"{end:.0f}" for end in ends]
+    for digits, pattern in _WRITTEN.items():
+        with suppress(ValueError):
+            years = [datetime.strptime(text, pattern).year for text in texts]
+            if min(years) >= 1980 and all(len(text) == len(digits) for text in texts):
+                return digits
+    return None
 
 
-def _is_written(text: str, pattern: str) -> bool:
-    try:
-        date = datetime.strptime(text, pattern)
-    except ValueError:
-        return False
-    return date.year >= 1980 and date.strftime(pattern) == text
+def _has_dates(time: TimeColumn, values: Mapping[str, Any]) -> bool:
+    """Whether most values are dates in the column's unit."""
+    return bool(values[time.unit] * 2 > values["told"])
 
 
-def _other_units(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
-    """The units in which a date is a stray value.
+def _list_strays(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
+    """The kinds of values that are of another unit than the others: dates in it, and too large.
 
     Without dates in a column's own unit one in a coarser unit may as well be a number that counts
-    from 0. Of seconds, dates in nanoseconds are among what is too large.
+    from 0.
     """
+    if time.unit == "s":  # nanoseconds are among what is too large
+        return ["ms", "us", _TOO_LARGE]
     own, are_dates = PER_SECOND[time.unit], values[time.unit] > 0
-    others = [u for u, n in PER_SECOND.items() if n > own or (are_dates and n < own)]
-    return [unit for unit in others if (time.unit, unit) != ("s", "ns")]
+    return [u for u, n in PER_SECOND.items() if n > own or (are_dates and n < own)]
 
 
-def _count_strays(time: TimeColumn, values: Mapping[str, Any]) -> int:
-    too_large = values["too_large"] if time.unit == "s" else 0
-    return int(too_large + sum(values[unit] for unit in _other_units(time, values)))
-
-
-def _find_strays(
-    config: BuildConfig, columns: Values, counts: Counts
-) -> dict[str, dict[str, Column]]:
-    """Finds the columns with some times of another unit than the others, and which times these are.
-
-    A stray time is a date in another unit, or larger than milliseconds can be.
-    """
-    found: dict[str, dict[str, Column]] = {}
+def _find_strays(config: BuildConfig, columns: Values, counts: Counts) -> dict[str, Column]:
+    """The reasons of bad rows, by source, where some times are of another unit than the others."""
+    found: dict[str, Column] = {}
     for time, values in columns.items():
-        strays = _count_strays(time, values)
+        kinds = _list_strays(time, values)
+        strays = sum(values[kind] for kind in kinds)
         if time.use not in _ROW_USES or not strays or _is_certain(config, time):
             continue
         budget, rows = config.sources[time.source].max_bad_rows, counts[time.source].read
@@ -227,24 +219,13 @@ def _find_strays(
                 f"the times of {time.name} are of several units",
                 received=f"{values[time.unit]:,} are dates in {UNIT_WORDS[time.unit]}; "
                 f"{strays:,} are not; {values['low']:,.0f} to {values['high']:,.0f}",
-                allowed=f"at most {budget:.2%} in other units (sources.{time.source}.max_bad_rows)",
-                fix="write all of the column in one unit; rows within the budget are bad rows",
+                fix="write all of the column in one unit; at most "
+                f"{budget:.2%} may be bad rows (sources.{time.source}.max_bad_rows)",
             )
-        value = F.col(time.column)
-        is_stray = value >= F.lit(_TOO_LARGE_S) if time.unit == "s" else F.lit(False)
-        for other in _other_units(time, values):
-            is_stray = is_stray | _is_date(value, other)
-        found.setdefault(time.source, {}).setdefault(time.column, is_stray)
+        is_stray = reduce(or_, (_is(F.col(time.column), kind) for kind in kinds))
+        reason = F.when(is_stray, F.lit(f"other_unit:{time.column}"))
+        found[time.source] = F.coalesce(found.get(time.source, F.col(REASON_COLUMN)), reason)
     return found
-
-
-def _mark_strays(source: Source, strays: Mapping[str, Column]) -> Source:
-    """Makes the rows bad rows whose time is of another unit than the others."""
-    reason = F.col(REASON_COLUMN)
-    for name, stray in strays.items():
-        other = F.when(F.coalesce(stray, F.lit(False)), F.lit(f"other_unit:{name}"))
-        reason = F.coalesce(reason, other)
-    return replace(source, rows=source.rows.withColumn(REASON_COLUMN, reason))
 
 
 def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterator[Finding]:
@@ -252,7 +233,8 @@ def judge_times(config: BuildConfig, columns: Values, counts: Counts) -> Iterato
     for time, values in columns.items():
         if time.use in _PAST_USES and values["future"] and _has_dates(time, values):
             yield _judge_future(config, time, values, counts[time.source].read)
-        if time.use == "feature" and (strays := _count_strays(time, values)):
+        strays = sum(values[kind] for kind in _list_strays(time, values))
+        if time.use == "feature" and strays:
             received = f"{strays:,} values are dates in another unit"
             yield warning(f"unit {time.name}", received, f"dates in {time.unit}")
     _check_bounds(config, columns)
@@ -264,15 +246,15 @@ def _judge_future(
     budget, future = config.sources[time.source].max_bad_rows, values["future"]
     received = f"{future:,} of {rows:,} times, up to {show_time(values['high'], time.unit)}"
     allowed = f"at most {budget:.2%} (sources.{time.source}.max_bad_rows)"
-    if future > budget * rows:
-        raise InputDataError(
-            f"the times of {time.name} lie in the future",
-            received=received,
-            allowed=allowed,
-            fix="correct the times, or bound them by `not_after` of a timestamp column; for a "
-            "simulated log raise the share of bad rows",
-        )
-    return warning(f"future {time.name}", received, allowed)
+    if future <= budget * rows:
+        return warning(f"future {time.name}", received, allowed)
+    raise InputDataError(
+        f"the times of {time.name} lie in the future",
+        received=received,
+        allowed=allowed,
+        fix="correct the times, or bound them by `not_after` of a timestamp column; for a "
+        "simulated log raise the share of bad rows",
+    )
 
 
 def _check_bounds(config: BuildConfig, columns: Values) -> None:
@@ -280,24 +262,23 @@ def _check_bounds(config: BuildConfig, columns: Values) -> None:
 
     All events would lie on one side of such a bound.
     """
-    events, split = config.events, config.split
-    place = (events.source, events.time or "")
-    bounds = {"validation": split.validation_from_ts, "test": split.test_from_ts}
-    given: list[tuple[str, Any, tuple[str, str]]] = [
-        (f"split.{key}", bound, place) for key, bound in bounds.items()
+    split, log = config.split, (config.events.source, config.events.time)
+    given = [
+        ("split.validation", split.validation_from_ts, log),
+        ("split.test", split.test_from_ts, log),
     ]
     for label in config.all_labels:
         if rule := label.conversion:
-            key = f"`until_ts` of label {label.name!r}"
-            given.append((key, rule.until_ts, (rule.source, rule.time)))
+            place = (rule.source, rule.time)
+            given.append((f"`until_ts` of label {label.name!r}", rule.until_ts, place))
     named = {(time.source, time.column): time for time in columns if time.use in _PAST_USES}
     for key, bound, place in given:
         time = named.get(place)
-        unit = None if bound is None else find_date_unit(bound)
-        if time is None or unit in (None, time.unit) or not _has_dates(time, columns[time]):
+        if bound is None or time is None or not _has_dates(time, columns[time]):
             continue
-        raise ConfigError(
-            f"{key} is of another unit than {time.name}",
-            received=f"{bound}; the times are in {UNIT_WORDS[time.unit]}",
-            fix=f"set it to {bound * PER_SECOND[time.unit] // PER_SECOND[str(unit)]}",
-        )
+        if (unit := find_date_unit(bound)) not in (None, time.unit):
+            raise ConfigError(
+                f"{key} is of another unit than {time.name}",
+                received=f"{bound}; the times are in {UNIT_WORDS[time.unit]}",
+                fix=f"set it to {bound * PER_SECOND[time.unit] // PER_SECOND[str(unit)]}",
+            )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.artefacts.dataset import DatasetPaths, resolve_version
 from conf.artefacts.encoder_files import read_plan_file
@@ -21,7 +21,7 @@ from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, canonical
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import load_vocabulary
 from etl.quality.drift import Distribution, build_distribution
-from etl.quality.figures import Figures, read_figures
+from etl.quality.figures import Figures, is_vocabulary, read_figures
 from etl.tfrecord.codec.crc32c import describe_file
 
 STATISTICS_FILE = "statistics.json"
@@ -29,7 +29,6 @@ _SPECIAL = {PAD_ID: "(pad)", OOV_ID: "(oov)"}
 
 
 def write_statistics(version: Path, statistics: Mapping[str, Mapping[str, Any]]) -> FileInfo:
-    """Writes the unabridged statistics beside the manifest."""
     file, data = version / STATISTICS_FILE, {"splits": statistics}
     write_text_atomic(file, json.dumps(data, sort_keys=True, allow_nan=False) + "\n")
     return describe_file(version, file)
@@ -50,18 +49,17 @@ def read_statistics(version: Path) -> dict[str, dict[str, Any]]:
 class VersionView:
     """A dataset version as the checks see it, published or about to be.
 
-    `source_rows` are those that parsed; `figures` are None where they are not known.
+    `source_rows` are those that parsed.
     """
 
     directory: Path
     schema: FeatureSchema
     source_rows: Mapping[str, int]
     split_rows: Mapping[str, int]
-    figures: Figures | None = None
+    figures: Figures = field(default_factory=dict)
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Unabridged statistics by split and feature."""
         return read_statistics(self.directory)
 
     @cached_property
@@ -73,11 +71,7 @@ class VersionView:
         return self.statistics.get(split, {}).get(name)
 
     def is_vocabulary(self, name: str) -> bool:
-        """Whether a feature holds ids of a vocabulary."""
-        if name not in self.schema:
-            return False
-        encoding = self.schema[name].encoding
-        return any(vocabulary.name == encoding for vocabulary in self._plan.vocabularies)
+        return is_vocabulary(self.schema[name])
 
     def tokens(self, name: str, ids: Sequence[int]) -> dict[int, str] | None:
         """Returns the tokens of some ids of a feature, or None where it has no vocabulary."""
@@ -108,59 +102,58 @@ class VersionView:
         values, or what one and the same encoder made.
         """
         plain = self.distribution(split, name)
-        if plain is None or name not in self.schema:
+        if plain is None:
             return {}
         if self.is_vocabulary(name):
-            return {TOKENS: plain}
-        column = next((c for c in self._plan.columns if c.feature == name), None)
-        operation = None if column is None else column.operation
-        if column is None or operation is None:
+            return {"tokens": plain}
+        column = next(column for column in self._plan.columns if column.feature == name)
+        operation, feature = column.operation, self.statistics[split][name]
+        if operation is None:
             return {RAW_VALUES: plain}
-        feature, found = self.statistics[split][name], {}
         if isinstance(operation, SparseIndices):
-            return {INDICES: _name_indices(feature, plain, column)}
-        raw = feature.get("raw", {})
-        if operation.raw_values == "compared" and "values" in raw:
-            are_numbers = set(operation.accepts) <= set(NUMBERS)
-            found[RAW_VALUES] = build_distribution(
-                raw["values"], are_numbers=are_numbers, nulls=raw["null_values"]
-            )
-        return {**found, self._describe_encoder(column): plain}
+            names = _name_indices([int(value) for value in plain.counts], column, operation)
+            return {"indices": build_distribution(feature, names)}
+        found, raw = {self._describe_encoder(column): plain}, feature.get("raw", {})
+        if operation.raw_values != "compared" or "values" not in raw:
+            return found
+        are_numbers, nulls = set(operation.accepts) <= set(NUMBERS), raw["null_values"]
+        compared = build_distribution(raw["values"], are_numbers=are_numbers, nulls=nulls)
+        return {RAW_VALUES: compared, **found}
 
     def _describe_encoder(self, column: ColumnEncoding) -> str:
         """All that decides which value an encoder makes of which."""
         plan, operation = self._plan, column.operation
         used = {getattr(operation, "vocabulary", None), getattr(operation, "table", None)}
-        files = {spec.name: spec.file_crc32c for spec in plan.vocabularies}
-        files |= {f"table {spec.name}": spec.file_crc32c for spec in plan.tables}
-        fitted = {name: crc for name, crc in files.items() if name.removeprefix("table ") in used}
-        inputs = [raw.name for raw in column.inputs]
+        fitted = [
+            (kind, spec.name, spec.file_crc32c)
+            for kind, specs in (("vocabulary", plan.vocabularies), ("table", plan.tables))
+            for spec in specs
+            if spec.name in used
+        ]
         shown = None if operation is None else operation.to_json()
+        inputs = [raw.name for raw in column.inputs]
         return canonical_json({"operation": shown, "columns": inputs, "fitted": fitted})
 
 
-TOKENS, RAW_VALUES, INDICES = "tokens", "raw values", "indices"
+RAW_VALUES = "raw values"
 
 
 def _name_indices(
-    feature: Mapping[str, Any], plain: Distribution, column: ColumnEncoding
-) -> Distribution:
+    ids: Sequence[int], column: ColumnEncoding, operation: SparseIndices
+) -> dict[int, str]:
     """Names ids of merged index spaces by column and index: a space that grows moves the others."""
-    sizes = column.operation.sizes if isinstance(column.operation, SparseIndices) else ()
     names, first = dict(_SPECIAL), FIRST_TOKEN_ID
-    for raw, size in zip(column.inputs, sizes, strict=True):
-        listed = (int(value) for value in plain.counts)
-        names |= {i: f"{raw.name}:{i - first}" for i in listed if first <= i < first + size}
+    for raw, size in zip(column.inputs, operation.sizes, strict=True):
+        names |= {i: f"{raw.name}:{i - first}" for i in ids if first <= i < first + size}
         first += size
-    return build_distribution(feature, names)
+    return names
 
 
-@dataclass(frozen=True)
-class ComparedFeature:
+class ComparedFeature(NamedTuple):
     """One feature in two versions, and why the two cannot be compared although there are values."""
 
-    before: Distribution | None
-    after: Distribution | None
+    before: Distribution | None = None
+    after: Distribution | None = None
     gap: str | None = None
 
 
@@ -169,19 +162,17 @@ def compare_feature(
 ) -> ComparedFeature:
     """Finds distributions of a feature that do not depend on what either build has fitted."""
     first, second = before.comparable(split, name), after.comparable(split, name)
-    shared = next((kind for kind in second if kind in first), None)
-    if shared is not None:
-        return ComparedFeature(first[shared], second[shared])
-    gap = None
-    if first and second:
-        gap = f"it is encoded in another way than in version {before.directory.name}"
-        if (RAW_VALUES in first) != (RAW_VALUES in second):
-            gap += ", and one of both keeps no raw values of it"
-    return ComparedFeature(next(iter(first.values()), None), next(iter(second.values()), None), gap)
+    for kind in second:
+        if kind in first:
+            return ComparedFeature(first[kind], second[kind])
+    gap = f"it is encoded in another way than in version {before.directory.name}"
+    if (RAW_VALUES in first) != (RAW_VALUES in second):
+        gap += ", and one of both keeps no raw values of it"
+    one, other = (next(iter(side.values()), None) for side in (first, second))
+    return ComparedFeature(one, other, gap if first and second else None)
 
 
 def view_version(version: Path, manifest: Manifest) -> VersionView:
-    """Returns the view of a published version."""
     counts = manifest.counts
     bad = {name: sum(reasons.values()) for name, reasons in counts.quarantined.items()}
     return VersionView(

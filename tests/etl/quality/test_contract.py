@@ -13,20 +13,17 @@ import pytest
 import yaml
 
 from conf.artefacts.dataset import DatasetPaths, read_manifest
-from conf.encoders import ENCODERS_DIR, ENCODERS_FILE, ColumnEncoding, EncoderPlan
 from conf.errors import ExitCode, InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.contract import ContractConfig
 from conf.load import load_config
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.build import build_dataset
-from etl.encoders.vocabulary import write_vocabulary
 from etl.quality.contract import check_feature_rules, find_leaks
 from etl.quality.label_statistics import LabelFocus
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics
 from etl.quality.version_view import (
     STATISTICS_FILE,
-    VersionView,
     read_statistics,
     view_current,
     view_version,
@@ -61,7 +58,7 @@ def check(views, *rules, previous=True):
 
 RULES = [
     # rule, passes, what is received
-    ({"kind": "type", "feature": "rating", "type": "float32"}, True, "0 of 720"),
+    ({"kind": "type", "feature": "rating", "type": "float32"}, True, "float32"),
     ({"kind": "type", "feature": "rating", "type": "int64"}, False, "float32"),
     ({"kind": "range", "feature": "rating", "minimum": 1, "maximum": 5}, True, "1 to 5"),
     ({"kind": "range", "feature": "rating", "minimum": 2}, False, "1 to 5"),
@@ -77,29 +74,22 @@ RULES = [
 ]  # fmt: skip
 
 
-def test_each_kind_of_rule(views):
-    results = check(views, *(rule for rule, _, _ in RULES))
-    for result, (rule, passes, received) in zip(results, RULES, strict=True):
-        assert result.passed is passes, (rule, result)
-        assert received in result.received, (rule, result)
+@pytest.mark.parametrize(("rule", "passes", "received"), RULES)
+def test_each_kind_of_rule(views, rule, passes, received):
+    (result,) = check(views, rule)
+    assert result.passed is passes
+    assert received in result.received
+    if rule["kind"] == "drift" or "max_change_percent" in rule:
+        (result,) = check(views, rule, previous=False)
+        assert result.passed
+        assert "no version to compare with" in result.received
 
 
-def test_without_an_earlier_version_drift_and_change_have_nothing_to_compare(views):
-    rules = [RULES[8][0], {"kind": "volume", "split": "train", "max_change_percent": 0}]
-    results = check(views, *rules, previous=False)
-    assert [result.passed for result in results] == [True, True]
-    assert all("no version to compare with" in result.received for result in results)
-
-
-def test_values_of_a_vocabulary_are_told_by_their_tokens_and_oov_is_null(views):
+def test_unknown_tokens_of_a_vocabulary_are_nulls(views):
     (null,) = check(views, {"kind": "null_rate", "feature": "user_id", "max_rate": 0})
     oov = views[1].statistics["train"]["user_id"]["oov"]
     assert oov > 0
     assert null.received.startswith(f"{oov} of 720")
-    shown = views[1].distribution("train", "movie_id").counts
-    assert shown.keys() <= {str(k) for k in range(1, 9)} | {"(pad)", "(oov)"} or all(
-        not name.isdigit() for name in shown
-    )
 
 
 def test_the_current_version_is_found_and_a_damaged_one_is_none(root, views, tmp_path):
@@ -192,22 +182,12 @@ def test_warnings_and_what_holds_go_into_the_manifest_and_the_log(spark, tmp_pat
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == 2
     assert warned[1] == ("data contract: volume split train: received 6 rows; allowed at least 7")
-    check_statistics(result.version, manifest)
-
-
-def check_statistics(version, manifest):
-    label = manifest.statistics["train"]["gender"]["label"]
-    rows = {value: (n, rate) for value, n, rate in label["slices"]}
-    assert sum(n for n, _ in rows.values()) == 6
-    total = sum(n * rate for n, rate in rows.values())
-    assert total / 6 == pytest.approx(manifest.label_rate["train"])
-    stored = read_statistics(version)["train"]["rating"]
-    assert (
-        json.loads(json.dumps(stored))["quantiles"]
-        == manifest.statistics["train"]["rating"]["quantiles"]
-    )
-    assert manifest.statistics_file.path == "statistics.json"
-    assert "sketch" in stored
+    stored = read_statistics(result.version)["train"]["rating"]
+    summary = manifest.statistics["train"]["rating"]
+    assert stored["quantiles"] == json.loads(json.dumps(summary["quantiles"]))
+    assert (manifest.statistics_file.path, "sketch" in stored) == ("statistics.json", True)
+    slices = manifest.statistics["train"]["gender"]["label"]["slices"]
+    assert sum(n for _, n, _ in slices) == 6
 
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "validation.md"
@@ -219,23 +199,3 @@ def test_the_guides_contract_fits_the_demo():
     config = BuildConfig.model_validate({**demo, **yaml.safe_load(block)})
     assert len(config.contract.rules) == 13
     assert config.contract.sources == {"ratings", "users", "movies"}
-
-
-def test_tokens_behind_oov_buckets_keep_their_names(tmp_path):
-    directory = tmp_path / ENCODERS_DIR
-    directory.mkdir()
-    table = pa.table({"token": ["a", "b"], "id": [5, 6], "count": [3, 2]})
-    spec = write_vocabulary(table, directory / "brand.parquet", oov_buckets=3)
-    feature = FeatureSpec("brand", "int64", "item", encoding="brand", vocabulary_size=spec.size)
-    schema = FeatureSchema((feature,))
-    plan = EncoderPlan(schema, (ColumnEncoding("brand", "brand", "string", "brand"),), (spec,))
-    (directory / ENCODERS_FILE).write_text(plan.dumps())
-    view = VersionView(tmp_path, schema, {}, {})
-    assert view.tokens("brand", [0, 1, 2, 4, 5, 6, 7]) == {
-        0: "(pad)",
-        1: "(oov)",
-        2: "(oov 0)",
-        4: "(oov 2)",
-        5: "a",
-        6: "b",
-    }

@@ -24,48 +24,36 @@ from etl.quality.statistics import StatisticsAccumulator, merge_statistics, summ
 MANY = 1_000_000
 
 
-def is_far_from(kind, now, before, rows):
-    shares = (Share(round(share * rows), rows) for share in (now, before))
-    return Figure(kind, "x", None, *shares).is_far
-
-
 @pytest.mark.parametrize(
-    ("before", "now", "rows", "is_far"),
+    ("kind", "before", "now", "rows", "is_far"),
     [
         # Shares matched, null or OOV, of very many rows: half as much again, one point at least.
-        (0.991, 0.97, MANY, True),
-        (0.991, 0.985, MANY, False),
-        (0.0, 0.02, MANY, True),
-        (0.0, 0.009, MANY, False),
-        (0.20, 0.28, MANY, False),
-        (0.20, 0.31, MANY, True),
-        (0.5, 0.59, MANY, False),
-        (0.5, 0.62, MANY, True),
-        (1.0, 0.5, MANY, True),
+        ("oov", 0.991, 0.97, MANY, True),
+        ("oov", 0.991, 0.985, MANY, False),
+        ("oov", 0.0, 0.02, MANY, True),
+        ("oov", 0.0, 0.009, MANY, False),
+        ("oov", 0.20, 0.28, MANY, False),
+        ("oov", 0.20, 0.31, MANY, True),
+        ("oov", 0.5, 0.59, MANY, False),
+        ("oov", 0.5, 0.62, MANY, True),
+        ("oov", 1.0, 0.5, MANY, True),
         # Of few rows chance does more.
-        (0.9, 0.8, 30, False),
-        (0.9, 0.2, 30, True),
-        (0.0, 0.02, 100, False),
-        (0.5, 0.0, 3, False),
+        ("oov", 0.9, 0.8, 30, False),
+        ("oov", 0.9, 0.2, 30, True),
+        ("oov", 0.0, 0.02, 100, False),
+        ("oov", 0.5, 0.0, 3, False),
+        # Rates of labels are held closer.
+        ("label", 0.001, 0.002, MANY, True),
+        ("label", 0.001, 0.0011, MANY, False),
+        ("label", 0.001, 0.002, 10_000, False),
+        ("label", 0.04, 0.045, MANY, False),
+        ("label", 0.5, 0.61, MANY, True),
+        ("label", 0.0, 0.001, MANY, True),
     ],
 )
-def test_a_share_is_far_beyond_its_bound_and_chance(before, now, rows, is_far):
-    assert is_far_from("oov", now, before, rows) is is_far
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "rows", "is_far"),
-    [
-        (0.001, 0.002, MANY, True),
-        (0.001, 0.0011, MANY, False),
-        (0.001, 0.002, 10_000, False),
-        (0.04, 0.045, MANY, False),
-        (0.5, 0.61, MANY, True),
-        (0.0, 0.001, MANY, True),
-    ],
-)
-def test_rates_of_labels_are_held_closer(before, now, rows, is_far):
-    assert is_far_from("label", now, before, rows) is is_far
+def test_a_share_is_far_beyond_its_bound_and_chance(kind, before, now, rows, is_far):
+    shares = (Share(round(share * rows), rows) for share in (now, before))
+    assert Figure(kind, "x", None, *shares).is_far is is_far
 
 
 @pytest.mark.parametrize("kind", ["null", "label"])
@@ -119,27 +107,20 @@ def statistics(raw: bool = True):
 
 
 def test_nulls_and_oov_are_told_apart_by_the_raw_column():
-    found = summarize_statistics(statistics())
-    nulls = {spec.name: find_nulls(spec, found[spec.name]) for spec in SCHEMA.features[:5]}
-    assert nulls == {
-        "word": Share(1, 4),
-        "tags": Share(1, 4),
-        "price": Share(2, 4),
-        "scaled": Share(3, 4),
-        "mixed": Share(1, 4),
+    found, blind = summarize_statistics(statistics()), summarize_statistics(statistics(raw=False))
+    expected = {
+        # nulls, OOV, and nulls where the raw column is unknown
+        "word": (Share(1, 4), Share(2, 3), None),
+        "tags": (Share(1, 4), Share(1, 2), None),
+        "price": (Share(2, 4), None, Share(2, 4)),
+        "scaled": (Share(3, 4), None, None),
+        "mixed": (Share(1, 4), None, Share(1, 4)),
     }
-    oov = {spec.name: find_oov(spec, found[spec.name]) for spec in SCHEMA.features}
-    assert oov.pop("word") == Share(2, 3)
-    assert oov.pop("tags") == Share(1, 2)
-    assert not any(oov.values())
-
-
-def test_without_raw_statistics_what_they_tell_is_unknown():
-    found = summarize_statistics(statistics(raw=False))
-    assert find_nulls(SCHEMA["word"], found["word"]) is None
-    assert find_oov(SCHEMA["word"], found["word"]) is None
-    assert find_nulls(SCHEMA["mixed"], found["mixed"]) == Share(1, 4)
-    assert find_nulls(SCHEMA["price"], found["price"]) == Share(2, 4)
+    for spec in SCHEMA.features[:5]:
+        own, without = found[spec.name], blind[spec.name]
+        told = (find_nulls(spec, own), find_oov(spec, own), find_nulls(spec, without))
+        assert told == expected[spec.name]
+        assert find_oov(spec, without) is None
     assert find_nulls(SCHEMA["price"], {}) is None
 
 

@@ -7,6 +7,7 @@ from datetime import date
 import pytest
 
 from conf.errors import ConfigError
+from conf.etl.build import BuildConfig
 from conf.etl.contract import ContractConfig
 from etl.quality.contract import ask_rules, check_source_rules
 from etl.sources.bad_rows import count_rows
@@ -25,20 +26,19 @@ def read(spark, tmp_path_factory):
     (folder / "log.tsv").write_text("\n".join(LOG) + "\n")
     (folder / "keys.tsv").write_text("\n".join(KEYS) + "\n")
     base = build_config(folder, folder / "out").model_dump()
-    base["sources"] = {
-        "log": {
-            "path": "log.tsv",
-            "columns": [
-                {"name": "id", "type": "int64"},
-                {"name": "word", "type": "string", "nullable": True},
-                {"name": "price", "type": "float32", "nullable": True},
-                {"name": "tags", "type": "list<int64>", "separator": "|", "nullable": True},
-                {"name": "ts", "type": "int64"},
-            ],
+    columns = [
+        {"name": "id", "type": "int64"},
+        {"name": "word", "type": "string"},
+        {"name": "price", "type": "float32", "nullable": True},
+        {"name": "tags", "type": "list<int64>", "separator": "|", "nullable": True},
+        {"name": "ts", "type": "int64"},
+    ]
+    config = BuildConfig.model_validate({
+        **base,
+        "sources": {
+            "log": {"path": "log.tsv", "columns": columns},
+            "keys": {"path": "keys.tsv", "columns": columns[:1], "key": "id"},
         },
-        "keys": {"path": "keys.tsv", "columns": [{"name": "id", "type": "int64"}], "key": "id"},
-    }
-    base |= {
         "events": {"source": "log", "user": "id", "item": "word", "time": "ts"},
         "joins": [],
         "label": None,
@@ -46,21 +46,13 @@ def read(spark, tmp_path_factory):
             {"name": "id", "column": "id", "role": "user"},
             {"name": "word", "column": "word", "role": "item"},
         ],
-    }
-    base["sources"]["log"]["columns"][1]["nullable"] = False
-    from conf.etl.build import BuildConfig
-
-    config = BuildConfig.model_validate(base)
+    })  # fmt: skip
     # The item's column may not be null in a config; the rows here are read as if it might.
-    columns = list(config.sources["log"].columns)
-    columns[1] = columns[1].model_copy(update={"nullable": True})
-    log = config.sources["log"].model_copy(update={"columns": tuple(columns)})
-    config = config.model_copy(update={"sources": {**config.sources, "log": log}})
-    sources = {
+    config.sources["log"].columns[1].__dict__["nullable"] = True
+    return config, {
         name: read_source(spark, name, source, str(folder))
         for name, source in config.sources.items()
     }
-    return config, sources
 
 
 def check(read, *rules, run_date=date(1970, 1, 1)):
@@ -92,7 +84,7 @@ LOG_RULES = [
     ({"kind": "volume", "max_change_percent": 50}, True, "-50.0 %"),
     ({"kind": "volume", "max_change_percent": 49}, False, "8 before"),
     ({"kind": "freshness", "column": "ts", "maximum": 22}, True, "22.0 h old"),
-    ({"kind": "freshness", "column": "ts", "maximum": 21.9}, False, "1970-01-01T02:00"),
+    ({"kind": "freshness", "column": "ts", "maximum": 21.9}, False, "1970-01-01, 22.0 h"),
     ({"kind": "freshness", "column": "ts", "maximum": 99, "date": "1969-12-31"}, False,
      "2.0 h ahead"),
 ]  # fmt: skip
