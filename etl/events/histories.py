@@ -52,7 +52,7 @@ def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfi
     users = users.join(_collect_latest(events, config), user, "left")
     for history in histories:
         rows = users.withColumnRenamed(_latest(history), _LIST)
-        users = _finish(rows, history, position=None)
+        users = _finish(rows, config, history, F.lit(None))
     return users.drop(EVENT_TS_COLUMN, SESSION_COLUMN, "__last_ts_ms")
 
 
@@ -74,7 +74,7 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
         earlier = by_user.orderBy(position).rangeBetween(Window.unboundedPreceding, -1)
         latest = F.max_by(_RUN, F.when(F.col(_MATCH), F.col(POSITION_COLUMN)))
         samples = samples.withColumn(_LIST, latest.over(earlier))
-    return _finish(samples, history, F.col(position)).drop(_MATCH, _SUPERSEDED, _RUN)
+    return _finish(samples, config, history, F.col(position)).drop(_MATCH, _SUPERSEDED, _RUN)
 
 
 def _collect_latest(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -140,60 +140,48 @@ def _holds_items_alone(history: UserHistoryConfig) -> bool:
 
 def _element(config: BuildConfig, history: UserHistoryConfig) -> Column:
     """What the list holds of each behaviour; never null, as `collect_list` leaves nulls out."""
+    item = config.events.item or ""
     if _holds_items_alone(history):
-        return F.col(config.events.item or "")
-    fields = [F.col(config.events.item or "").alias("item")]
-    fields += [F.col(column).alias(f"carried_{column}") for column in history.columns]
-    if history.needs_time:
-        fields.append(F.col(EVENT_TS_COLUMN).alias("ts"))
-    if history.within_session:
-        fields.append(F.col(SESSION_COLUMN).alias("session"))
-    if history.distinct:
-        fields.append(F.col(_SUPERSEDED).alias("superseded_at"))
-    return F.struct(*fields)
+        return F.col(item)
+    read = {
+        EVENT_TS_COLUMN: history.needs_time,
+        SESSION_COLUMN: history.within_session,
+        _SUPERSEDED: history.distinct,
+    }
+    more = [name for name, is_read in read.items() if is_read]
+    return F.struct(*dict.fromkeys([item, *history.columns, *more]))
 
 
-def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None) -> DataFrame:
+def _finish(
+    rows: DataFrame, config: BuildConfig, history: UserHistoryConfig, position: Column
+) -> DataFrame:
     """Turns `__history_list`, oldest first, into the history's columns.
 
-    `position` is that of the row, or of the first at its time; None: after all events.
+    `position` is that of the row, or of the first at its time; null: after all events.
     """
     rows = rows.withColumn(_LIST, _select(history, position))
     if _holds_items_alone(history):
         return rows.withColumnRenamed(_LIST, history.name)
-    made = {history.name: F.col(_LIST)["item"]}
-    made |= {history.carried(c): F.col(_LIST)[f"carried_{c}"] for c in history.columns}
+    made = {history.name: F.col(_LIST)[config.events.item or ""]}
+    made |= {history.carried(column): F.col(_LIST)[column] for column in history.columns}
     if history.gaps:
-        made[history.carried("age")] = _measure_gaps(history.gaps)
+        now, unit = F.col(EVENT_TS_COLUMN), F.lit(_MS_PER_UNIT[history.gaps])
+        ages = F.transform(_LIST, lambda x: ((now - x[EVENT_TS_COLUMN]) / unit).cast("float"))
+        made[history.carried("age")] = ages
     return rows.withColumns(made).drop(_LIST)
 
 
-def _select(history: UserHistoryConfig, position: Column | None) -> Column:
+def _select(history: UserHistoryConfig, position: Column) -> Column:
     """The behaviours that stay, most recent first."""
     found = F.reverse(F.coalesce(F.col(_LIST), F.array()))
     if history.window_days:
         first = F.col(EVENT_TS_COLUMN) - F.lit(round(history.window_days * _MS_PER_DAY))
-        found = F.filter(found, lambda x: x["ts"] >= first)
+        found = F.filter(found, lambda x: x[EVENT_TS_COLUMN] >= first)
     if history.within_session:
-        found = F.filter(found, lambda x: x["session"] == F.col(SESSION_COLUMN))
+        found = F.filter(found, lambda x: x[SESSION_COLUMN] == F.col(SESSION_COLUMN))
     if history.distinct:
-        found = F.filter(found, lambda x: _is_newest(x, position))
+        found = F.filter(found, lambda x: x[_SUPERSEDED].isNull() | (x[_SUPERSEDED] >= position))
     return F.slice(found, 1, history.max_len) if history.scanned > history.max_len else found
-
-
-def _is_newest(element: Column, position: Column | None) -> Column:
-    repeated_at = element["superseded_at"]
-    if position is None:
-        return repeated_at.isNull()
-    return repeated_at.isNull() | (repeated_at >= position)
-
-
-def _measure_gaps(unit: str) -> Column:
-    def measure(element: Column) -> Column:
-        gap = (F.col(EVENT_TS_COLUMN) - element["ts"]) / F.lit(_MS_PER_UNIT[unit])
-        return gap.cast("float")
-
-    return F.transform(_LIST, measure)
 
 
 def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
