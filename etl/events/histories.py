@@ -81,8 +81,9 @@ def _collect_latest(events: DataFrame, config: BuildConfig) -> DataFrame:
     """One row per user: the latest behaviours of each history, oldest first."""
     user, histories = config.events.user or "", config.histories
     met = {history.name: _find_met(events, config, history) for history in histories}
-    if all(condition is not None for condition in met.values()):
-        events = events.where(reduce(or_, met.values()))
+    chosen = [condition for condition in met.values() if condition is not None]
+    if len(chosen) == len(histories):
+        events = events.where(reduce(or_, chosen))
     for history in histories:
         events = _mark(events, config, history, met[history.name])
         later = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
