@@ -6,17 +6,13 @@ The same however the data is partitioned: no number depends on a task or on a pa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.window import WindowSpec
 
 from conf.etl.build import BuildConfig
 from conf.etl.sources import is_list_type
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.window import WindowSpec
 
 EVENT_TS_COLUMN = "__event_ts_ms"
 """Time of the event, milliseconds since 1970, null where it has none."""
@@ -39,8 +35,6 @@ SAMPLES_COLUMN = "__samples"
 SAMPLES_LEFT_COLUMN = "__samples_left"
 """Samples of the user after the event; those of a given test source do not count."""
 SPLIT_COLUMN = "__split"
-SHORT_USER_COLUMN = "__short_user"
-"""Whether it is the last sample of a user with too few of them to hold one out."""
 GIVEN_TEST_COLUMN = "__given_test"
 GIVEN_VALIDATION_COLUMN = "__given_validation"
 ROW_COLUMNS = ("__row_low", "__row_high")
@@ -76,9 +70,9 @@ def running_and_whole(in_order: WindowSpec) -> tuple[WindowSpec, WindowSpec]:
     return in_order.rowsBetween(first, Window.currentRow), in_order.rowsBetween(first, last)
 
 
-def spread_lone(is_lone: Column, time: str = EVENT_TS_COLUMN) -> Column:
+def spread_lone(is_lone: Column) -> Column:
     """Parts by time of rows without a key, which match nothing: one task would get them all."""
-    return F.when(is_lone, F.pmod(time, F.lit(_LONE_PARTS)))
+    return F.when(is_lone, F.pmod(EVENT_TS_COLUMN, F.lit(_LONE_PARTS)))
 
 
 def add_row_identity(rows: DataFrame, column_types: Mapping[str, str]) -> DataFrame:

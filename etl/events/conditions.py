@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.errors import ConfigError, did_you_mean
@@ -22,7 +23,6 @@ from conf.etl.sources import SPARK_TYPES
 from etl.events.columns import MOMENT_COLUMN, NOT_SAMPLED_COLUMN, POSITION_COLUMN, SEEN_COLUMN
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
     from sqlglot import exp
 
 WHERE_NOT_MET = "where_not_met"
@@ -30,9 +30,7 @@ WITHOUT_ITEM = "without_item"
 
 
 def _refuse(key: str, text: str, fix: str) -> ConfigError:
-    allowed = "a condition in Spark's SQL on the columns of one event"
-    what = f"{key} is no condition on an event"
-    return ConfigError(what, received=text, allowed=allowed, fix=fix)
+    return ConfigError(f"{key} is no condition on an event", received=text, fix=fix)
 
 
 def _list_conditions(config: BuildConfig) -> Iterator[tuple[str, str]]:
@@ -172,14 +170,13 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
     """Returns whether an event meets a condition, never null; None is met by all."""
     if where is None:
         return F.lit(True)
-    value = F.col(where.column)
+    value, kind = F.col(where.column), events.schema[where.column].dataType
+    # In the column's own precision: 4.1 read as float32 is 4.1, and not below it.
     if where.one_of is not None:
-        met = value.isin(*where.one_of)
-    else:
-        # The bound in the column's own precision: 4.1 read as float32 is not below 4.1. Beside
-        # whole numbers it stays a fraction: 3 is below 3.5.
-        is_float32 = events.schema[where.column].dataType.typeName() == "float"
-        met = value >= F.lit(where.at_least).cast("float" if is_float32 else "double")
+        met = value.isin([F.lit(allowed).cast(kind) for allowed in where.one_of])
+    else:  # Beside whole numbers a bound stays a fraction: 3 is below 3.5.
+        bound = F.lit(where.at_least)
+        met = value >= bound.cast("float" if kind.typeName() == "float" else "double")
     return F.coalesce(met, F.lit(False))
 
 
@@ -189,8 +186,7 @@ def condition_columns(config: BuildConfig) -> list[str]:
     They are those that labels, `events.where`, `seen` and conditions with `one_of` read:
     events of one user, item and time that differ in one, as a view and a purchase, are two.
     """
-    parts = [history.where for history in config.histories]
-    parts += [rolling.where for rolling in config.rolling]
+    parts = [past.where for past in (*config.histories, *config.rolling)]
     parts += [rolling.out_of for rolling in config.rolling]
     named = {where.column for where in parts if where and where.one_of}
     named |= {label.column for label in config.all_labels if label.column is not None}
@@ -205,23 +201,19 @@ def find_position(config: BuildConfig, columns: Collection[str]) -> str:
     Of events at one time the one with a label would tell the others theirs: where columns tell a
     label, they do not see one another.
     """
-    is_told = config.events.time is not None and reads_label(config, columns)
+    is_told = config.events.time is not None and _tell_label(config, columns)
     return MOMENT_COLUMN if is_told else POSITION_COLUMN
 
 
-def reads_label(config: BuildConfig, columns: Collection[str]) -> bool:
-    """Returns whether event columns tell a declared label, or what it is made of.
+def _tell_label(config: BuildConfig, columns: Collection[str]) -> bool:
+    """Whether event columns tell a declared label, or what it is made of.
 
     Any may tell a conversion, which counts from the event's own time on: the log can hold it too.
     """
     if columns and any(label.conversion for label in config.all_labels):
         return True
-    told = {
-        origin
-        for label in config.all_labels
-        if label.column is not None
-        for origin in _find_origins(config, label.column)
-    }
+    read = [label.column for label in config.all_labels if label.column is not None]
+    told = set[tuple[str, str]]().union(*(_find_origins(config, column) for column in read))
     return any(not told.isdisjoint(_find_origins(config, column)) for column in columns)
 
 

@@ -13,10 +13,9 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
@@ -25,9 +24,6 @@ from conf.splits import TRAIN
 from conf.storage.atomic_output import atomic_file
 from etl.events.columns import DROP_COLUMN, EVENT_TS_COLUMN, SPLIT_COLUMN, kept, spread_lone
 from etl.events.conditions import matches
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _MS_PER_DAY = 86_400_000
 _ASKING = "asking"
@@ -72,10 +68,9 @@ def _ask(
     rows: DataFrame, log: DataFrame, chosen: Sequence[WindowedFeatureConfig], least_age_ms: int
 ) -> DataFrame:
     """Adds to each row what the log holds of its keys at its time; no row counts for another."""
-    rates = [rolling.out_of for rolling in chosen]
-    wheres = [where for where in (*(rolling.where for rolling in chosen), *rates) if where]
-    read = {key for rolling in chosen for key in rolling.keys}
-    read |= {EVENT_TS_COLUMN, *(where.column for where in wheres)}
+    wheres = [where for rolling in chosen for where in (rolling.where, rolling.out_of) if where]
+    read = {EVENT_TS_COLUMN, *(where.column for where in wheres)}
+    read |= {key for rolling in chosen for key in rolling.keys}
     no_reason = F.lit(None).cast("string").alias(DROP_COLUMN)
     asking = rows.withColumn(DROP_COLUMN, F.lit(_ASKING))
     counted = kept(log).select(*sorted(read), no_reason)

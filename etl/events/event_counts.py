@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange, show_span
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
+from conf.etl.labels import ConversionConfig, LabelConfig
+from conf.etl.split import LEAST_EVENTS
 from conf.splits import EVENT_SPLITS, TEST, VALIDATION
 from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
     NOT_SAMPLED_COLUMN,
+    SAMPLES_COLUMN,
+    SAMPLES_LEFT_COLUMN,
     SEEN_COLUMN,
-    SHORT_USER_COLUMN,
     SPLIT_COLUMN,
     TIE_COLUMN,
     is_sample,
@@ -29,11 +33,9 @@ from etl.events.labels import ConversionCounts, is_immature
 from etl.events.splits import AFTER_DATES, OUTSIDE_DATES, name_outside
 from etl.sources.read import read_source
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 logger = logging.getLogger("sluice.build")
-_OUTSIDE, _UNKNOWN = "__outside", "unknown_"
+_WHY, _UNKNOWN = "__why", "unknown_"
+Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,86 +91,85 @@ def count_events(
 ) -> EventCounts:
     """Counts samples of the run's days per split, all others per reason, and what joins matched."""
     conversions = conversions or {}
-    counted = _conditions(config, conversions)
-    rows = _count_groups(events, config, counted, dates)
-    good = [row for row in rows if row[DROP_COLUMN] is None]
-    samples = [row for row in good if row[NOT_SAMPLED_COLUMN] is None]
-    inside = [row for row in samples if row[_OUTSIDE] is None]
-    reasons = [_sum_by(DROP_COLUMN, rows), _sum_by(NOT_SAMPLED_COLUMN, good)]
-    dropped = sum([*reasons, _sum_by(_OUTSIDE, samples)], Counter())
-    splits = _sum_by(SPLIT_COLUMN, inside)
-    times = [row[bound] for row in good for bound in ("low", "high") if row[bound] is not None]
+    groups = _count_groups(events, config, conversions, dates)
+    splits = _sum_by(SPLIT_COLUMN, [group for group in groups if group[_WHY] is None])
+    times = [group[end] for group in groups for end in ("low", "high") if group[end] is not None]
+    numbers = ("joined", "seen", "short_users", "ties", *(_UNKNOWN + name for name in conversions))
+    sums = {name: sum(group.get(name, 0) for group in groups) for name in numbers}
     return EventCounts(
-        joined=_total("n", good),
+        joined=sums["joined"],
         splits={split: splits[split] for split in EVENT_SPLITS if split in splits},
-        dropped=dict(sorted(dropped.items())),
+        dropped=dict(sorted(_sum_by(_WHY, groups).items())),
         event_ts_ms_range=(min(times), max(times)) if times else None,
-        matches={name: count_outcomes(name, rows) for name in _list_dictionaries(config)},
-        seen=None if config.seen_where is None else _total("seen", good),
+        matches={join.source: count_outcomes(join.source, groups) for join in config.joins},
+        seen=None if config.seen_where is None else sums["seen"],
         maturity={
-            name: _describe_end(found) | _count_unknown(name, counted, inside)
-            for name, found in conversions.items()
+            label.name: _describe_end(label, conversions[label.name], sums[_UNKNOWN + label.name])
+            for label in config.all_labels
+            if label.name in conversions
         },
         lost_conversions={
             name: {"rows": found.rows, **found.lost} for name, found in conversions.items()
         },
-        short_users=_total("short_users", samples),
+        short_users=sums["short_users"],
         test_in_log=_count_test_in_log(events, config),
-        ties=_total("ties", good),
+        ties=sums["ties"],
     )
-
-
-Group = Mapping[str, Any]
 
 
 def _count_groups(
     events: DataFrame,
     config: BuildConfig,
-    counted: Mapping[str, Column],
+    conversions: Mapping[str, ConversionCounts],
     dates: DateRange | None,
 ) -> list[Group]:
-    """Counts the events that share their reasons, their split, and the outcomes of their joins."""
-    outside = F.lit(None).cast("string") if dates is None else name_outside(dates)
-    outcomes = map(outcome_column, _list_dictionaries(config))
-    groups = events.withColumn(_OUTSIDE, outside).groupBy(
-        DROP_COLUMN, NOT_SAMPLED_COLUMN, _OUTSIDE, SPLIT_COLUMN, *outcomes
+    """Counts the events that share why they have no record, their split, and what joins found."""
+    why = F.coalesce(DROP_COLUMN, NOT_SAMPLED_COLUMN, *([name_outside(dates)] if dates else []))
+    is_kept = F.col(DROP_COLUMN).isNull()
+    counted = {"n": F.lit(True), "joined": is_kept}
+    if config.seen_where is not None:
+        counted["seen"] = is_kept & F.col(SEEN_COLUMN)
+    if config.split.strategy == "leave_one_out":
+        is_short = (F.col(SAMPLES_COLUMN) < LEAST_EVENTS) & (F.col(SAMPLES_LEFT_COLUMN) == 0)
+        counted["short_users"] = is_sample() & is_short
+    if config.events.user is not None and config.events.time is not None:
+        counted["ties"] = F.col(TIE_COLUMN)
+    for label in config.all_labels:
+        if (rule := _open_rule(label)) and label.name in conversions:
+            is_open = is_immature(rule, conversions[label.name].until_ms)
+            is_unknown = is_open & (F.col(label.name) == 0)
+            counted[_UNKNOWN + label.name] = F.col(_WHY).isNull() & is_unknown
+    outcomes = [outcome_column(join.source) for join in config.joins]
+    time = F.when(is_kept, F.col(EVENT_TS_COLUMN))
+    groups = events.withColumn(_WHY, why).groupBy(_WHY, SPLIT_COLUMN, *outcomes)
+    rows = groups.agg(
+        F.min(time).alias("low"),
+        F.max(time).alias("high"),
+        *[F.count_if(met).alias(name) for name, met in counted.items()],
     )
-    time = F.col(EVENT_TS_COLUMN)
-    bounds = [F.min(time).alias("low"), F.max(time).alias("high")]
-    numbers = [F.count_if(met).alias(name) for name, met in counted.items()]
-    return [
-        row.asDict() for row in groups.agg(F.count("*").alias("n"), *bounds, *numbers).collect()
-    ]
+    return [row.asDict() for row in rows.collect()]
 
 
-def _list_dictionaries(config: BuildConfig) -> list[str]:
-    return [join.source for join in config.joins]
+def _open_rule(label: LabelConfig) -> ConversionConfig | None:
+    """The rule of a label that is 0 although a conversion may yet come."""
+    rule = label.conversion
+    return rule if rule is not None and rule.immature == "keep" else None
+
+
+def _describe_end(label: LabelConfig, counts: ConversionCounts, unknown: int) -> dict[str, int]:
+    ends = {
+        "until_ts_ms": counts.until_ms,
+        "last_conversion_ts_ms": None if counts.span_ms is None else counts.span_ms[1],
+        "last_event_ts_ms": counts.last_event_ms,
+        "unknown_as_0": unknown if _open_rule(label) else None,
+    }
+    return {name: number for name, number in ends.items() if number is not None}
 
 
 def count_outcomes(name: str, groups: Iterable[Group]) -> dict[str, int]:
     """Counts the outcomes of a dictionary's join: `matched`, and the reasons that occur."""
     found = _sum_by(outcome_column(name), groups)
     return {why: found[why] for why in OUTCOMES if found[why] or why == MATCHED}
-
-
-def _conditions(
-    config: BuildConfig, conversions: Mapping[str, ConversionCounts]
-) -> dict[str, Column]:
-    """What is counted of each group beside its rows, by name."""
-    found: dict[str, Column] = {}
-    if config.seen_where is not None:
-        found["seen"] = F.col(SEEN_COLUMN)
-    if config.split.strategy == "leave_one_out":
-        found["short_users"] = F.col(SHORT_USER_COLUMN)
-    if config.events.user is not None and config.events.time is not None:
-        found["ties"] = F.col(TIE_COLUMN)
-    for label in config.all_labels:
-        rule = label.conversion
-        if rule is not None and rule.immature == "keep" and label.name in conversions:
-            # The label is 0 although a conversion may yet come.
-            is_open = is_immature(rule, conversions[label.name].until_ms)
-            found[_UNKNOWN + label.name] = is_open & (F.col(label.name) == 0)
-    return found
 
 
 def _sum_by(column: str, groups: Iterable[Group]) -> Counter[str]:
@@ -179,10 +180,6 @@ def _sum_by(column: str, groups: Iterable[Group]) -> Counter[str]:
     return sums
 
 
-def _total(name: str, groups: Iterable[Group]) -> int:
-    return sum(group.get(name, 0) for group in groups)
-
-
 def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
     """Times tell which events of the log come after a given one; without them none are left out."""
     user, item, source = config.events.user, config.events.item, config.split.test_source
@@ -190,27 +187,11 @@ def _count_test_in_log(events: DataFrame, config: BuildConfig) -> int:
         return 0
     if config.sources[source].column(config.events.time or "") is not None:
         return 0
-    is_test = F.col(SPLIT_COLUMN) == TEST
-    pairs = (
-        events.where(is_sample())
-        .groupBy(user, item)
-        .agg(F.count_if(is_test).alias("test"), F.count_if(~is_test).alias("log"))
+    is_test, samples = F.col(SPLIT_COLUMN) == TEST, events.where(is_sample())
+    test = samples.groupBy(user, item).agg(
+        F.when(~F.every(is_test), F.count_if(is_test)).alias("n")
     )
-    return pairs.where("log > 0").agg(F.sum("test")).collect()[0][0] or 0
-
-
-def _count_unknown(label: str, counted: Collection[str], groups: Iterable[Group]) -> dict[str, int]:
-    key = _UNKNOWN + label
-    return {"unknown_as_0": _total(key, groups)} if key in counted else {}
-
-
-def _describe_end(counts: ConversionCounts) -> dict[str, int]:
-    ends = {
-        "until_ts_ms": counts.until_ms,
-        "last_conversion_ts_ms": None if counts.span_ms is None else counts.span_ms[1],
-        "last_event_ts_ms": counts.last_event_ms,
-    }
-    return {name: time for name, time in ends.items() if time is not None}
+    return test.agg(F.sum("n")).collect()[0][0] or 0
 
 
 def count_late(
@@ -227,8 +208,7 @@ def count_late(
     if not log.days.lookback_days:
         outside = [counts.dropped.get(reason, 0) for reason in (OUTSIDE_DATES, AFTER_DATES)]
         return outside[0], sum(outside) + sum(counts.splits.values())
-    own_days = log.days.model_copy(update={"lookback_days": 0})
-    own = log.model_copy(update={"days": own_days})
+    own = log.model_copy(update={"days": log.days.model_copy(update={"lookback_days": 0})})
     rows = read_source(spark, name, own, config.data_dir, dates).good
     time_ms = F.col(time) * F.lit(config.event_ms)
     late, delivered = rows.agg(
@@ -278,12 +258,11 @@ def _refuse_empty(
     if counts.event_ts_ms_range is not None:
         numbers = " to ".join(str(time // config.event_ms) for time in counts.event_ts_ms_range)
         received.append(f"events {show_span(*counts.event_ts_ms_range, 'ms')} ({numbers})")
-    fix = (
-        "look at what was dropped: keys of joins, columns of labels, days; else choose another "
-        "`split`, move its bounds, or build more days"
-    )
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
+    fix = (
+        "look at what was dropped; else choose another `split`, move its bounds or build more days"
+    )
     told = {"received": "; ".join(received), "fix": fix}
     if dates is not None and not counts.splits:
         return InputDataError("no sample lies in the run's days", **told)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from pyspark import StorageLevel
-from pyspark.sql import Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
@@ -43,9 +43,6 @@ from etl.events.sampling import mark_not_sampled
 from etl.events.splits import add_split, split_by_window
 from etl.sources.source import ORDER_COLUMN, Source
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 _GIVEN_COLUMNS = (GIVEN_TEST_COLUMN, GIVEN_VALIDATION_COLUMN)
 DUPLICATE = "duplicate"
 AFTER_TEST = "after_test"
@@ -54,15 +51,11 @@ AFTER_VALIDATION = "after_validation"
 
 @dataclass(frozen=True)
 class PreparedEvents:
-    """The annotated events, the frame under them that Spark keeps, and counts of conversions."""
+    """The annotated events, counts of conversions, and what frees the memory that Spark holds."""
 
     frame: DataFrame
-    persisted: DataFrame
-    conversions: Mapping[str, ConversionCounts] = field(default_factory=dict)
-
-    def release(self) -> None:
-        """Frees what Spark keeps."""
-        self.persisted.unpersist()
+    conversions: Mapping[str, ConversionCounts]
+    release: Callable[[], None]
 
 
 def prepare_events(
@@ -80,21 +73,21 @@ def prepare_events(
     Raises:
         InputDataError: A dictionary's key is not unique, or an event that must match does not.
     """
-    events = _read_log(config, sources)
-    events = _mark_duplicates(events, config)
+    events = _mark_duplicates(_read_log(config, sources), config)
     events = split_by_window(_mark_after_given(events, config), config.split)
     events = mark_filtered(join_dictionaries(events, config, sources), config)
     events = add_windowed_features(events, config)
     if is_labelled:
         events = add_labels(events, config, sources)
-    unread = [] if config.split.strategy == "given" else _GIVEN_COLUMNS
-    positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN, *unread)
+    positioned = add_sessions(_add_positions(events, config), config).drop(ORDER_COLUMN)
     # Persisted before what looks at the data, which would else run all of this once more.
     positioned.persist(StorageLevel.MEMORY_AND_DISK)
-    refuse_unmatched(positioned, config)
-    conversions = count_conversions(positioned, config, sources) if is_labelled else {}
-    frame = mark_not_sampled(add_split(positioned, config, dates), config)
-    return PreparedEvents(frame.drop(SAMPLES_COLUMN, SAMPLES_LEFT_COLUMN), positioned, conversions)
+    with ExitStack() as stack:
+        stack.callback(positioned.unpersist)
+        refuse_unmatched(positioned, config)
+        conversions = count_conversions(positioned, config, sources) if is_labelled else {}
+        frame = mark_not_sampled(add_split(positioned, config, dates), config)
+        return PreparedEvents(frame, conversions, stack.pop_all().close)
 
 
 def _read_log(config: BuildConfig, sources: Mapping[str, Source]) -> DataFrame:

@@ -8,10 +8,9 @@ user's events without a pause longer than a gap.
 from __future__ import annotations
 
 from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING
+from operator import and_, or_
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
@@ -25,14 +24,10 @@ from etl.events.columns import (
 )
 from etl.events.conditions import find_position, matches
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 SESSION_COLUMN = "__session"
 """Number of the session among its user's, from 1."""
 _MATCH, _RUN, _LIST = "__history_match", "__history_run", "__history_list"
 _SUPERSEDED = "__history_superseded_at"
-_MARKS = (_MATCH, _SUPERSEDED)
 _MS_PER_DAY = 86_400_000
 _MS_PER_UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": _MS_PER_DAY}
 
@@ -57,16 +52,16 @@ def add_latest_histories(users: DataFrame, events: DataFrame, config: BuildConfi
     users = users.join(_collect_latest(events, config), user, "left")
     for history in histories:
         rows = users.withColumnRenamed(_latest(history), _LIST)
-        users = _finish(rows, history, position=None)
+        users = _finish(rows, config, history, F.lit(None))
     return users.drop(EVENT_TS_COLUMN, SESSION_COLUMN, "__last_ts_ms")
 
 
 def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
-    user = config.events.user or ""
+    user, met = config.events.user or "", _find_met(samples, config, history)
+    samples = _mark(samples, config, history, met)
     by_user = Window.partitionBy(user).orderBy(POSITION_COLUMN)
-    samples = _mark(samples, config, history)
     element, position = _element(config, history), find_position(config, history.reads)
-    if not _is_selective(config, history) and position == POSITION_COLUMN:
+    if met is None and position == POSITION_COLUMN:
         before = F.collect_list(element).over(by_user.rowsBetween(-history.scanned, -1))
         samples = samples.withColumn(_LIST, before)
     else:
@@ -79,18 +74,26 @@ def _add_history(samples: DataFrame, config: BuildConfig, history: UserHistoryCo
         earlier = by_user.orderBy(position).rangeBetween(Window.unboundedPreceding, -1)
         latest = F.max_by(_RUN, F.when(F.col(_MATCH), F.col(POSITION_COLUMN)))
         samples = samples.withColumn(_LIST, latest.over(earlier))
-    return _finish(samples, history, F.col(position)).drop(*_MARKS, _RUN)
+    return _finish(samples, config, history, F.col(position)).drop(_MATCH, _SUPERSEDED, _RUN)
 
 
 def _collect_latest(events: DataFrame, config: BuildConfig) -> DataFrame:
     """One row per user: the latest behaviours of each history, oldest first."""
     user, histories = config.events.user or "", config.histories
-    events = events.where(reduce(or_, [_is_met(events, config, one) for one in histories]))
+    met = {history.name: _find_met(events, config, history) for history in histories}
+    chosen = [condition for condition in met.values() if condition is not None]
+    if len(chosen) == len(histories):
+        events = events.where(reduce(or_, chosen))
     for history in histories:
-        events = _mark(events, config, history)
+        events = _mark(events, config, history, met[history.name])
+        later = F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
+        if met[history.name] is not None:
+            running, whole = running_and_whole(Window.partitionBy(user).orderBy(POSITION_COLUMN))
+            later = F.count_if(_MATCH).over(whole) - F.count_if(_MATCH).over(running)
         found = F.struct(POSITION_COLUMN, _element(config, history).alias("element"))
-        is_recent = F.col(_MATCH) & (_count_later(config, history) < history.scanned)
-        events = events.withColumn(_latest(history), F.when(is_recent, found)).drop(*_MARKS)
+        is_recent = F.col(_MATCH) & (later < history.scanned)
+        events = events.withColumn(_latest(history), F.when(is_recent, found))
+        events = events.drop(_MATCH, _SUPERSEDED)
     some = reduce(or_, [F.col(_latest(history)).isNotNull() for history in histories])
     lists = {name: F.sort_array(F.collect_list(name)) for name in map(_latest, histories)}
     elements = [ordered["element"].alias(name) for name, ordered in lists.items()]
@@ -101,18 +104,20 @@ def _latest(history: UserHistoryConfig) -> str:
     return f"__latest_{history.name}"
 
 
-def _count_later(config: BuildConfig, history: UserHistoryConfig) -> Column:
-    """Number of later behaviours of the user, of an event that is one."""
-    if not _is_selective(config, history):
-        return F.col(TOTAL_COLUMN) - F.col(POSITION_COLUMN)
-    by_user = Window.partitionBy(config.events.user or "").orderBy(POSITION_COLUMN)
-    running, whole = running_and_whole(by_user)
-    return F.count_if(_MATCH).over(whole) - F.count_if(_MATCH).over(running)
+def _find_met(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> Column | None:
+    """Whether an event is one of the behaviours; None: all are."""
+    met = [matches(events, history.where)] if history.where is not None else []
+    if config.events.where is not None and not history.columns:
+        # Events that are no samples may lack an item.
+        met.append(F.col(config.events.item or "").isNotNull())
+    return reduce(and_, met) if met else None
 
 
-def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> DataFrame:
+def _mark(
+    events: DataFrame, config: BuildConfig, history: UserHistoryConfig, met: Column | None
+) -> DataFrame:
     """Adds whether an event is one of the behaviours, and from which position it is repeated."""
-    events = events.withColumn(_MATCH, _is_met(events, config, history))
+    events = events.withColumn(_MATCH, F.lit(True) if met is None else met)
     if history.distinct is None:
         return events
     item, alike = config.events.item or "", [config.events.user or "", _MATCH]
@@ -128,23 +133,6 @@ def _mark(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) ->
     return events.withColumn(_SUPERSEDED, repeated)
 
 
-def _is_met(events: DataFrame, config: BuildConfig, history: UserHistoryConfig) -> Column:
-    met = matches(events, history.where)
-    if _leaves_out_no_items(config, history):
-        met = met & F.col(config.events.item or "").isNotNull()
-    return met
-
-
-def _is_selective(config: BuildConfig, history: UserHistoryConfig) -> bool:
-    """Whether only some events are behaviours."""
-    return history.where is not None or _leaves_out_no_items(config, history)
-
-
-def _leaves_out_no_items(config: BuildConfig, history: UserHistoryConfig) -> bool:
-    """Whether events without an item are none: those that are no samples may lack it."""
-    return config.events.where is not None and not history.columns
-
-
 def _holds_items_alone(history: UserHistoryConfig) -> bool:
     """Whether the list is one of items: Spark copies a number far faster than a struct of one."""
     beside = (history.columns, history.needs_time, history.within_session, history.distinct)
@@ -153,60 +141,48 @@ def _holds_items_alone(history: UserHistoryConfig) -> bool:
 
 def _element(config: BuildConfig, history: UserHistoryConfig) -> Column:
     """What the list holds of each behaviour; never null, as `collect_list` leaves nulls out."""
+    item = config.events.item or ""
     if _holds_items_alone(history):
-        return F.col(config.events.item or "")
-    fields = [F.col(config.events.item or "").alias("item")]
-    fields += [F.col(column).alias(f"carried_{column}") for column in history.columns]
-    if history.needs_time:
-        fields.append(F.col(EVENT_TS_COLUMN).alias("ts"))
-    if history.within_session:
-        fields.append(F.col(SESSION_COLUMN).alias("session"))
-    if history.distinct:
-        fields.append(F.col(_SUPERSEDED).alias("superseded_at"))
-    return F.struct(*fields)
+        return F.col(item)
+    read = {
+        EVENT_TS_COLUMN: history.needs_time,
+        SESSION_COLUMN: history.within_session,
+        _SUPERSEDED: history.distinct,
+    }
+    more = [name for name, is_read in read.items() if is_read]
+    return F.struct(*dict.fromkeys([item, *history.columns, *more]))
 
 
-def _finish(rows: DataFrame, history: UserHistoryConfig, position: Column | None) -> DataFrame:
+def _finish(
+    rows: DataFrame, config: BuildConfig, history: UserHistoryConfig, position: Column
+) -> DataFrame:
     """Turns `__history_list`, oldest first, into the history's columns.
 
-    `position` is that of the row, or of the first at its time; None: after all events.
+    `position` is that of the row, or of the first at its time; null: after all events.
     """
     rows = rows.withColumn(_LIST, _select(history, position))
     if _holds_items_alone(history):
         return rows.withColumnRenamed(_LIST, history.name)
-    made = {history.name: F.col(_LIST)["item"]}
-    made |= {history.carried(c): F.col(_LIST)[f"carried_{c}"] for c in history.columns}
+    made = {history.name: F.col(_LIST)[config.events.item or ""]}
+    made |= {history.carried(column): F.col(_LIST)[column] for column in history.columns}
     if history.gaps:
-        made[history.carried("age")] = _measure_gaps(history.gaps)
+        now, unit = F.col(EVENT_TS_COLUMN), F.lit(_MS_PER_UNIT[history.gaps])
+        ages = F.transform(_LIST, lambda x: ((now - x[EVENT_TS_COLUMN]) / unit).cast("float"))
+        made[history.carried("age")] = ages
     return rows.withColumns(made).drop(_LIST)
 
 
-def _select(history: UserHistoryConfig, position: Column | None) -> Column:
+def _select(history: UserHistoryConfig, position: Column) -> Column:
     """The behaviours that stay, most recent first."""
     found = F.reverse(F.coalesce(F.col(_LIST), F.array()))
     if history.window_days:
         first = F.col(EVENT_TS_COLUMN) - F.lit(round(history.window_days * _MS_PER_DAY))
-        found = F.filter(found, lambda x: x["ts"] >= first)
+        found = F.filter(found, lambda x: x[EVENT_TS_COLUMN] >= first)
     if history.within_session:
-        found = F.filter(found, lambda x: x["session"] == F.col(SESSION_COLUMN))
+        found = F.filter(found, lambda x: x[SESSION_COLUMN] == F.col(SESSION_COLUMN))
     if history.distinct:
-        found = F.filter(found, lambda x: _is_newest(x, position))
+        found = F.filter(found, lambda x: x[_SUPERSEDED].isNull() | (x[_SUPERSEDED] >= position))
     return F.slice(found, 1, history.max_len) if history.scanned > history.max_len else found
-
-
-def _is_newest(element: Column, position: Column | None) -> Column:
-    repeated_at = element["superseded_at"]
-    if position is None:
-        return repeated_at.isNull()
-    return repeated_at.isNull() | (repeated_at >= position)
-
-
-def _measure_gaps(unit: str) -> Column:
-    def measure(element: Column) -> Column:
-        gap = (F.col(EVENT_TS_COLUMN) - element["ts"]) / F.lit(_MS_PER_UNIT[unit])
-        return gap.cast("float")
-
-    return F.transform(_LIST, measure)
 
 
 def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
@@ -214,9 +190,9 @@ def add_sessions(events: DataFrame, config: BuildConfig) -> DataFrame:
 
     Events that are left out open no session, and what they get themselves means nothing.
     """
-    user = config.events.user or ""
     if config.session_gap_minutes is None:
         return events
+    user = config.events.user or ""
     in_order = Window.partitionBy(user).orderBy(POSITION_COLUMN)
     so_far, _ = running_and_whole(in_order)
     before = in_order.rowsBetween(Window.unboundedPreceding, -1)

@@ -8,14 +8,14 @@ itself splits the events of a frequent key over several tasks (adaptive skew joi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import cast
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from conf.errors import InputDataError, InternalError
+from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.events import AsOf, JoinConfig
 from etl.events.columns import (
@@ -27,9 +27,6 @@ from etl.events.columns import (
 )
 from etl.sources.source import ORDER_COLUMN, Source
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 NULL_KEY = "null_key"
 UNKNOWN_KEY = "unknown_key"
 NOT_YET_VALID = "not_yet_valid"
@@ -39,41 +36,46 @@ OUTCOMES = (MATCHED, NULL_KEY, UNKNOWN_KEY, NOT_YET_VALID, EXPIRED)
 """What may become of a join, in the order of the manifest."""
 _BROADCAST_BYTES = 32 << 20
 """Largest dictionary, in bytes of files, that is sent to all tasks."""
+_IS_EVENT, _ENTRY, _VERSION, _EXISTS = "__is_event", "__entry", "__version", "__exists"
+_NOW = "__now"
 
 
 @dataclass(frozen=True)
 class DictionaryJoin:
-    """One join: the key column of its dictionary, and whether this is known to be small."""
+    """One join: the dictionary's rows, its key, whether they are known to be few.
 
-    key: str
+    `ms` are the milliseconds of a unit, by as-of column.
+    """
+
     config: JoinConfig
+    rows: DataFrame
+    key: str
     is_small: bool = False
     ms: Mapping[str, int] = field(default_factory=dict)
-    """Milliseconds of a unit, by as-of column."""
 
     @property
-    def name(self) -> str:
-        """The dictionary's name."""
-        return self.config.source
+    def as_of(self) -> AsOf:
+        """How entries that change are told apart, of a join that is as of the event's time."""
+        return cast(AsOf, self.config.as_of)
 
     @property
-    def unique_columns(self) -> tuple[str, ...]:
-        """Columns whose values no two rows of the dictionary may share."""
-        as_of = self.config.as_of
-        if as_of is None:
-            return (self.key,)
-        return (self.key, as_of.valid_from, *((as_of.known_at,) if as_of.known_at else ()))
+    def versions(self) -> list[str]:
+        """Times that tell the entries of a key apart; none where it has but one."""
+        times = (self.config.valid_from, self.config.known_at)
+        return [column for column in times if column is not None]
 
 
 def plan_joins(config: BuildConfig, sources: Mapping[str, Source]) -> list[DictionaryJoin]:
     """Resolves the joins of a config, in their order."""
     joins = []
     for join in config.joins:
-        declared, files = config.sources[join.source], sources[join.source].files
-        is_small = bool(files) and sum(file.bytes for file in files) <= _BROADCAST_BYTES
-        times = join.as_of.columns if join.as_of is not None else ()
+        declared, source = config.sources[join.source], sources[join.source]
+        size = sum(file.bytes for file in source.files)
+        is_small = bool(source.files) and size <= _BROADCAST_BYTES
+        times = () if join.as_of is None else join.as_of.columns
         ms = {column: declared.ms_per_unit(column) for column in times}
-        joins.append(DictionaryJoin(declared.key or "", join, is_small, ms))
+        rows = source.good.drop(ORDER_COLUMN)
+        joins.append(DictionaryJoin(join, rows, declared.key or "", is_small, ms))
     return joins
 
 
@@ -82,20 +84,20 @@ def join_dictionaries(
 ) -> DataFrame:
     """Joins every dictionary to the events: one row per event before and after."""
     for join in plan_joins(config, sources):
-        dictionary = sources[join.name].good
-        check_unique_key(join.name, dictionary, join.unique_columns)
-        events = join_one(events, dictionary, join)
+        check_unique_key(join)
+        events = join_dictionary(events, join)
     return events
 
 
-def check_unique_key(name: str, dictionary: DataFrame, columns: Sequence[str]) -> None:
+def check_unique_key(join: DictionaryJoin) -> None:
     """Refuses a dictionary whose key repeats: joining it would multiply events."""
-    counts = dictionary.groupBy(*columns).count().where("count > 1")
+    columns = [join.key, *join.versions]
+    counts = join.rows.groupBy(*columns).count().where("count > 1")
     repeated = counts.orderBy(*columns).limit(5).collect()
     if repeated:
         shown = [" ".join(map(str, row[:-1])) + f" ({row['count']} rows)" for row in repeated]
         raise InputDataError(
-            f"dictionary {name!r} is not unique by its key ({', '.join(columns)})",
+            f"dictionary {join.config.source!r} is not unique by its key ({', '.join(columns)})",
             received=", ".join(shown),
             fix="de-duplicate the dictionary, or declare another key",
         )
@@ -117,11 +119,14 @@ def refuse_unmatched(events: DataFrame, config: BuildConfig) -> None:
             )
 
 
-def join_one(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
-    """Joins one dictionary, by its key or as it stood at each event's time, as declared."""
-    if join.config.as_of is None:
-        return join_dictionary(events, dictionary, join)
-    return join_as_of(events, dictionary, join)
+def outcome_column(name: str) -> str:
+    """Column with what became of an event's join with a dictionary; null where it was left out."""
+    return f"__unmatched_{name}"
+
+
+def join_dictionary(events: DataFrame, join: DictionaryJoin) -> DataFrame:
+    """Joins the other columns of a dictionary, by its key or as it stood at each event's time."""
+    return _join_by_key(events, join) if join.config.as_of is None else _join_as_of(events, join)
 
 
 def _mark_unmatched(events: DataFrame, join: DictionaryJoin, reason: Column) -> DataFrame:
@@ -129,125 +134,91 @@ def _mark_unmatched(events: DataFrame, join: DictionaryJoin, reason: Column) -> 
 
     The reason is `unmatched:<name>`, or `unmatched:<name>:<reason>` but for an unknown key.
     """
-    noted, outcome = outcome_column(join.name), F.coalesce(reason, F.lit(MATCHED))
+    name = join.config.source
+    noted, outcome = outcome_column(name), F.coalesce(reason, F.lit(MATCHED))
     events = events.withColumn(noted, F.when(F.col(DROP_COLUMN).isNull(), outcome))
     if join.config.unmatched != "drop":
         return events
-    text = f"unmatched:{join.name}"
+    text = f"unmatched:{name}"
     why = F.when(F.col(noted) == UNKNOWN_KEY, text).otherwise(F.concat(F.lit(f"{text}:"), noted))
     return drop_events(events, F.when(F.col(noted) != MATCHED, why))
 
 
-def outcome_column(name: str) -> str:
-    """Column with what became of an event's join with a dictionary; null where it was left out."""
-    return f"__unmatched_{name}"
-
-
-def join_dictionary(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
-    """Joins the other columns of a dictionary by its key, without losing any event."""
-    key, matched = f"__key_{join.name}", f"__matched_{join.name}"
-    right = dictionary.drop(ORDER_COLUMN).withColumnRenamed(join.key, key)
-    right = right.withColumn(matched, F.lit(True))
+def _join_by_key(events: DataFrame, join: DictionaryJoin) -> DataFrame:
+    key, on = f"__key_{join.config.source}", F.col(join.config.column)
+    entries = join.rows.withColumnRenamed(join.key, key)
     if join.is_small:
-        right = right.hint("broadcast")
-    on = F.col(join.config.column)
-    joined = events.join(right, on == F.col(key), "left")
-    missing = F.when(on.isNull(), F.lit(NULL_KEY)).otherwise(F.lit(UNKNOWN_KEY))
-    reason = F.when(F.col(matched).isNull(), missing)
-    return _mark_unmatched(joined, join, reason).drop(key, matched)
+        entries = F.broadcast(entries)
+    joined = events.join(entries, on == F.col(key), "left")
+    missing = F.when(on.isNull(), NULL_KEY).otherwise(UNKNOWN_KEY)
+    return _mark_unmatched(joined, join, F.when(F.col(key).isNull(), missing)).drop(key)
 
 
-_KEY, _TS, _IS_EVENT = "__as_of_key", "__as_of_ts_ms", "__as_of_is_event"
-_ENTRY, _VERSION, _EXISTS = "__as_of_entry", "__as_of_version", "__as_of_exists"
-_REASON = "__as_of_reason"
-
-
-def join_as_of(events: DataFrame, dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
+def _join_as_of(events: DataFrame, join: DictionaryJoin) -> DataFrame:
     """Joins to each event the newest entry that was valid and known at the event's time.
 
     Not its key, and not its `valid_to`. An event stays one row.
     """
-    as_of = _as_of(join)
-    left = events.withColumns(
-        {_KEY: F.col(join.config.column), _TS: F.col(EVENT_TS_COLUMN), _IS_EVENT: F.lit(True)}
-    )
-    right = _entries(dictionary, join).withColumn(_IS_EVENT, F.lit(False))
-    both = left.unionByName(right, allowMissingColumns=True)
+    entries = _list_entries(join).withColumn(_IS_EVENT, F.lit(False))
+    both = events.withColumn(_IS_EVENT, F.lit(True)).unionByName(entries, allowMissingColumns=True)
+    key, is_event = F.col(join.config.column), F.col(_IS_EVENT)
     # At one time the entry comes before the event or after it: that is the declared match.
-    tie = F.col(_IS_EVENT) if as_of.match == "at_or_before" else ~F.col(_IS_EVENT)
-    same = [F.col(_KEY), spread_lone(F.col(_KEY).isNull(), _TS)]
-    in_time = Window.partitionBy(*same).orderBy(_TS, tie)
+    tie = is_event if join.as_of.match == "at_or_before" else ~is_event
+    in_time = Window.partitionBy(key, spread_lone(key.isNull())).orderBy(EVENT_TS_COLUMN, tie)
     before, whole = running_and_whole(in_time)
     # The newest version is not the last to become known: a late entry may be about the past.
-    newest = F.max_by(_ENTRY, _VERSION).over(before)
-    exists = F.max(~F.col(_IS_EVENT)).over(whole)
-    joined = both.withColumns({_ENTRY: newest, _EXISTS: exists}).where(_IS_EVENT)
+    newest, exists = F.max_by(_ENTRY, _VERSION).over(before), F.max(~is_event).over(whole)
+    joined = both.withColumns({_ENTRY: newest, _EXISTS: exists}).where(is_event)
     reason = (
-        F.when(F.col(_KEY).isNull(), F.lit(NULL_KEY))
-        .when(~F.col(_EXISTS), F.lit(UNKNOWN_KEY))
-        .when(F.col(_ENTRY).isNull(), F.lit(NOT_YET_VALID))
-        .when(_has_ended(join), F.lit(EXPIRED))
+        F.when(key.isNull(), NULL_KEY)
+        .when(~F.col(_EXISTS), UNKNOWN_KEY)
+        .when(F.col(_ENTRY).isNull(), NOT_YET_VALID)
+        .when(_has_ended(join, EVENT_TS_COLUMN), EXPIRED)
     )
-    joined = _mark_unmatched(joined.withColumn(_REASON, reason), join, F.col(_REASON))
-    valid = F.col(_REASON).isNull()
-    added = {name: F.when(valid, F.col(_ENTRY)[name]) for name in _added(dictionary, join)}
-    return joined.withColumns(added).drop(_KEY, _TS, _IS_EVENT, _ENTRY, _VERSION, _EXISTS, _REASON)
+    added = {name: F.when(reason.isNull(), F.col(_ENTRY)[name]) for name in _list_added(join)}
+    joined = _mark_unmatched(joined.withColumns(added), join, reason)
+    return joined.drop(_IS_EVENT, _ENTRY, _VERSION, _EXISTS)
 
 
-def select_latest(dictionary: DataFrame, join: DictionaryJoin, end: DataFrame) -> DataFrame:
-    """Selects the entry of each key that is valid and known at the end of the log.
+def select_latest(join: DictionaryJoin, end: DataFrame) -> DataFrame:
+    """Selects the entry of each key, in the event's column, that counts at the end of the log.
 
     `end` has one row, one column: the time of the log's last event, milliseconds.
     """
-    now = end.toDF(EVENT_TS_COLUMN)
-    entries = _entries(dictionary, join).crossJoin(F.broadcast(now))
-    known = entries.where(F.col(_TS) <= F.col(EVENT_TS_COLUMN))
-    latest = known.groupBy(_KEY).agg(
-        F.max_by(_ENTRY, _VERSION).alias(_ENTRY), F.max(EVENT_TS_COLUMN).alias(EVENT_TS_COLUMN)
-    )
-    valid = latest.where(~F.coalesce(_has_ended(join), F.lit(False)))
-    columns = [F.col(_ENTRY)[column].alias(column) for column in _added(dictionary, join)]
-    return valid.select(F.col(_KEY).alias(join.key), *columns)
+    key = join.config.column
+    entries = _list_entries(join).crossJoin(F.broadcast(end.toDF(_NOW)))
+    known = entries.where(F.col(EVENT_TS_COLUMN) <= F.col(_NOW))
+    newest = F.max_by(_ENTRY, _VERSION).alias(_ENTRY)
+    latest = known.groupBy(key).agg(newest, F.max(_NOW).alias(_NOW))
+    valid = latest.where(~F.coalesce(_has_ended(join, _NOW), F.lit(False)))
+    return valid.select(key, *[F.col(_ENTRY)[name].alias(name) for name in _list_added(join)])
 
 
-def _as_of(join: DictionaryJoin) -> AsOf:
-    if join.config.as_of is None:
-        raise InternalError(f"the join with {join.name!r} is not one as of the event's time")
-    return join.config.as_of
-
-
-def _payload(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
-    return [column for column in dictionary.columns if column not in (join.key, ORDER_COLUMN)]
-
-
-def _added(dictionary: DataFrame, join: DictionaryJoin) -> list[str]:
+def _list_added(join: DictionaryJoin) -> list[str]:
     # `valid_to` says what came later.
-    ends = _as_of(join).valid_to
-    return [column for column in _payload(dictionary, join) if column != ends]
+    return [name for name in join.rows.columns if name not in (join.key, join.as_of.valid_to)]
 
 
-def _entries(dictionary: DataFrame, join: DictionaryJoin) -> DataFrame:
-    """One row per version: key, time from which it counts, its rank among versions, columns."""
-    as_of = _as_of(join)
-    times = [name for name in (as_of.valid_from, as_of.known_at) if name is not None]
-    version = [F.col(name) * F.lit(join.ms[name]) for name in times]
+def _list_entries(join: DictionaryJoin) -> DataFrame:
+    """One row per version: key and time from which it counts, in the events' columns; the rest."""
+    version = [F.col(name) * F.lit(join.ms[name]) for name in join.versions]
     # Nobody could use an entry before it was known, however early it is valid from.
     counts_from = F.greatest(*version) if len(version) > 1 else version[0]
-    return dictionary.where(F.col(join.key).isNotNull()).select(
-        F.col(join.key).alias(_KEY),
-        counts_from.alias(_TS),
+    entry = [name for name in join.rows.columns if name != join.key]
+    return join.rows.where(F.col(join.key).isNotNull()).select(
+        F.col(join.key).alias(join.config.column),
+        counts_from.alias(EVENT_TS_COLUMN),
         F.struct(*version).alias(_VERSION),
-        F.struct(*_payload(dictionary, join)).alias(_ENTRY),
+        F.struct(*entry).alias(_ENTRY),
     )
 
 
-def _has_ended(join: DictionaryJoin) -> Column:
-    """Whether the entry's `valid_to` is over at the event; null where it is open."""
-    as_of = _as_of(join)
-    if as_of.valid_to is None:
+def _has_ended(join: DictionaryJoin, now: str) -> Column:
+    """Whether the entry's `valid_to` is over at `now`; null where it is open."""
+    ends = join.as_of.valid_to
+    if ends is None:
         return F.lit(False)
     # A "never" too large for milliseconds overflows to null, which is open as well.
-    end = F.try_multiply(F.col(_ENTRY)[as_of.valid_to], F.lit(join.ms[as_of.valid_to]))
-    now = F.col(EVENT_TS_COLUMN)
+    end = F.try_multiply(F.col(_ENTRY)[ends], F.lit(join.ms[ends]))
     # An entry that counts just after `valid_from` ends just after `valid_to`.
-    return end <= now if as_of.match == "at_or_before" else end < now
+    return end <= F.col(now) if join.as_of.match == "at_or_before" else end < F.col(now)

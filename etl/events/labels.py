@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, mul, or_
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.window import WindowSpec
 
 from conf.etl.build import BuildConfig
-from conf.etl.events import EventConditionConfig
 from conf.etl.labels import KEEP_RATE, ConversionConfig, LabelConfig
 from etl.events.columns import (
     DROP_COLUMN,
@@ -28,19 +27,14 @@ from etl.events.columns import (
 from etl.events.conditions import matches
 from etl.sources.source import Source
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.window import WindowSpec
-
 logger = logging.getLogger("sluice.labels")
 
 IMMATURE = "immature"
 UNLABELLED = "unlabelled"
-_UNKNOWN = (IMMATURE, UNLABELLED)
 LOST = ("null_key", "no_event", "outside_time", "no_sample")
 """Why a conversion makes no sample positive: a null among its keys, no event of these keys, none
 in the attribution window before, or there only events that are no samples."""
-_CONVERTED, _IS_SAMPLE = "__converted_ts_ms", "__is_sample"
+_CONVERTED, _IS_SAMPLE, _REASON = "__converted_ts_ms", "__is_sample", "__lost"
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _CHANCE_PAUSES = 7
 """Among conversions that come at random one pause in a thousand is that many times the mean."""
@@ -93,78 +87,70 @@ def count_conversions(
     """Counts the conversions of each label that has some, and says which no event led to."""
     found = {}
     for label in config.all_labels:
-        if (rule := label.conversion) is not None:
-            rows = _read_conversions(rule, config, sources)
-            counts = _count(events, rule, rows, _ms_per_unit(rule, config))
-            found[label.name] = counts
-            if counts.lost:
-                logger.warning("label %r: %s", label.name, _describe_lost(rule, counts))
+        if (rule := label.conversion) is None:
+            continue
+        found[label.name] = counts = _count(events, rule, config, sources)
+        if counts.lost:
+            reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
+            logger.warning(
+                "label %r: %s of %s conversions of %r: %s make no sample positive",
+                label.name, f"{sum(counts.lost.values()):,}", f"{counts.rows:,}", rule.source,
+                reasons,
+            )  # fmt: skip
     return found
 
 
-def _describe_lost(rule: ConversionConfig, counts: ConversionCounts) -> str:
-    reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.lost.items())
-    share = f"{sum(counts.lost.values()):,} of {counts.rows:,} conversions"
-    return f"{share} of {rule.source!r}: {reasons} make no sample positive"
-
-
-def _ms_per_unit(conversion: ConversionConfig, config: BuildConfig) -> int:
-    return config.sources[conversion.source].ms_per_unit(conversion.time)
-
-
 def _count(
-    events: DataFrame, conversion: ConversionConfig, conversions: DataFrame, ms: int
+    events: DataFrame, rule: ConversionConfig, config: BuildConfig, sources: Mapping[str, Source]
 ) -> ConversionCounts:
+    conversions, until_ms = _read_conversions(rule, config, sources)
     # As it was before the label.
     skipped = F.col(NOT_SAMPLED_COLUMN)
-    may_be = F.col(DROP_COLUMN).isNull() & F.coalesce(skipped.isin(*_UNKNOWN), F.lit(True))
-    timed = events.select(*conversion.keys, EVENT_TS_COLUMN, may_be.alias(_IS_SAMPLE))
+    may_be = F.coalesce(skipped.isin(IMMATURE, UNLABELLED), F.lit(True))
+    is_sample = (F.col(DROP_COLUMN).isNull() & may_be).alias(_IS_SAMPLE)
+    timed = events.select(*rule.keys, EVENT_TS_COLUMN, is_sample)
     both = _merge(timed, conversions.withColumn(_IS_SAMPLE, F.lit(False)))
-    until, whole = running_and_whole(_in_time(conversion))
-    event_ms = F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
-    dated = both.withColumns({
-        "__first_ms": F.min(event_ms).over(whole),
-        "__last_ms": F.max(event_ms).over(until),
-        "__last_sample_ms": F.max(F.when(F.col(_IS_SAMPLE), event_ms)).over(until),
-    })  # fmt: skip
-    is_conversion, reason = F.col(_CONVERTED).isNotNull(), _name_loss(conversion)
-    row = dated.agg(
-        F.count_if(is_conversion).alias("rows"),
-        F.min(_CONVERTED).alias("first"),
-        F.max(_CONVERTED).alias("last"),
-        F.max(event_ms).alias("last_event"),
-        *[F.count_if(is_conversion & (reason == name)).alias(name) for name in LOST],
-    ).collect()[0]
-    lost = {name: row[name] for name in LOST if row[name]}
-    span = None if row["last"] is None else (row["first"], row["last"])
-    until_ms = row["last"] if conversion.until_ts is None else conversion.until_ts * ms
-    return ConversionCounts(row["rows"], lost, span, row["last_event"], until_ms)
+    named = both.withColumn(_REASON, F.when(F.col(_CONVERTED).isNotNull(), _name_loss(rule)))
+    rows, first, last, last_event, *numbers = named.agg(
+        F.count(_CONVERTED), F.min(_CONVERTED), F.max(_CONVERTED), F.max(_event_ms()),
+        *[F.count_if(F.col(_REASON) == reason) for reason in LOST],
+    ).collect()[0]  # fmt: skip
+    lost = {reason: n for reason, n in zip(LOST, numbers, strict=True) if n}
+    span = None if last is None else (first, last)
+    return ConversionCounts(rows, lost, span, last_event, last if until_ms is None else until_ms)
 
 
-def _name_loss(conversion: ConversionConfig) -> Column:
+def _event_ms() -> Column:
+    """Time of a row that is an event; null for a conversion."""
+    return F.when(F.col(_CONVERTED).isNull(), F.col(EVENT_TS_COLUMN))
+
+
+def _name_loss(rule: ConversionConfig) -> Column:
     """Why a conversion makes no sample positive; null where it makes one."""
+    before, whole = running_and_whole(_in_time(rule))
 
-    def is_late(last_ms: str) -> Column:
-        age = F.col(_CONVERTED) - F.col(last_ms)
-        return ~F.coalesce(age <= _window_ms(conversion), F.lit(False))
+    def is_late(event_ms: Column) -> Column:
+        age = F.col(_CONVERTED) - F.max(event_ms).over(before)
+        return ~F.coalesce(age <= _window_ms(rule), F.lit(False))
 
     is_lost = (
-        _lacks_key(conversion.keys),
-        F.col("__first_ms").isNull(),
-        is_late("__last_ms"),
-        is_late("__last_sample_ms"),
+        _lacks_key(rule.keys),
+        F.min(_event_ms()).over(whole).isNull(),
+        is_late(_event_ms()),
+        is_late(F.when(F.col(_IS_SAMPLE), _event_ms())),
     )
     return F.coalesce(*[F.when(met, name) for name, met in zip(LOST, is_lost, strict=True)])
 
 
 def _read_conversions(
-    conversion: ConversionConfig, config: BuildConfig, sources: Mapping[str, Source]
-) -> DataFrame:
-    """Time, in milliseconds, and keys of the conversions, named as the events name them."""
-    time = F.col(conversion.time) * F.lit(_ms_per_unit(conversion, config))
-    keys = [F.col(other).alias(column) for column, other in conversion.keys.items()]
-    rows = sources[conversion.source].good.select(*keys, time.alias(_CONVERTED))
-    return rows.where(F.col(_CONVERTED).isNotNull())
+    rule: ConversionConfig, config: BuildConfig, sources: Mapping[str, Source]
+) -> tuple[DataFrame, int | None]:
+    """Time of the conversions and their keys, named as the events name them; their declared end."""
+    ms = config.sources[rule.source].ms_per_unit(rule.time)
+    keys = [F.col(other).alias(column) for column, other in rule.keys.items()]
+    time = (F.col(rule.time) * F.lit(ms)).alias(_CONVERTED)
+    rows = sources[rule.source].good.select(*keys, time).where(F.col(_CONVERTED).isNotNull())
+    return rows, None if rule.until_ts is None else rule.until_ts * ms
 
 
 def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
@@ -174,46 +160,24 @@ def _merge(events: DataFrame, conversions: DataFrame) -> DataFrame:
     )
 
 
-def _in_time(conversion: ConversionConfig, *, newest_first: bool = False) -> WindowSpec:
+def _in_time(rule: ConversionConfig, *, newest_first: bool = False) -> WindowSpec:
     """Rows of the same keys in order: at one moment the event precedes a conversion."""
-    same = Window.partitionBy(*conversion.keys, spread_lone(_lacks_key(conversion.keys)))
-    time, converted = F.col(EVENT_TS_COLUMN), F.col(_CONVERTED)
-    if newest_first:
-        return same.orderBy(time.desc_nulls_last(), converted.desc_nulls_last())
-    return same.orderBy(time.asc_nulls_first(), converted.asc_nulls_first())
+    same = Window.partitionBy(*rule.keys, spread_lone(_lacks_key(rule.keys)))
+    order = [F.col(EVENT_TS_COLUMN), F.col(_CONVERTED)]
+    return same.orderBy(*[column.desc() if newest_first else column for column in order])
 
 
-def _window_ms(conversion: ConversionConfig) -> int:
-    return round(conversion.within_hours * _HOUR_MS)
+def _window_ms(rule: ConversionConfig) -> int:
+    return round(rule.within_hours * _HOUR_MS)
 
 
 def _lacks_key(keys: Iterable[str]) -> Column:
     return reduce(or_, [F.col(key).isNull() for key in keys])
 
 
-def _add_conversion_label(
-    events: DataFrame, name: str, conversion: ConversionConfig, conversions: DataFrame
-) -> DataFrame:
-    """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
-    # A null is no key: conversions that lack one are no event's.
-    conversions = conversions.where(~_lacks_key(conversion.keys))
-    # Newest first: a frame that ends with the partition is gone through anew for each row.
-    following, _ = running_and_whole(_in_time(conversion, newest_first=True))
-    in_time = F.col("__next_ms") - F.col(EVENT_TS_COLUMN) <= _window_ms(conversion)
-    # A given event without a time has no window, hence no label.
-    timed = F.col(EVENT_TS_COLUMN).isNotNull()
-    return (
-        _merge(events, conversions)
-        .withColumn("__next_ms", F.min(_CONVERTED).over(following))
-        .where(F.col(_CONVERTED).isNull())
-        .withColumn(name, F.when(timed, F.coalesce(in_time, F.lit(False))).cast("float"))
-        .drop("__next_ms", _CONVERTED)
-    )
-
-
-def is_immature(conversion: ConversionConfig, until_ms: int | None) -> Column:
+def is_immature(rule: ConversionConfig, until_ms: int | None) -> Column:
     """Returns whether the attribution window of an event ends after `until_ms`; null: no time."""
-    end_ms = F.col(EVENT_TS_COLUMN) + F.lit(_window_ms(conversion))
+    end_ms = F.col(EVENT_TS_COLUMN) + F.lit(_window_ms(rule))
     return end_ms.isNotNull() if until_ms is None else end_ms > F.lit(until_ms)
 
 
@@ -226,58 +190,60 @@ def add_labels(events: DataFrame, config: BuildConfig, sources: Mapping[str, Sou
     if config.first_label is None and config.label_name is not None:
         # Drawn negatives get 0: what happened is a positive.
         return events.withColumn(config.label_name, F.lit(1.0).cast("float"))
+    is_late = {}
     for label in config.all_labels:
         if label.conversion is None:
-            events = _add_label(events, label)
+            events, is_late[label.name] = _add_label(events, label), F.lit(False)
             continue
-        rows = _read_conversions(label.conversion, config, sources)
-        events = _add_conversion_label(events, label.name, label.conversion, rows)
-    late = {label.name: _is_late(label, config, sources) for label in config.all_labels}
-    return _leave_out_unlabelled(events, config.all_labels, late) if late else events
+        conversions, until_ms = _read_conversions(label.conversion, config, sources)
+        is_late[label.name] = _is_late(label.conversion, conversions, until_ms)
+        events = _add_conversion_label(events, label.name, label.conversion, conversions)
+    return _leave_out_unlabelled(events, is_late) if is_late else events
 
 
 def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
     value = F.col(label.column or "")
-    rule = _apply_rule(events, label, value).cast("float")
-    return events.withColumn(label.name, F.when(value.isNotNull(), rule))
+    rule = value if label.graded else matches(events, label)
+    return events.withColumn(label.name, F.when(value.isNotNull(), rule.cast("float")))
 
 
-def _leave_out_unlabelled(
-    events: DataFrame, labels: Sequence[LabelConfig], is_late: Mapping[str, Column]
+def _add_conversion_label(
+    events: DataFrame, name: str, rule: ConversionConfig, conversions: DataFrame
 ) -> DataFrame:
-    given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
-    lacking, reasons, known = [], [], {}
-    for label in labels:
-        late, value = is_late[label.name], F.col(label.name)
-        lacking.append(value.isNull() | late)
-        reasons.append(F.when(late, IMMATURE).when(value.isNull() & ~given, UNLABELLED))
-        known[label.name] = F.when(~late, value)
-    reason = F.when(reduce(and_, lacking), F.coalesce(*reasons))
-    events = leave_out_samples(events, reason)
-    return events.withColumns(known) if len(labels) > 1 else events
+    """Adds the label: 1 if a conversion of the same keys came in [event, event + window]."""
+    # A null is no key: conversions that lack one are no event's.
+    both = _merge(events, conversions.where(~_lacks_key(rule.keys)))
+    # Newest first: a frame that ends with the partition is gone through anew for each row.
+    following, _ = running_and_whole(_in_time(rule, newest_first=True))
+    pause = F.min(_CONVERTED).over(following) - F.col(EVENT_TS_COLUMN)
+    in_time = F.coalesce(pause <= _window_ms(rule), F.lit(False)).cast("float")
+    # A given event without a time has no window, hence no label.
+    labelled = both.withColumn(name, F.when(F.col(EVENT_TS_COLUMN).isNotNull(), in_time))
+    return labelled.where(F.col(_CONVERTED).isNull()).drop(_CONVERTED)
 
 
-def _is_late(label: LabelConfig, config: BuildConfig, sources: Mapping[str, Source]) -> Column:
-    rule = label.conversion
-    if rule is None or rule.immature == "keep":
+def _is_late(rule: ConversionConfig, conversions: DataFrame, until_ms: int | None) -> Column:
+    """Whether it is not known yet if a conversion follows an event, where that leaves it out."""
+    if rule.immature == "keep":
         return F.lit(False)
-    if rule.until_ts is not None:
-        until_ms = rule.until_ts * _ms_per_unit(rule, config)
-    else:
-        rows = _read_conversions(rule, config, sources)
-        until_ms = rows.agg(F.max(_CONVERTED)).collect()[0][0]
+    if until_ms is None:
+        until_ms = conversions.agg(F.max(_CONVERTED)).collect()[0][0]
     return F.coalesce(is_immature(rule, until_ms), F.lit(False))
 
 
-def _apply_rule(events: DataFrame, label: LabelConfig, value: Column) -> Column:
-    if label.graded:
-        return value
-    if label.at_least is not None:
-        condition = EventConditionConfig(column=label.column or "", at_least=label.at_least)
-        return matches(events, condition)
-    # Values in the column's own precision: 4.1 read as float32 is 4.1.
-    kind = events.schema[label.column or ""].dataType
-    return value.isin([F.lit(allowed).cast(kind) for allowed in label.values])
+def _leave_out_unlabelled(events: DataFrame, is_late: Mapping[str, Column]) -> DataFrame:
+    """Marks events without any label as no samples; `is_late` are labels not known yet, by name."""
+    given = F.col(GIVEN_TEST_COLUMN) | F.col(GIVEN_VALIDATION_COLUMN)
+    lacks = {name: F.col(name).isNull() for name in is_late}
+    reasons = [
+        F.when(late, IMMATURE).when(lacks[name] & ~given, UNLABELLED)
+        for name, late in is_late.items()
+    ]
+    lacks_all = reduce(and_, [lacks[name] | late for name, late in is_late.items()])
+    events = leave_out_samples(events, F.when(lacks_all, F.coalesce(*reasons)))
+    if len(is_late) == 1:
+        return events
+    return events.withColumns({name: F.when(~late, F.col(name)) for name, late in is_late.items()})
 
 
 def add_weights(samples: DataFrame, config: BuildConfig, newest_ts_ms: int | None) -> DataFrame:

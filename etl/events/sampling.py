@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark import StorageLevel
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.etl.build import BuildConfig
@@ -39,11 +38,8 @@ from etl.events.columns import (
     running_and_whole,
 )
 from etl.events.counted_features import count_again
-from etl.events.joins import join_one, plan_joins
+from etl.events.joins import join_dictionary, plan_joins
 from etl.sources.source import Source
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -94,9 +90,8 @@ def _keep_ends(events: DataFrame, config: BuildConfig) -> DataFrame:
 def _down_sample(events: DataFrame, config: BuildConfig, share: float, label: str) -> DataFrame:
     sampled = (F.col(label) == 0) & (F.col(SPLIT_COLUMN) == TRAIN)
     lost = sampled & (draw_fraction(config, "down_sampling") >= share)
-    rate = F.when(sampled, F.lit(share)).otherwise(F.lit(1.0))
-    rated = events.withColumn(KEEP_RATE, rate.cast("float"))
-    return leave_out_samples(rated, F.when(lost, F.lit(DOWN_SAMPLED)))
+    rate = F.when(sampled, share).otherwise(1.0).cast("float")
+    return leave_out_samples(events.withColumn(KEEP_RATE, rate), F.when(lost, DOWN_SAMPLED))
 
 
 def _sample_exposures(
@@ -109,19 +104,13 @@ def _sample_exposures(
     by_draw = Window.partitionBy(SPLIT_COLUMN, negatives.within or config.events.user or "")
     by_draw = by_draw.orderBy(draw_fraction(config, "exposure"), *event_columns(config))
     ranked, whole = running_and_whole(by_draw)
-    quota = F.lit(negatives.per_positive) * F.col("__positives")
-    counted = events.withColumns({
-        "__rank": F.count_if(exposed).over(ranked),
-        "__positives": F.count_if(alive & (F.col(label) > 0)).over(whole),
-        "__exposures": F.count_if(exposed).over(whole),
+    quota = F.count_if(alive & (F.col(label) > 0)).over(whole) * negatives.per_positive
+    probability = F.least(F.lit(1.0), quota / F.count_if(exposed).over(whole))
+    marked = events.withColumns({
+        negatives.probability: F.when(exposed, probability).otherwise(1.0).cast("float"),
+        "__lost": exposed & (F.count_if(exposed).over(ranked) > quota),
     })  # fmt: skip
-    probability = F.least(F.lit(1.0), quota / F.col("__exposures"))
-    rated = F.when(exposed, probability).otherwise(F.lit(1.0)).cast("float")
-    lost = exposed & (F.col("__rank") > quota)
-    marked = leave_out_samples(
-        counted.withColumn(negatives.probability, rated), F.when(lost, EXPOSURE_NOT_SAMPLED)
-    )
-    return marked.drop("__rank", "__positives", "__exposures")
+    return leave_out_samples(marked, F.when(F.col("__lost"), EXPOSURE_NOT_SAMPLED)).drop("__lost")
 
 
 @dataclass(frozen=True)
@@ -155,8 +144,6 @@ def build_alias_table(weights: FloatArray, groups: IntArray) -> AliasTable:
     scaled = probabilities * sizes[groups]
     small, large = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
     thresholds, aliases = np.ones(len(weights)), np.arange(len(weights), dtype=np.int64)
-    if not len(small) or not len(large):
-        return AliasTable(thresholds, aliases, probabilities)
     missing = np.concatenate([[0.0], np.cumsum(1 - scaled[small])])
     surplus = np.cumsum(scaled[large] - 1)
     # Rounding must not lend from another group, and a group may be even but for rounding.
@@ -182,13 +169,12 @@ CANDIDATE_COLUMN = "__candidate"
 PROBABILITY_COLUMN = "__probability"
 GROUP_COLUMN = "__group"
 _INDEX, _SIZE, _HASH, _COUNT = "__index", "__size", "__draw_hash", "__count"
-_TOKEN, _OWN, _THRESHOLD = "__token", "__item_probability", "__threshold"
-_ALIAS, _ALIAS_PROBABILITY = "__alias", "__alias_probability"
+_OWN, _ALIAS, _THRESHOLD, _DRAWN = "__own", "__alias", "__threshold", "__drawn"
 
 
 @dataclass(frozen=True)
 class NegativeCandidates:
-    """An alias table as frames, joined to draws by group and index; and the size of each group.
+    """An alias table as frames: of each group and index two items, and the size of each group.
 
     A draw depends on the columns of `key` alone.
     """
@@ -203,13 +189,9 @@ class NegativeCandidates:
         hashed = hashed.withColumn(_HASH, F.xxhash64(*self.key, DRAW_COLUMN, *more))
         hashed = hashed.withColumn(_INDEX, F.pmod(F.col(_HASH), F.col(_SIZE)))
         drawn = hashed.join(self.table, [GROUP_COLUMN, _INDEX])
-        own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col(_THRESHOLD)
-        chosen = {
-            CANDIDATE_COLUMN: F.when(own, F.col(_TOKEN)).otherwise(F.col(_ALIAS)),
-            PROBABILITY_COLUMN: F.when(own, F.col(_OWN)).otherwise(F.col(_ALIAS_PROBABILITY)),
-        }
-        made = (_SIZE, _HASH, _INDEX, _TOKEN, _OWN, _THRESHOLD, _ALIAS, _ALIAS_PROBABILITY)
-        return drawn.withColumns(chosen).drop(*made)
+        is_own = hash_fraction(F.col(_HASH), F.lit("alias")) < F.col(_THRESHOLD)
+        item = F.when(is_own, F.col(_OWN)).otherwise(F.col(_ALIAS)).alias(_DRAWN)
+        return drawn.select(*slots.columns, item).select(*slots.columns, f"{_DRAWN}.*")
 
 
 def _group_of(config: NegativesConfig) -> Column:
@@ -225,38 +207,38 @@ def _fit_candidates(
     Every item of the split's events can be drawn. One that no such event has counts as one. Only
     one row per item comes to the driver, as Arrow, like a vocabulary.
     """
-    item, spark = F.col(config.events.item or ""), events.sparkSession
+    item = F.col(config.events.item or "")
     in_train = (F.col(SPLIT_COLUMN) == TRAIN) & item.isNotNull()
     # An item's category is its dictionary's; the least, should an item ever have two.
-    of_token = F.min(_group_of(negatives)).alias(GROUP_COLUMN)
-    grouped = events.where(in_train).groupBy(item.alias(_TOKEN))
-    counted = grouped.agg(F.count_if(popular).alias(_COUNT), of_token)
+    group = F.min(_group_of(negatives)).alias(GROUP_COLUMN)
+    grouped = events.where(in_train).groupBy(item.alias(CANDIDATE_COLUMN))
+    counted = grouped.agg(F.count_if(popular).alias(_COUNT), group)
     items = counted.where(F.col(GROUP_COLUMN).isNotNull()).toArrow()
-    items = items.sort_by([(GROUP_COLUMN, "ascending"), (_TOKEN, "ascending")]).combine_chunks()
+    order = [(GROUP_COLUMN, "ascending"), (CANDIDATE_COLUMN, "ascending")]
+    tables = _tabulate(items.sort_by(order).combine_chunks(), negatives.exponent)
+    table, sizes = map(events.sparkSession.createDataFrame, tables)
     key = [F.lit(config.output.seed), F.lit("negative"), *map(F.col, event_columns(config))]
-    table, sizes = map(spark.createDataFrame, _tabulate(items, negatives.exponent))
     return NegativeCandidates(table, sizes, key)
 
 
 def _tabulate(items: pa.Table, exponent: float) -> tuple[pa.Table, pa.Table]:
     """The alias table of sorted items by group and index, and the size of each group."""
-    names, token = items[GROUP_COLUMN].combine_chunks(), items[_TOKEN].combine_chunks()
+    names, tokens = items[GROUP_COLUMN].combine_chunks(), items[CANDIDATE_COLUMN].combine_chunks()
     groups = np.asarray(pc.dictionary_encode(names).indices).astype(np.int64)  # from 0, sorted
     weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** exponent
     alias = build_alias_table(weights, groups)
-    table = pa.table(
-        {
-            GROUP_COLUMN: names,
-            _INDEX: np.arange(len(groups), dtype=np.int64) - np.searchsorted(groups, groups),
-            _TOKEN: token,
-            _OWN: alias.probabilities,
-            _THRESHOLD: alias.thresholds,
-            _ALIAS: token.take(pa.array(alias.aliases)),
-            _ALIAS_PROBABILITY: alias.probabilities[alias.aliases],
-        }
+    own = pa.StructArray.from_arrays(
+        [tokens, pa.array(alias.probabilities)], [CANDIDATE_COLUMN, PROBABILITY_COLUMN]
     )
-    sizes = pa.table({GROUP_COLUMN: names.unique(), _SIZE: np.bincount(groups)})
-    return table, sizes
+    table = {
+        GROUP_COLUMN: names,
+        _INDEX: np.arange(len(groups), dtype=np.int64) - np.searchsorted(groups, groups),
+        _OWN: own,
+        _THRESHOLD: alias.thresholds,
+        _ALIAS: own.take(pa.array(alias.aliases)),
+    }
+    sizes = {GROUP_COLUMN: names.unique(), _SIZE: np.bincount(groups)}
+    return pa.table(table), pa.table(sizes)
 
 
 _ROUNDS = (2, 14, 112)
@@ -281,19 +263,18 @@ def _fill_unseen(
     met nearly everything. Slots are narrow rows with `__group`, no two alike; `met` are distinct
     pairs of user and `__candidate`.
     """
-    user, names, opened, filled, first = met.columns[0], slots.columns, slots, [], 0
+    user, names, opened, results, first = met.columns[0], slots.columns, slots, [], 0
     for tries in _ROUNDS:
         drawn = candidates.draw(_number(opened, _TRY, first, tries), _TRY)
         seen = drawn.join(met.withColumn("__met", F.lit(True)), [user, CANDIDATE_COLUMN], "left")
         taken = F.struct(_TRY, CANDIDATE_COLUMN, PROBABILITY_COLUMN)
         unmet = F.min(F.when(F.col("__met").isNull(), taken))
-        result = _keep(seen.groupBy(*names).agg(unmet.alias(_FOUND)), stack)
-        filled.append(result.where(F.col(_FOUND).isNotNull()))
-        opened = result.where(F.col(_FOUND).isNull()).select(*names)
+        results.append(_keep(seen.groupBy(*names).agg(unmet.alias(_FOUND)), stack))
+        opened = results[-1].where(F.col(_FOUND).isNull()).select(*names)
         first += tries
         if opened.isEmpty():
             break
-    rows = reduce(lambda one, other: one.unionByName(other), filled)
+    rows = reduce(DataFrame.unionByName, results).where(F.col(_FOUND).isNotNull())
     rows = rows.select(*names, f"{_FOUND}.{CANDIDATE_COLUMN}", f"{_FOUND}.{PROBABILITY_COLUMN}")
     rows = rows.join(_met_probability(met, candidates, user), [user, GROUP_COLUMN], "left")
     left = F.lit(1.0) - F.coalesce(F.col("__met_probability"), F.lit(0.0))
@@ -308,9 +289,9 @@ def _keep(frame: DataFrame, stack: ExitStack) -> DataFrame:
 
 def _met_probability(met: DataFrame, candidates: NegativeCandidates, user: str) -> DataFrame:
     """The probability of all items that a user has met, by user and group."""
-    items = candidates.table.select(GROUP_COLUMN, F.col(_TOKEN).alias(CANDIDATE_COLUMN), _OWN)
+    items = candidates.table.select(GROUP_COLUMN, f"{_OWN}.*")
     # Whole numbers: their sum does not hang on the order, as that of floats does.
-    units = F.sum(F.round(F.col(_OWN) * _UNIT).cast("long"))
+    units = F.sum(F.round(F.col(PROBABILITY_COLUMN) * _UNIT).cast("long"))
     return (
         met.join(items, CANDIDATE_COLUMN)
         .groupBy(user, GROUP_COLUMN)
@@ -342,9 +323,8 @@ def add_negatives(
         return Negatives(samples, {}, stack.close)
     events, is_positive = kept(log), F.col(label) > 0
     # An event inside a sequence trains too: the row that ends the sequence holds it.
-    skipped = F.coalesce(F.col(NOT_SAMPLED_COLUMN), F.lit(INSIDE_SEQUENCE))
-    popular = is_positive & (skipped == INSIDE_SEQUENCE)
-    candidates = _fit_candidates(events, config, negatives, popular)
+    trains = F.coalesce(F.col(NOT_SAMPLED_COLUMN) == INSIDE_SEQUENCE, F.lit(True))
+    candidates = _fit_candidates(events, config, negatives, is_positive & trains)
     chosen = is_positive & F.col(SPLIT_COLUMN).isin(list(negatives.splits))
     positives = samples.where(chosen).withColumn(GROUP_COLUMN, _group_of(negatives))
     if negatives.not_seen is None:
@@ -352,25 +332,22 @@ def add_negatives(
         counted = positives.join(candidates.sizes, GROUP_COLUMN, "left_semi")
         counts = _count(counted, F.lit(negatives.per_positive))
     else:
-        met = events if negatives.not_seen == "all" else events.where(F.col(SPLIT_COLUMN) == TRAIN)
         columns = event_columns(config)
         # Narrow rows go through the draws; the samples are joined to what comes out of them.
         slots = positives.select(*columns, SPLIT_COLUMN, GROUP_COLUMN)
         slots = _number(slots, DRAW_COLUMN, 1, negatives.per_positive)
-        rows = _fill_unseen(slots, _pair(met, config), candidates, stack)
+        if negatives.not_seen == "train":
+            events = events.where(F.col(SPLIT_COLUMN) == TRAIN)
+        item = F.col(config.events.item or "").alias(CANDIDATE_COLUMN)
+        met = events.select(config.events.user or "", item).distinct()
+        rows = _fill_unseen(slots, met, candidates, stack)
         drawn = positives.join(rows.drop(SPLIT_COLUMN, GROUP_COLUMN), columns)
         counts = _count(rows, F.lit(1))
-    replaced = _replace_items(drawn, log, config, sources)
-    probability = negatives.probability
-    replaced = replaced.withColumn(probability, F.col(PROBABILITY_COLUMN).cast("float"))
-    given = samples.withColumns({DRAW_COLUMN: F.lit(0), probability: F.lit(1.0).cast("float")})
-    return Negatives(given.unionByName(replaced.select(*given.columns)), counts, stack.close)
-
-
-def _pair(events: DataFrame, config: BuildConfig) -> DataFrame:
-    """Distinct pairs of a user, and an item that the user has met."""
-    user, item = config.events.user or "", config.events.item or ""
-    return events.select(user, F.col(item).alias(CANDIDATE_COLUMN)).distinct()
+    rows = _replace_items(drawn, log, config, sources)
+    rows = rows.withColumn(negatives.probability, F.col(PROBABILITY_COLUMN).cast("float"))
+    certain = {DRAW_COLUMN: F.lit(0), negatives.probability: F.lit(1.0).cast("float")}
+    given = samples.withColumns(certain)
+    return Negatives(given.unionByName(rows.select(*given.columns)), counts, stack.close)
 
 
 def _count(rows: DataFrame, each: Column) -> dict[str, int]:
@@ -388,15 +365,14 @@ def _replace_items(
     for join in plan_joins(config, sources):
         if join.config.column not in of_item:
             continue
-        added = join.config.added_columns(config.sources[join.name])
+        added = join.config.added_columns(config.sources[join.config.source])
         # An item without an entry was drawn as it is.
         lenient = replace(join, config=join.config.model_copy(update={"unmatched": "keep"}))
-        rows = join_one(rows.drop(*added), sources[join.name].good, lenient)
+        rows = join_dictionary(rows.drop(*added), lenient)
         of_item |= set(added)
     rows = count_again(rows, log, config, of_item)
     # The label's column tells of the positive what did not happen with this item.
     read = {label.column for label in config.all_labels if label.column is not None}
     nothing = {name: F.lit(None).cast(drawn.schema[name].dataType) for name in read}
-    names = {config.label_name or "", *(label.name for label in config.further_labels)}
-    zeros = {name: F.lit(0.0).cast("float") for name in names}
-    return rows.withColumns(nothing | zeros)
+    labels = {config.label_name or "", *(label.name for label in config.further_labels)}
+    return rows.withColumns(nothing | dict.fromkeys(labels, F.lit(0.0).cast("float")))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange, read_duration
@@ -23,15 +23,11 @@ from etl.events.columns import (
     ROW_COLUMNS,
     SAMPLES_COLUMN,
     SAMPLES_LEFT_COLUMN,
-    SHORT_USER_COLUMN,
     SPLIT_COLUMN,
     drop_events,
     hash_fraction,
     is_sample,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 OUTSIDE_DATES = "outside_dates"
 AFTER_DATES = "after_dates"
@@ -39,32 +35,29 @@ OUTSIDE_WINDOW = "outside_window"
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 
 
+def name_outside(dates: DateRange) -> Column:
+    """Names why an event is none of a run's days; null for those that are, or have no time."""
+    (first, end), time = dates.span_ms, F.col(EVENT_TS_COLUMN)
+    return F.when(time < first, OUTSIDE_DATES).when(time >= end, AFTER_DATES)
+
+
 def is_inside(dates: DateRange) -> Column:
     """Whether an event's UTC day is one of the run's; events without a time are."""
-    first, end = dates.span_ms
-    time = F.col(EVENT_TS_COLUMN)
-    return time.isNull() | ((time >= first) & (time < end))
+    return name_outside(dates).isNull()
 
 
 def is_not_after(dates: DateRange) -> Column:
     """Whether an event is of the run's last day or before; events without a time are."""
-    time = F.col(EVENT_TS_COLUMN)
-    return time.isNull() | (time < dates.span_ms[1])
-
-
-def name_outside(dates: DateRange) -> Column:
-    """Names why an event is none of a run's days; null for those that are."""
-    reason = F.when(is_not_after(dates), OUTSIDE_DATES).otherwise(AFTER_DATES)
-    return F.when(~is_inside(dates), reason)
+    return F.coalesce(F.col(EVENT_TS_COLUMN) < dates.span_ms[1], F.lit(True))
 
 
 def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
     """Refuses days where nothing depends on them: each day's version would be the same."""
     sources = config.used_sources.values()
-    if dates is None or config.events.time or any(source.days is not None for source in sources):
-        return
-    bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
-    if bounded or any(rule.kind == "freshness" for rule in config.contract.rules):
+    is_bounded = any(c.not_after == "run_date" for source in sources for c in source.columns)
+    is_fresh = any(rule.kind == "freshness" for rule in config.contract.rules)
+    has_days = any(source.days is not None for source in sources)
+    if dates is None or config.events.time or has_days or is_bounded or is_fresh:
         return
     raise ConfigError(
         "a day was given, but nothing of this build depends on days",
@@ -73,25 +66,25 @@ def check_dates(config: BuildConfig, dates: DateRange | None) -> None:
     )
 
 
-@dataclass(frozen=True)
-class SplitBounds:
+class SplitBounds(NamedTuple):
     """First times of a temporal split, milliseconds; None: there is none, or not yet."""
 
-    validation: int | None
-    test: int | None
+    validation: int | None = None
+    test: int | None = None
+
+
+_OPEN = SplitBounds()
 
 
 def find_bounds(
-    config: BuildConfig,
-    end_ms: int | None = None,
-    by_fractions: SplitBounds = SplitBounds(None, None),
+    config: BuildConfig, end_ms: int | None = None, by_fractions: SplitBounds = _OPEN
 ) -> SplitBounds:
     """Finds the bounds of a temporal split; durations are counted back from `end_ms`.
 
     `by_fractions` are those where the config states neither a time nor a duration.
     """
     split, ms = config.split, config.event_ms
-    test, validation = by_fractions.test, by_fractions.validation
+    validation, test = by_fractions
     if split.test_from_ts is not None:
         test = cast(int, split.test_from_ts) * ms
     elif split.test_duration is not None and end_ms is not None:
@@ -100,8 +93,8 @@ def find_bounds(
         validation = None if test is None else test - _read_ms(split.validation_duration)
     elif split.validation_from_ts is not None:
         validation = cast(int, split.validation_from_ts) * ms
-    elif validation is not None:
-        validation = None if test is None else min(validation, test)
+    elif validation is not None and test is not None:
+        validation = min(validation, test)
     return SplitBounds(validation if split.has_validation else None, test)
 
 
@@ -126,16 +119,13 @@ def plan_spans(config: BuildConfig, dates: DateRange | None) -> Mapping[str, Spa
         return _plan_window(split)
     if split.strategy != "temporal" or config.events.time is None:
         return {}
-    bounds = find_bounds(config, dates.span_ms[1] if dates else None)
-    spans: dict[str, Span] = {}
-    train_end = bounds.validation if split.has_validation else bounds.test
-    if train_end is not None:
-        spans[TRAIN] = (None, train_end)
-    if bounds.validation is not None:
-        spans[VALIDATION] = (bounds.validation, bounds.test)
-    if bounds.test is not None:
-        spans[TEST] = (bounds.test, None)
-    return spans
+    validation, test = find_bounds(config, dates.span_ms[1] if dates else None)
+    train_end = validation if split.has_validation else test
+    spans: dict[str, Span] = {
+        TRAIN: (None, train_end), VALIDATION: (validation, test), TEST: (test, None),
+    }  # fmt: skip
+    known = zip(spans.items(), (train_end, validation, test), strict=True)
+    return {name: span for (name, span), bound in known if bound is not None}
 
 
 def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
@@ -163,9 +153,9 @@ def check_spans(config: BuildConfig, dates: DateRange | None) -> None:
 
 def _overlap(span: Span, days: DateRange | None) -> bool:
     """Whether a span has a moment of the days."""
-    first, end = days.span_ms if days else (-(2**63), 2**63)
-    low, high = span
-    return max(first, first if low is None else low) < min(end, end if high is None else high)
+    firsts, ends = zip(span, days.span_ms if days else (None, None), strict=True)
+    known = [bound for bound in firsts if bound is not None]
+    return all(end is None or first < end for first in known for end in ends)
 
 
 def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, int]]:
@@ -173,17 +163,13 @@ def _plan_window(split: SplitConfig, first_ms: int = 0) -> dict[str, tuple[int, 
     start = first_ms // _DAY_MS
     if split.start_date is not None:
         start = (split.start_date - datetime.date(1970, 1, 1)).days
-    start += split.window * _step_days(split)
+    start += split.window * (split.step_days or split.window_days[-1])
     spans = {}
     for name, days in zip((TRAIN, VALIDATION, TEST), split.window_days, strict=True):
         if days:
             spans[name] = (start * _DAY_MS, (start + days) * _DAY_MS)
             start += days
     return spans
-
-
-def _step_days(split: SplitConfig) -> int:
-    return split.step_days or split.window_days[-1]
 
 
 def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
@@ -198,13 +184,10 @@ def split_by_window(events: DataFrame, split: SplitConfig) -> DataFrame:
     spans = _plan_window(split, low or 0)
     (first, train_end), (test, end) = spans[TRAIN], spans[TEST]
     if high is not None and test > high:
-        last_window = (high - test) // (_step_days(split) * _DAY_MS) + split.window
         raise InputDataError(
             f"window {split.window} of the backtest begins to test after the log has ended",
             received="test from {}, log until {}".format(*show_span((test, high))),
-            fix="declare fewer days"
-            if last_window < 0
-            else f"choose split.window 0 to {last_window}, or declare fewer days",
+            fix="choose an earlier `split.window`, or declare fewer days",
         )
     chosen = F.when(time < train_end, TRAIN).when(time < test, VALIDATION).otherwise(TEST)
     outside = F.when((time < first) | (time >= end), OUTSIDE_WINDOW)
@@ -222,7 +205,7 @@ def show_span(span: Span) -> list[str | None]:
 
 
 def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = None) -> DataFrame:
-    """Adds `__split`; with leave_one_out also `__short_user`: all events of these stay in train.
+    """Adds `__split`; all events of users with too few of them to hold one out are of train.
 
     Fractions and durations of a temporal split go by the run's days. A sliding window has split
     events before, see `split_by_window`.
@@ -231,15 +214,17 @@ def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = 
     if split.strategy == "sliding":
         return events
     if split.strategy == "temporal":
-        return events.withColumn(SPLIT_COLUMN, _temporal(events, config, dates))
-    if split.strategy == "hash":
-        return events.withColumn(SPLIT_COLUMN, _hash(config))
-    if split.strategy == "given" and (user is None or split.validation_source):
-        return events.withColumn(SPLIT_COLUMN, _given(config))
-    return _leave_out(events, config, user or "")
+        chosen = _temporal(events, config, dates)
+    elif split.strategy == "hash":
+        chosen = _hash(config)
+    elif split.strategy == "given" and (user is None or split.validation_source):
+        chosen = _given(config)
+    else:
+        chosen = _leave_out(events, config, user or "")
+    return events.withColumn(SPLIT_COLUMN, chosen)
 
 
-def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
+def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> Column:
     """The end of each user's samples; what a given split has not said is told in the same way.
 
     An event that is no sample goes with the sample before it: what a sample of the train split
@@ -253,8 +238,7 @@ def _leave_out(events: DataFrame, config: BuildConfig, user: str) -> DataFrame:
         if split.validation_users is not None:
             validation = validation & _is_chosen(events, user, config)
         chosen = chosen.when(validation, VALIDATION)
-    events = events.withColumn(SPLIT_COLUMN, chosen.otherwise(TRAIN))
-    return events if is_given else events.withColumn(SHORT_USER_COLUMN, ~enough & (left == 0))
+    return chosen.otherwise(TRAIN)
 
 
 def _is_chosen(events: DataFrame, user: str, config: BuildConfig) -> Column:
@@ -316,7 +300,7 @@ def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | N
     shares = F.array(F.lit(late), F.lit(late - split.validation_fraction))
     found, newest = samples.agg(F.percentile(time, shares), F.max(EVENT_TS_COLUMN)).collect()[0]
     if newest is None:  # No sample: the counts say so.
-        return SplitBounds(None, None)
+        return _OPEN
     end = dates.span_ms[1] if dates else end_of_log(split, newest)
     test, validation = (int(bound) * ms for bound in found)
     return find_bounds(config, end, SplitBounds(validation, test))
@@ -328,42 +312,45 @@ def check_built_by_day(config: BuildConfig) -> None:
     Days that are built one by one would not fit each other: an event is the last one of its user,
     or the newest of the log, only until the next day is there.
     """
-    for received in _list_moving(config):
+    moving = _list_moving(config)
+    if moving:
         raise ConfigError(
             "output.partition_overwrite: dynamic keeps records of other days, and this makes "
             "other ones of an event with each day that follows it",
-            received=received,
+            received=moving[0],
             fix="change it, or build all days in each run: --set output.partition_overwrite=static",
         )
 
 
-def _list_moving(config: BuildConfig) -> Iterator[str]:
+def _list_moving(config: BuildConfig) -> list[str]:
     """What of a config moves with the days that are read."""
-    split = config.split
-    yield from _list_moving_splits(split)
-    for source in (split.test_source, split.validation_source):
-        # Events without times come after whatever log is read.
-        if source is not None and config.sources[source].column(config.events.time or "") is None:
-            yield f"split.strategy: given, with events of {source!r} that have no time"
-    if config.train_samples != "all":
-        yield f"train_samples: {config.train_samples}, counted from each user's last event"
-    if config.weights is not None and config.weights.half_life_days is not None:
-        age = config.weights.half_life_days
-        yield f"weights.half_life_days: {age:g}, counted from the newest event"
-    if DATE_PARTITION in config.output.partition_by and DATE_PARTITION in config.event_column_types:
-        yield f"a column {DATE_PARTITION!r} of the log: without it that is the event's UTC day"
-
-
-def _list_moving_splits(split: SplitConfig) -> Iterator[str]:
-    by_fraction = split.has_validation and not (
-        split.validation_duration or split.validation_from_ts is not None
-    )
-    if split.strategy == "temporal" and (split.test_from_ts is None or by_fraction):
-        how = f"test: {split.test}" if split.test_duration else "by fractions"
-        yield f"split.strategy: temporal, {how}, not from fixed times of test and validation on"
-    if split.strategy == "leave_one_out":
-        yield "split.strategy: leave_one_out, the last events of each user"
-    if split.strategy == "sliding" and split.start_date is None:
-        yield "split.strategy: sliding without start_date, from the log's first day"
-    if split.strategy == "given" and split.has_validation and split.validation_source is None:
-        yield "split.strategy: given, with validation from the end of the log"
+    split, time, strategy = config.split, config.events.time or "", config.split.strategy
+    given = [source for source in (split.test_source, split.validation_source) if source]
+    # Events without times come after whatever log is read.
+    untimed = [source for source in given if config.sources[source].column(time) is None]
+    named = (split.validation_duration, split.validation_from_ts)
+    by_fraction = split.has_validation and named == (None, None)
+    half_life = config.weights and config.weights.half_life_days
+    partitions, types = config.output.partition_by, config.event_column_types
+    moves = {
+        f"split.strategy: temporal, test: {split.test}, not from fixed times of test and "
+        "validation on": strategy == "temporal" and (split.test_from_ts is None or by_fraction),
+        "split.strategy: leave_one_out, the last events of each user": strategy == "leave_one_out",
+        "split.strategy: sliding without start_date, from the log's first day": (
+            strategy == "sliding" and split.start_date is None
+        ),
+        "split.strategy: given, with validation from the end of the log": (
+            strategy == "given" and split.has_validation and split.validation_source is None
+        ),
+        f"split.strategy: given, with events of {', '.join(untimed)!r} that have no time": bool(
+            untimed
+        ),
+        f"train_samples: {config.train_samples}, counted from each user's last event": (
+            config.train_samples != "all"
+        ),
+        f"weights.half_life_days: {half_life}, counted from the newest event": bool(half_life),
+        f"a column {DATE_PARTITION!r} of the log: without it that is the event's UTC day": (
+            DATE_PARTITION in partitions and DATE_PARTITION in types
+        ),
+    }
+    return [what for what, is_moving in moves.items() if is_moving]

@@ -271,7 +271,7 @@ def _latest_entries(
     """The as-of dictionaries of one event column as they stand at the end, by that column."""
     end = events.agg(F.max(EVENT_TS_COLUMN))
     return [
-        select_latest(sources[join.name].good, join, end).withColumnRenamed(join.key, key)
+        select_latest(join, end)
         for join in plan_joins(config, sources)
         if join.config.as_of is not None and join.config.column == key
     ]

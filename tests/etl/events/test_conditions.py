@@ -24,6 +24,14 @@ def check(text: str) -> None:
         ("MOD(user, item) = 1", "try_mod"),
         ("pmod(user, item) = 1", "try_mod"),
         ("'yes'", "its type is "),
+        ("item + 1", "its type is BIGINT"),
+        ("itm is not null", "did you mean 'item'"),
+        ("log.item is not null", "names a column"),
+        ("item > (", "is no condition"),
+        ("select item from log", "is no condition"),
+        ("count(*) > 1", "take COUNT"),
+        ("row_number() over (order by ts) > 1", "take ROW_NUMBER"),
+        ("rand() < 0.5", "take RAND"),
         ("action > 5", "action > 5 compares text with a number"),
         ("Action >= 0.5", "try_cast"),
         ("upper(action) = item", "try_cast"),
@@ -41,7 +49,7 @@ def check(text: str) -> None:
         ("split(action, '*')[0] = 'x'", "do not allow '*'"),
     ],
 )
-def test_what_fails_at_some_values_is_refused_with_what_does_not(text, says):
+def test_what_is_no_condition_or_fails_at_some_values_is_refused_with_what_does_not(text, says):
     with pytest.raises(ConfigError) as refused:
         check(text)
     assert says in refused.value.render()

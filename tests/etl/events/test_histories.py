@@ -14,10 +14,10 @@ from conf.etl.labels import LabelConfig
 from etl.events.columns import kept
 from etl.events.conditions import find_position
 from etl.events.event_counts import count_events
-from etl.events.event_log import prepare_events
 from etl.events.histories import add_histories, add_latest_histories, add_sessions
 from tests.etl.events.history_reference import Event, history_of, number_sessions
-from tests.etl.logs import behaviour_config, columns, memory_source
+from tests.etl.events.prepared import prepare
+from tests.etl.logs import behaviour_config, columns
 from tests.machine import IS_EXHAUSTIVE
 
 CLICKS = {"column": "action", "one_of": ["click"]}
@@ -66,8 +66,7 @@ def by_user(events: list[Event]) -> dict[int, list[Event]]:
 
 
 def prepared(spark: Any, config: BuildConfig, events: list[Event]) -> Any:
-    source = memory_source(spark, config, "log", [event.row() for event in events])
-    return kept(prepare_events(config, {"log": source}).frame)
+    return kept(prepare(spark, config, [event.row() for event in events]).frame)
 
 
 def rounded(made: dict[str, Any]) -> dict[str, Any]:
@@ -129,50 +128,22 @@ def test_no_frame_holds_more_than_the_declared_lookback(spark):
     assert len(collecting) >= len(CONFIG.histories)
     assert not any("unboundedpreceding" in part.split("AS")[0] for part in collecting)
     frames = [part.split("specifiedwindowframe(")[1].split(")")[0] for part in collecting]
-    assert {frame.split(",")[1].strip() for frame in frames} <= {
-        "-2",
-        "-3",
-        "-4",
-        "-12",
-        "-11",
-        "-1",
-    }
-
-
-@pytest.mark.parametrize("distinct", ["consecutive", "item"])
-def test_repeats_are_looked_for_among_the_latest_alone(spark, distinct):
-    config = behaviour_config(histories=[{"name": "h", "max_len": 2, "distinct": distinct}])
-    for repeats, expected in ((7, [2, 1]), (8, [2])):
-        events = [Event(1, item, "view", 1.0, t) for t, item in enumerate([1, *[2] * repeats, 3])]
-        rows = add_histories(prepared(spark, config, events), config).collect()
-        assert max(rows, key=lambda row: row["ts"])["h"] == expected
-
-
-SESSIONS_CONFIG = behaviour_config(session_gap_minutes=10)
-SESSIONS_EVENTS = [
-    Event(1, 1, "view", 1.0, 0),
-    Event(1, 2, "view", 1.0, 600),  # exactly the gap: still the same session
-    Event(1, 2, "view", 1.0, 600),  # a duplicate opens nothing and counts nowhere
-    Event(1, 3, "view", 1.0, 1201),
-    Event(2, 1, "view", 1.0, 700),
-]
-
-
-def session_ids(spark, events: list[Event]) -> dict[tuple[int, int], tuple[str, int]]:
-    rows = prepared(spark, SESSIONS_CONFIG, events).collect()
-    return {(row["user"], row["ts"]): (row["session_id"], row["session_position"]) for row in rows}
+    starts = {int(frame.split(",")[1]) for frame in frames}
+    assert starts <= {-2, -3, -4, -12, -11, -1}
 
 
 def test_a_session_ends_after_a_gap_and_has_the_same_name_in_days_that_are_built_apart(spark):
-    whole = {
-        (1, 0): ("1-0", 1),
-        (1, 600): ("1-0", 2),
-        (1, 1201): ("1-1201000", 1),
-        (2, 700): ("2-700000", 1),
-    }
-    assert session_ids(spark, SESSIONS_EVENTS) == whole
+    config = behaviour_config(session_gap_minutes=10)
+    # Exactly the gap is still the same session; a duplicate opens nothing and counts nowhere.
+    times = [(1, 1, 0), (1, 2, 600), (1, 2, 600), (1, 3, 1201), (2, 1, 700)]
+    events = [Event(user, item, "view", 1.0, ts) for user, item, ts in times]
+    whole = {(1, 0): ("1-0", 1), (1, 600): ("1-0", 2), (1, 1201): ("1-1201000", 1)}
+    whole[2, 700] = ("2-700000", 1)
     later = {key: name for key, name in whole.items() if key[1] > 600}
-    assert session_ids(spark, SESSIONS_EVENTS[3:]) == later
+    for read, expected in ((events, whole), (events[3:], later)):
+        rows = prepared(spark, config, read).collect()
+        names = {(r["user"], r["ts"]): (r["session_id"], r["session_position"]) for r in rows}
+        assert names == expected
 
 
 def test_windows_and_gaps_end_at_their_very_millisecond(spark):
@@ -194,21 +165,14 @@ def test_a_purchase_that_the_log_holds_too_is_not_in_the_history_of_the_view_it_
     keys = {"user": "user", "item": "item"}
     conversion = {"source": "orders", "keys": keys, "time": "ts", "within_hours": 1}
     log = behaviour_config().model_dump()["sources"]["log"]
-    bought = {"name": "bought", "where": {"column": "action", "one_of": ["buy"]}, "max_len": 3}
     config = behaviour_config(
         sources={"log": log, "orders": log},
         events={**behaviour_config().events.model_dump(), "where": "action = 'view'"},
-        histories=[bought],
+        histories=[{"name": "bought", "where": {"column": "action", "one_of": ["buy"]}}],
         label={"conversion": {**conversion, "immature": "keep"}},
     )
-    events = [
-        Event(1, 4, "buy", 0.5, 10), Event(1, 4, "view", 0.5, 10), Event(1, 7, "view", 0.5, 20),
-    ]  # fmt: skip
-    sources = {
-        name: memory_source(spark, config, name, [event.row() for event in rows])
-        for name, rows in {"log": events, "orders": events[:1]}.items()
-    }
-    frame = kept(prepare_events(config, sources).frame)
+    log = [(1, 4, "buy", 0.5, 10), (1, 4, "view", 0.5, 10), (1, 7, "view", 0.5, 20)]
+    frame = kept(prepare(spark, config, log, orders=log[:1]).frame)
     rows = add_histories(frame, config).where("action = 'view'").collect()
     found = {row["item"]: (row["label"], row["bought"]) for row in rows}
     assert found == {4: (1.0, []), 7: (0.0, [4])}
@@ -216,12 +180,9 @@ def test_a_purchase_that_the_log_holds_too_is_not_in_the_history_of_the_view_it_
 
 def test_ties_in_time_are_counted_and_plain_histories_keep_the_order_of_the_file(spark):
     config = behaviour_config(histories=[{"max_len": 9}], label=LABEL)
-    events = [Event(1, item, "view", 1.0, item // 3) for item in range(7)] + [
-        Event(1, 6, "view", 1.0, 2),  # A duplicate is no event.
-        Event(2, 6, "view", 1.0, 2),
-    ]
-    source = memory_source(spark, config, "log", [event.row() for event in events])
-    frame = prepare_events(config, {"log": source}).frame
+    log = [(1, item, "view", 1.0, item // 3) for item in range(7)]
+    log += [(1, 6, "view", 1.0, 2), (2, 6, "view", 1.0, 2)]  # A duplicate is no event.
+    frame = prepare(spark, config, log).frame
     assert count_events(frame, config).ties == 4
     rows = add_histories(kept(frame), config).where("user = 1").collect()
     assert {row["item"]: row["history"] for row in rows} == {
@@ -229,13 +190,14 @@ def test_ties_in_time_are_counted_and_plain_histories_keep_the_order_of_the_file
     }
 
 
+CONVERSION = {
+    "source": "orders", "keys": {"order": "number"}, "time": "at", "within_hours": 1,
+}  # fmt: skip
 ACTIONS = {"path": "a", "key": "action", "columns": columns(action="string", kind="int64")}
 ORDERS = {"path": "o", "key": "number", "columns": columns(number="int64", at="int64")}
 
 
-def log_with(*more: dict[str, Any]) -> dict[str, Any]:
-    names = columns(user="int64", item="int64", action="string", order="int64", ts="int64")
-    return {"path": "log", "format": "json", "columns": [*names, *more]}
+LOG = columns(user="int64", item="int64", action="string", order="int64", ts="int64")
 
 
 @pytest.mark.parametrize(
@@ -249,21 +211,21 @@ def log_with(*more: dict[str, Any]) -> dict[str, Any]:
         (LABEL, ["written"], True),  # Another column of the same field.
         ({"column": "liked", "at_least": 1}, ["entry"], True),  # The other half of an entry.
         ({"column": "liked", "at_least": 1}, ["action"], False),
-        ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
-                         "within_hours": 1}}, ["at"], True),
-        # The log may hold the conversion too.
-        ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
-                         "within_hours": 1}}, ["action"], True),
-        ({"conversion": {"source": "orders", "keys": {"order": "number"}, "time": "at",
-                         "within_hours": 1}}, [], False),
+        ({"conversion": CONVERSION}, ["at"], True),
+        ({"conversion": CONVERSION}, ["action"], True),  # The log may hold the conversion too.
+        ({"conversion": CONVERSION}, [], False),
         (None, ["action"], False),
     ],
-)  # fmt: skip
+)
 def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, is_told):
     entry = {"name": "entry", "type": "int64", "pair": "liked", "pair_default": 0}
     written = {"name": "written", "type": "string", "field": "action"}
     config = behaviour_config(
-        sources={"log": log_with(written, entry), "actions": ACTIONS, "orders": ORDERS},
+        sources={
+            "log": {"path": "log", "format": "json", "columns": [*LOG, written, entry]},
+            "actions": ACTIONS,
+            "orders": ORDERS,
+        },
         joins=[{"source": "actions", "column": "action"}, {"source": "orders", "column": "order"}],
         label=label,
     )
@@ -279,10 +241,7 @@ def test_what_tells_a_label_is_its_column_or_what_that_is_made_of(label, reads, 
 
 def test_given_test_events_without_a_time_come_after_the_log_and_do_not_see_one_another(spark):
     names = columns(user="int64", item="int64", action="string", price="float32")
-    sources = {
-        **behaviour_config().model_dump()["sources"],
-        "test": {"path": "t", "columns": names},
-    }
+    sources = behaviour_config().model_dump()["sources"]
     config = behaviour_config(
         sources={**sources, "test": {"path": "t", "columns": names}},
         histories=[{"name": "clicks", "where": CLICKS, "max_len": 5}],
@@ -291,8 +250,6 @@ def test_given_test_events_without_a_time_come_after_the_log_and_do_not_see_one_
     )
     log = [(1, 1, "click", 1.0, 10), (1, 2, "click", 1.0, 20), (1, 3, "view", 1.0, 20)]
     test = [(1, 4, "click", 1.0), (1, 5, "view", 1.0)]
-    given = {"log": memory_source(spark, config, "log", log),
-             "test": memory_source(spark, config, "test", test)}  # fmt: skip
-    rows = add_histories(kept(prepare_events(config, given).frame), config).collect()
+    rows = add_histories(kept(prepare(spark, config, log, test=test).frame), config).collect()
     found = {row["item"]: row["clicks"] for row in rows}
     assert found == {1: [], 2: [1], 3: [1], 4: [2, 1], 5: [2, 1]}

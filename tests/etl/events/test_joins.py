@@ -17,7 +17,6 @@ from etl.events.event_counts import count_outcomes
 from etl.events.joins import (
     DictionaryJoin,
     check_unique_key,
-    join_as_of,
     join_dictionary,
     outcome_column,
     plan_joins,
@@ -31,22 +30,20 @@ from tests.machine import IS_EXHAUSTIVE
 def test_versions_of_a_key_are_told_apart_and_repeats_are_refused(spark):
     rows = [("a", 1, 1), ("a", 1, 2), ("a", 2, 2), ("b", 1, 1)]
     dictionary = spark.createDataFrame(rows, "key string, since bigint, known bigint")
-    as_of = {"valid_from": "since", "known_at": "known"}
-    config = JoinConfig.model_validate({"source": "d", "column": "key", **as_of})
-    columns = DictionaryJoin("key", config).unique_columns
-    assert columns == ("key", "since", "known")
-    check_unique_key("d", dictionary, columns)
+    as_of = {"source": "d", "column": "key", "valid_from": "since", "known_at": "known"}
+    check_unique_key(DictionaryJoin(JoinConfig.model_validate(as_of), dictionary, "key"))
+    del as_of["known_at"]
     with pytest.raises(InputDataError, match=r"not unique by its key \(key, since\)") as refused:
-        check_unique_key("d", dictionary, columns[:2])
+        check_unique_key(DictionaryJoin(JoinConfig.model_validate(as_of), dictionary, "key"))
     assert "a 1 (2 rows)" in str(refused.value)
 
 
 KEYS = st.one_of(st.just(7), st.integers(0, 20), st.none())
 
 
-def build_join(is_small: bool = False, **changes: Any) -> DictionaryJoin:
+def build_join(dictionary: Any, is_small: bool = False, **changes: Any) -> DictionaryJoin:
     config = JoinConfig.model_validate({"source": "items", "column": "item", **changes})
-    return DictionaryJoin("id", config, is_small)
+    return DictionaryJoin(config, dictionary, "id", is_small)
 
 
 def events_frame(spark: Any, keys: list[int | None]) -> Any:
@@ -65,14 +62,12 @@ def events_frame(spark: Any, keys: list[int | None]) -> Any:
 def test_every_strategy_gives_the_rows_of_a_plain_search(spark, keys, known):
     table = {key: f"item {key}" for key in known}
     dictionary = spark.createDataFrame(list(table.items()), "id bigint, title string")
-    dictionary = dictionary.selectExpr("*", "id AS __order")
     expected = sorted(
         (n, key if key is None else int(key), table.get(key), _reason(key, known))
         for n, key in enumerate(keys)
     )
     for is_small in (True, False):
-        join = build_join(is_small)
-        joined = join_dictionary(events_frame(spark, keys), dictionary, join)
+        joined = join_dictionary(events_frame(spark, keys), build_join(dictionary, is_small))
         rows = [(r["n"], r["item"], r["title"], r["__drop"]) for r in joined.collect()]
         assert sorted(rows) == expected
 
@@ -85,15 +80,13 @@ def _reason(key: int | None, known: Collection[int]) -> str | None:
 
 def test_kept_events_are_noted_and_refused_where_all_must_match(spark):
     dictionary = spark.createDataFrame([(1, "x")], "id bigint, title string")
-    dictionary = dictionary.selectExpr("*", "id AS __order")
-    events = events_frame(spark, [1, 2, None])
-    joined = join_dictionary(events, dictionary, build_join(unmatched="keep"))
+    joined = join_dictionary(
+        events_frame(spark, [1, 2, None]), build_join(dictionary, unmatched="keep")
+    )
     assert [row["__drop"] for row in joined.collect()] == [None] * 3
+    config = log_config(joins=[{"source": "items", "column": "item", "unmatched": "fail"}])
     with pytest.raises(InputDataError, match="no entry in dictionary 'items'") as refused:
-        refuse_unmatched(
-            joined,
-            log_config(joins=[{"source": "items", "column": "item", "unmatched": "fail"}]),
-        )
+        refuse_unmatched(joined, config)
     assert "item = 2 (unknown_key)" in str(refused.value)
     assert "item = None (null_key)" in str(refused.value)
 
@@ -116,9 +109,7 @@ EVENTS = st.lists(
 
 
 def as_of_config(match: str, known: bool, ends: bool) -> BuildConfig:
-    log = columns(user="int64", item="int64", key="string?", ts="int64")
-    # The log is in seconds, the dictionary in the same; keys are checked as a build checks them.
-    log[2]["name"] = "product"
+    log = columns(user="int64", item="int64", product="string?", ts="int64")
     as_of: dict[str, Any] = {"valid_from": "valid_from", "match": match}
     as_of |= {"known_at": "known_at"} if known else {}
     as_of |= {"valid_to": "valid_to"} if ends else {}
@@ -129,6 +120,18 @@ def as_of_config(match: str, known: bool, ends: bool) -> BuildConfig:
         },
         joins=[{"source": "prices", "column": "product", "unmatched": "drop", **as_of}],
     )
+
+
+def as_of_join(
+    spark: Any, config: BuildConfig, entries: list[tuple[Any, ...]], log: list[tuple[Any, ...]]
+) -> tuple[DictionaryJoin, Any]:
+    """The join, and the events of a log that it has joined."""
+    dictionary = memory_source(spark, config, "prices", entries)
+    events = rows_frame(spark, config.sources["log"], log).selectExpr(
+        "*", "ts * 1000 AS __event_ts_ms", "CAST(null AS string) AS __drop"
+    )
+    (join,) = plan_joins(config, {"log": dictionary, "prices": dictionary})
+    return join, join_dictionary(events, join)
 
 
 def brute_force(
@@ -171,13 +174,8 @@ def test_each_event_gets_the_entry_that_a_search_finds(spark, entries, keyed, ma
     config = as_of_config(match, known, ends)
     if not known:  # without `known_at` a second entry of one time would be a repeated key
         entries = list({entry[:2]: entry for entry in entries}.values())
-    dictionary = memory_source(spark, config, "prices", entries)
     log = [(i, i, key, ts) for i, (key, ts) in enumerate(keyed)]
-    events = rows_frame(spark, config.sources["log"], log).selectExpr(
-        "*", "ts * 1000 AS __event_ts_ms", "CAST(null AS string) AS __drop"
-    )
-    (join,) = plan_joins(config, {"log": dictionary, "prices": dictionary})
-    joined = join_as_of(events, dictionary.good, join)
+    _, joined = as_of_join(spark, config, entries, log)
     rows = {row["user"]: row for row in joined.collect()}
     assert len(rows) == joined.count() == len(keyed)
     reasons: dict[str, int] = {}
@@ -204,28 +202,20 @@ def test_a_late_entry_about_the_past_counts_from_when_it_was_known(spark):
         ("a", 10, None, 30, 3),  # a correction of the first, known only after the second
         ("a", 20, None, 40, 4),  # a correction of the second
     ]
-    dictionary = memory_source(spark, config, "prices", entries)
     log = [(ts, 1, "a", ts) for ts in (9, 10, 19, 20, 30, 39, 40, 99)]
-    events = rows_frame(spark, config.sources["log"], log).selectExpr(
-        "*", "ts * 1000 AS __event_ts_ms", "CAST(null AS string) AS __drop"
-    )
-    (join,) = plan_joins(config, {"log": dictionary, "prices": dictionary})
-    rows = join_as_of(events, dictionary.good, join).orderBy("ts").collect()
+    join, joined = as_of_join(spark, config, entries, log)
+    rows = joined.orderBy("ts").collect()
     assert [row["value"] for row in rows] == [None, 1, 1, 2, 2, 2, 4, 4]
-    end = spark.createDataFrame([(35_000,)], "ts bigint")
-    (latest,) = select_latest(dictionary.good, join, end).collect()
-    assert (latest["key"], latest["value"]) == ("a", 2)
+    (latest,) = select_latest(join, spark.createDataFrame([(35_000,)], "ts bigint")).collect()
+    assert (latest["product"], latest["value"]) == ("a", 2)
 
 
 @pytest.mark.parametrize("match", ["strictly_before", "at_or_before"])
 def test_the_catalogue_leaves_out_what_has_ended(spark, match):
     config = as_of_config(match, known=False, ends=True)
     entries = [("a", 1, 5, 0, 1), ("b", 1, None, 0, 2), ("b", 9, None, 0, 3), ("c", 1, 2**62, 0, 4)]
-    dictionary = memory_source(spark, config, "prices", entries)
-    (join,) = plan_joins(config, {"log": dictionary, "prices": dictionary})
+    join, _ = as_of_join(spark, config, entries, [(1, 1, "a", 1)])
     end = spark.createDataFrame([(6_000,)], "ts bigint")
-    found = {
-        row["key"]: row["value"] for row in select_latest(dictionary.good, join, end).collect()
-    }
+    found = {row["product"]: row["value"] for row in select_latest(join, end).collect()}
     # `c` ends so far away that milliseconds cannot hold it: it is open.
     assert found == {"b": 2, "c": 4}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from pydantic import ValidationError
 from pyspark.sql import functions as F
@@ -10,6 +12,9 @@ from etl.events.event_counts import count_events
 from etl.events.labels import ConversionCounts, add_labels, count_conversions
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 HOUR = 3600
 HOUR_MS = HOUR * 1000
@@ -30,23 +35,25 @@ def of_orders(spark, rows: list[tuple[int | None, int, int]]) -> dict[str, Sourc
     return {"orders": Source("orders", spark.createDataFrame(orders, schema), ())}
 
 
-def clicks(spark, rows: list[tuple[int | None, int, int]]):
-    return frame(
-        spark,
-        TYPES,
-        [{"user": u, "item": i, "__event_ts_ms": hour * HOUR * 1000} for u, i, hour in rows],
-    ).drop("label")
+def rows_of(spark, names: str, rows: list[tuple[Any, ...]]) -> DataFrame:
+    """Events without a label yet; `hour` stands for the time."""
+    named = [dict(zip(names.split(), row, strict=True)) for row in rows]
+    for row in named:
+        hour = row.pop("hour", None)
+        row["__event_ts_ms"] = None if hour is None else hour * HOUR_MS
+    return frame(spark, TYPES, named).drop("label")
+
+
+def clicks(spark, rows: list[tuple[int | None, int, int]]) -> DataFrame:
+    return rows_of(spark, "user item hour", rows)
 
 
 def test_each_rule_tells_positives_by_its_column(spark):
     rows = [
-        {"item": 1, "action": "buy", "dwell": 4.1},
-        {"item": 2, "action": "view", "dwell": 3.0},
-        {"item": 3, "action": "cart", "dwell": 0.5},
-        {"item": 4},
-        {"item": 5, "__given_test": True},
-    ]
-    events = frame(spark, TYPES, rows).drop("label")
+        (1, "buy", 4.1, False), (2, "view", 3.0, False), (3, "cart", 0.5, False),
+        (4, None, None, False), (5, None, None, True),
+    ]  # fmt: skip
+    events = rows_of(spark, "item action dwell __given_test", rows)
     rules = {
         "at_least": {"column": "dwell", "at_least": 4.1},
         "one_of": {"column": "action", "one_of": ["buy", "cart"]},
@@ -68,7 +75,7 @@ def test_each_rule_tells_positives_by_its_column(spark):
 
 
 def test_a_bound_between_two_whole_numbers_is_not_rounded(spark):
-    events = frame(spark, TYPES, [{"item": n} for n in (2, 3, 4)]).drop("label")
+    events = rows_of(spark, "item", [(2,), (3,), (4,)])
     config = log_config(label={"column": "item", "at_least": 3.5})
     found = {row["item"]: row["label"] for row in add_labels(events, config, {}).collect()}
     assert found == {2: 0, 3: 0, 4: 1}
@@ -81,8 +88,7 @@ def test_a_bound_between_two_whole_numbers_is_not_rounded(spark):
     [({}, [4.5, 2.0]), ({"at_least": 3}, [1.0, 0.0])],
 )
 def test_a_label_may_take_its_columns_place(spark, rule, found):
-    rows = [{"item": 1, "dwell": 4.5}, {"item": 2, "dwell": 2.0}, {"item": 3}]
-    events = frame(spark, TYPES, rows).drop("label")
+    events = rows_of(spark, "item dwell", [(1, 4.5), (2, 2.0), (3, None)])
     config = log_config(label={"column": "dwell", "name": "dwell", **rule})
     labelled = add_labels(events, config, {})
     assert labelled.columns.count("dwell") == 1
@@ -156,9 +162,9 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
     # The event without a conversion whose window is not over; that of item 5 is known already.
     assert counted.maturity == {
         "label": {
-            "until_ts_ms": 100 * HOUR * 1000,
-            "last_conversion_ts_ms": 96 * HOUR * 1000,
-            "last_event_ts_ms": 95 * HOUR * 1000,
+            "until_ts_ms": 100 * HOUR_MS,
+            "last_conversion_ts_ms": 96 * HOUR_MS,
+            "last_event_ts_ms": 95 * HOUR_MS,
             "unknown_as_0": 1,
         }
     }
@@ -166,28 +172,13 @@ def test_conversions_count_within_the_window_and_recent_events_wait(spark):
 
 def test_of_several_labels_a_row_needs_one(spark):
     """What is null, or no conversion is known of yet, is no label; a row without any is dropped."""
+    # The window of 10 hours is over by hour 100.
     rows = [
-        # item, action, dwell, hour: the window of 10 hours is over by hour 100
-        (1, "buy", 4.0, 0), (2, "view", None, 0), (3, None, 2.0, 95), (4, None, None, 0),
-        (5, None, None, 95), (6, "view", 1.0, 95),
+        (1, 1, "buy", 4.0, 0, False), (1, 2, "view", None, 0, False), (1, 3, None, 2.0, 95, False),
+        (1, 4, None, None, 0, False), (1, 5, None, None, 95, False), (1, 6, "view", 1.0, 95, False),
+        (1, 7, None, None, None, True),
     ]  # fmt: skip
-    events = frame(
-        spark,
-        TYPES,
-        [
-            {
-                "user": 1,
-                "item": i,
-                "action": action,
-                "dwell": dwell,
-                "__event_ts_ms": hour * HOUR_MS,
-            }
-            for i, action, dwell, hour in rows
-        ],
-    ).drop("label")
-    events = events.unionByName(
-        frame(spark, TYPES, [{"user": 1, "item": 7, "__given_test": True}]).drop("label")
-    )
+    events = rows_of(spark, "user item action dwell hour __given_test", rows)
     labels = [
         {"name": "bought", "column": "action", "one_of": ["buy"]},
         {"name": "dwell", "column": "dwell"},
@@ -228,14 +219,14 @@ def test_conversions_that_make_no_sample_positive_are_counted_by_reason(spark, c
     (found,) = count_conversions(events, config, sources).values()
     assert found.rows == 12
     assert found.lost == {"null_key": 1, "no_event": 2, "outside_time": 3, "no_sample": 1}
-    assert found.span_ms == (HOUR * 1000, 40 * HOUR * 1000)
-    assert found.last_event_ms == found.until_ms == 40 * HOUR * 1000
+    assert found.span_ms == (HOUR_MS, 40 * HOUR_MS)
+    assert found.last_event_ms == found.until_ms == 40 * HOUR_MS
     assert "7 of 12 conversions of 'orders'" in caplog.text
     labels = add_labels(events, config, sources).collect()
-    assert {(r["user"], r["__event_ts_ms"] // (HOUR * 1000)): r["label"] for r in labels} == {
+    assert {(r["user"], r["__event_ts_ms"] // (HOUR_MS)): r["label"] for r in labels} == {
         (1, 0): 1, (1, 40): 1, (2, 20): 1, (None, 0): 0, (4, 12): 1, (4, 30): 1, (4, 25): 1,
     }  # fmt: skip
-    assert [r["__skip"] for r in labels if r["__event_ts_ms"] == 40 * HOUR * 1000] == ["immature"]
+    assert [r["__skip"] for r in labels if r["__event_ts_ms"] == 40 * HOUR_MS] == ["immature"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +241,6 @@ def test_conversions_that_make_no_sample_positive_are_counted_by_reason(spark, c
 def test_conversions_that_end_early_bound_what_is_known(
     rows, span_hours, event_hour, early, ends_early
 ):
-    hour_ms = HOUR * 1000
-    first, last = span_hours
-    counts = ConversionCounts(rows, {}, (first * hour_ms, last * hour_ms), event_hour * hour_ms)
-    assert (counts.early_ms, counts.ends_early) == (early * hour_ms, ends_early)
+    first, last = (hour * HOUR_MS for hour in span_hours)
+    counts = ConversionCounts(rows, {}, (first, last), event_hour * HOUR_MS)
+    assert (counts.early_ms, counts.ends_early) == (early * HOUR_MS, ends_early)

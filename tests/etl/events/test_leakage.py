@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from etl.encoders.feature_plan import made_history_columns
 from etl.events.columns import kept
-from etl.events.event_log import prepare_events
 from etl.records.samples import build_samples
 from tests.etl.events.history_reference import Event
+from tests.etl.events.prepared import prepare
 from tests.etl.events.test_histories import HISTORIES
 from tests.etl.events.test_windowed_features import ROLLING
-from tests.etl.logs import behaviour_config, columns, memory_source
+from tests.etl.logs import behaviour_config, columns
 from tests.machine import IS_EXHAUSTIVE
 
 NOW = 20 * 3600
@@ -126,11 +126,8 @@ def test_changing_the_future_changes_no_feature_of_the_past(spark, cases):
             log += [_move(e, shift) for e in (*late, *past, TARGET, *tied)]
             closed = [(*e[:2], world.closed_at, *e[3:]) for e in known]
             entries += [(e[0] + shift, *e[1:]) for e in _unique([*closed, *world.entries])]
-    sources = {
-        "log": memory_source(spark, CONFIG, "log", [event.row() for event in log]),
-        "state": memory_source(spark, CONFIG, "state", entries),
-    }
-    samples = build_samples(kept(prepare_events(CONFIG, sources).frame), CONFIG)
+    prepared = prepare(spark, CONFIG, [event.row() for event in log], state=entries)
+    samples = build_samples(kept(prepared.frame), CONFIG)
     rows = {(r["user"], r["item"], r["action"], r["ts"]): r for r in samples.collect()}
     assert len(rows) == len(log)
     for number, (past, *_) in enumerate(cases):

@@ -151,46 +151,35 @@ def test_categories_and_splits_bound_the_draws(spark):
 
 
 def test_rolling_features_of_a_drawn_item_are_those_before_the_positive(spark):
-    clicks = {"column": "action", "one_of": ["buy"]}
+    bought = {"column": "action", "one_of": ["buy"]}
     rolling = [
         {"name": "of_item", "keys": ["item"]},
-        {"name": "bought", "keys": ["item"], "where": clicks, "window_days": 1},
+        {"name": "bought", "keys": ["item"], "where": bought, "window_days": 1},
         {"name": "of_both", "keys": ["user", "item"]},
         {"name": "of_genre", "keys": ["genre"]},
         {"name": "of_user", "keys": ["user"]},
     ]
     config = sampling_config({"strategy": "uniform", "per_positive": 3}, rolling=rolling)
-    hour_ms = 3_600_000
+    day_ms = 86_400_000
     rows = [
         {"user": n % 4, "item": 1 + n * n % 5, "action": "buy" if n % 3 else "view", "label": 1.0}
-        | {"genre": genre(1 + n * n % 5), "__position": n, "__event_ts_ms": n // 2 * 2 * hour_ms}
+        | {"genre": genre(1 + n * n % 5), "__position": n, "__event_ts_ms": n // 2 * day_ms // 12}
         | {rule["name"]: 100 + n for rule in rolling}
         for n in range(60)
     ]
-    for n, reason in ((7, "duplicate"), (20, "unmatched:items")):
-        rows[n]["__drop"] = reason
+    rows[7]["__drop"], rows[20]["__drop"] = "duplicate", "unmatched:items"
     rows[12]["__skip"] = "unlabelled"
     made, _ = sample(spark, rows, config=config)
-    counted = [row for row in rows if "__drop" not in row]
-
-    def count(row, *keys: str, day: bool = False) -> int:
-        now = row["__event_ts_ms"]
-        return sum(
-            all(other[key] == row[key] for key in keys)
-            and other["__event_ts_ms"] < now
-            and (
-                not day
-                or (other["action"] == "buy" and other["__event_ts_ms"] >= now - 24 * hour_ms)
-            )
-            for other in counted
-        )
-
     negatives = [row for row in made if row["__draw"] > 0]
     assert len(negatives) == 3 * 57
     for row in negatives:
-        assert row["of_item"] == count(row, "item")
-        assert row["bought"] == count(row, "item", day=True)
-        assert row["of_both"] == count(row, "user", "item")
-        assert row["of_genre"] == count(row, "genre")
+        now = row["__event_ts_ms"]
+        past = [other for other in rows if "__drop" not in other and other["__event_ts_ms"] < now]
+        of_item = [other for other in past if other["item"] == row["item"]]
+        last_day = [other for other in of_item if other["__event_ts_ms"] >= now - day_ms]
+        assert row["of_item"] == len(of_item)
+        assert row["bought"] == sum(other["action"] == "buy" for other in last_day)
+        assert row["of_both"] == sum(other["user"] == row["user"] for other in of_item)
+        assert row["of_genre"] == sum(other["genre"] == row["genre"] for other in past)
         assert row["of_user"] == 100 + row["__position"]  # the user is the positive's
     assert {row["of_item"] - row["__position"] for row in made if not row["__draw"]} == {100}

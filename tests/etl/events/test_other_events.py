@@ -11,11 +11,11 @@ from pyspark.sql import functions as F
 from etl.encoders.feature_plan import plan_features
 from etl.events.columns import kept
 from etl.events.event_counts import count_events
-from etl.events.event_log import prepare_events
 from etl.events.sampling import before_sampling
 from etl.records.fitted_encoders import fit_encoders
 from etl.records.samples import build_samples, build_users
-from tests.etl.logs import behaviour_config, columns, memory_source
+from tests.etl.events.prepared import prepare
+from tests.etl.logs import behaviour_config, columns
 
 HOUR = 3600
 VIEWS = {"column": "action", "one_of": ["view"]}
@@ -61,12 +61,7 @@ ORDERS = [(1, 1, 0), (1, 2, 5), (1, 3, 50), (1, 4, 52), (3, 4, 59), (9, 9, 60)]
 def prepared(spark):
     config = shop_config()
     log = [(*row[:4], row[4] * HOUR) for row in LOG]
-    orders = [(user, item, hour * HOUR) for user, item, hour in ORDERS]
-    sources = {
-        "log": memory_source(spark, config, "log", log),
-        "orders": memory_source(spark, config, "orders", orders),
-    }
-    found = prepare_events(config, sources)
+    found = prepare(spark, config, log, orders=[(*order[:2], order[2] * HOUR) for order in ORDERS])
     yield config, found
     found.release()
 
@@ -78,19 +73,22 @@ def test_what_waits_for_its_label_leaves_the_samples_alone(prepared):
     assert counts.dropped == {"duplicate": 1, "immature": 2, "where_not_met": 4}
     assert counts.splits == {"train": 4, "test": 2}
     assert counts.joined == len(LOG) - 1
-    users = {row["user"]: row for row in build_users(
-        events.frame, config, plan_features(config), {}).collect()}  # fmt: skip
+    rows = build_users(events.frame, config, plan_features(config), {}).collect()
+    users = {row["user"]: row for row in rows}
     assert {user: row["seen"] for user, row in users.items()} == {1: [1, 2, 4], 2: [], 3: [4]}
     viewed = {user: row["viewed"] for user, row in users.items()}
     assert viewed == {1: [4, 3, 2, 1], 2: [4, 2, 3, 1], 3: []}
     assert users[1]["history"] == [4, 4, 3, 2, 2]
     samples = build_samples(kept(events.frame), config).collect()
     labels = {(row["user"], row["item"]): row["label"] for row in samples}
-    assert labels == {(1, 1): 1, (1, 2): 1, (2, 1): 0, (2, 3): 0, (1, 3): 1, (2, 2): 0}
-
-
-def test_an_order_of_an_event_that_is_no_sample_is_lost(prepared):
-    _, events = prepared
+    assert labels == {
+        (1, 1): 1,
+        (1, 2): 1,
+        (2, 1): 0,
+        (2, 3): 0,
+        (1, 3): 1,
+        (2, 2): 0,
+    }  # An order of an event that is no sample is lost.
     found = events.conversions["label"]
     assert (found.rows, found.lost) == (6, {"no_event": 1, "no_sample": 1})
 

@@ -13,11 +13,11 @@ from etl.build import check_config
 from etl.encoders.feature_plan import plan_features
 from etl.events.columns import kept
 from etl.events.event_counts import check_counts, count_events
-from etl.events.event_log import prepare_events
 from etl.quality.lint import find_unturned_lists
 from etl.records.samples import build_samples, build_users
 from etl.versions.run_fingerprint import RunRequest
-from tests.etl.logs import behaviour_config, columns, memory_source
+from tests.etl.events.prepared import prepare
+from tests.etl.logs import behaviour_config, columns
 
 BOUGHT = "action = 'buy' and price > 0.1"
 
@@ -35,7 +35,7 @@ def _write_log() -> list[tuple]:
 
 def test_only_events_that_meet_the_condition_make_items_seen(spark):
     config, log = behaviour_config(seen=BOUGHT), _write_log()
-    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    prepared = prepare(spark, config, log).frame
     counts = count_events(prepared, config)
     bought = [row for row in log if row[2] == "buy" and row[3] > 0.1]
     assert (counts.joined, counts.seen) == (len(log), len(bought))
@@ -51,8 +51,7 @@ def test_only_events_that_meet_the_condition_make_items_seen(spark):
                 earlier = own[: row["event_number"] - 1]
                 met = {r["item"] for r in earlier if r["action"] == "buy" and r["price"] > 0.1}
                 assert set(row["seen"]) == met
-    users = build_users(prepared, config, plan_features(config), {}).collect()
-    for row in users:
+    for row in build_users(prepared, config, plan_features(config), {}).collect():
         assert set(row["seen"]) == {r[1] for r in bought if r[0] == row["user"]}
 
 
@@ -82,7 +81,7 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
     assert plan.keys.history == "clicked"
     log = [(1, 5, 1, [50, 51]), (1, 6, 2, [51, 52]), (1, 7, 3, None)]
     log += [(2, 4, 0, None), (2, 5, 1, []), (2, 8, 2, [9])]
-    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    prepared = prepare(spark, config, log).frame
     rows = build_samples(kept(prepared), config).collect()
     seen = {row["item"]: row["seen"] for row in rows if row["__split"] == "test"}
     assert {item: set(items) for item, items in seen.items()} == {7: {5, 6}, 8: {4, 5, 9}}
@@ -96,22 +95,22 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
 
 def test_lists_beside_a_history_that_is_turned_round_are_told():
     kinds = {"name": "kinds", "type": "list<int64>", "separator": " "}
-    assert not find_unturned_lists(brought_config(kinds))  # No feature reads it.
-    data = brought_config(kinds).model_dump()
+    unread = brought_config(kinds)
+    assert not find_unturned_lists(unread)
     feature = {"name": "kinds", "column": "kinds", "role": "user"}
-    both = BuildConfig.model_validate({**data, "features": [*data["features"], feature]})
-    (found,) = find_unturned_lists(both)
+    data = unread.model_dump()
+    data["features"] = [*data["features"], feature]
+    (found,) = find_unturned_lists(BuildConfig.model_validate(data))
     assert found.received.startswith("kinds as in the log; clicks turned round")
-    latest = {**data["events"], "history_order": "latest_first"}
-    assert not find_unturned_lists(both.model_copy(update={
-        "events": type(both.events).model_validate(latest)}))  # fmt: skip
+    data["events"] |= {"history_order": "latest_first"}
+    assert not find_unturned_lists(BuildConfig.model_validate(data))
 
 
 def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_users(spark):
     config = brought_config(*columns(taken="int64"), label={"column": "taken", "at_least": 1})
     plan = check_config(config, RunRequest())
     log = [(1, 5, 1, 0, [50]), (1, 6, 2, 1, [51]), (2, 5, 1, 1, [50]), (2, 8, 2, 0, [9])]
-    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    prepared = prepare(spark, config, log).frame
     users = {row["user"]: row for row in build_users(prepared, config, plan, {}).collect()}
     assert users[1]["clicks"] == [6, 51]
     assert users[2]["clicks"] == [9]
@@ -125,7 +124,7 @@ def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
         split={"strategy": "temporal", "test": 5, "validation": False},
     )  # fmt: skip
     log = [(1, 1, "buy", 1.0, 1), (1, 2, "buy", 1.0, 5), (1, 3, "buy", 1.0, 5)]
-    prepared = prepare_events(config, {"log": memory_source(spark, config, "log", log)}).frame
+    prepared = prepare(spark, config, log).frame
     rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
     found = {row["item"]: sorted(row["seen"]) for row in rows}
     assert found == ({2: [1], 3: [1, 2]} if label is None else {2: [1], 3: [1]})
@@ -133,8 +132,7 @@ def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
 
 def test_a_condition_that_no_event_meets_is_refused(spark):
     config = behaviour_config(seen="action = 'purchase'")
-    source = memory_source(spark, config, "log", _write_log())
-    prepared = prepare_events(config, {"log": source}).frame
+    prepared = prepare(spark, config, _write_log()).frame
     with pytest.raises(InputDataError, match="no event meets the condition"):
         check_counts(count_events(prepared, config), config, None, replaces_days=False)
 
@@ -162,8 +160,7 @@ def test_the_first_event_of_days_that_are_built_apart_has_the_lowest_number(spar
     log = [(1, item, "view", 0.5, item * 40_000) for item in range(7)]
 
     def number(rows: list[tuple]) -> dict[int, int]:
-        prepared = prepare_events(config, {"log": memory_source(spark, config, "log", rows)}).frame
-        records = build_samples(kept(prepared), config).collect()
+        records = build_samples(kept(prepare(spark, config, rows).frame), config).collect()
         return {row["item"]: row["event_number"] for row in records}
 
     # The run of the second day reads the first, that of the third the second.

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 
 from etl.events.columns import kept
 from etl.events.counted_features import add_latest_windowed_features, add_windowed_features
-from etl.events.event_log import prepare_events
 from tests.etl.events.history_reference import Event, rolling_of
+from tests.etl.events.prepared import prepare
 from tests.etl.events.test_histories import CLICKS, EVENTS
-from tests.etl.logs import behaviour_config, memory_source
+from tests.etl.logs import behaviour_config
 from tests.machine import IS_EXHAUSTIVE
 
 VIEWS = {"column": "action", "one_of": ["view"]}
@@ -41,8 +41,7 @@ CONFIG = behaviour_config(rolling=ROLLING)
 )
 @given(events=EVENTS)
 def test_every_feature_is_what_plain_loops_count(spark, events):
-    source = memory_source(spark, CONFIG, "log", [event.row() for event in events])
-    frame = kept(prepare_events(CONFIG, {"log": source}).frame)
+    frame = kept(prepare(spark, CONFIG, [event.row() for event in events]).frame)
     rows = {
         Event(*(r[c] for c in ("user", "item", "action")), 0, r["ts"]): r for r in frame.collect()
     }
