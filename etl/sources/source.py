@@ -22,6 +22,8 @@ LINE_COLUMN = "__line"
 FILE_COLUMN = "__file"
 NEW_COLUMN = "__new"
 REPEATED_HEADER = "repeated_header"
+COLUMN_FORMATS = ("parquet", "orc", "avro")
+"""Formats of files that have columns, not lines."""
 
 Fault = tuple["Column", str]
 """A condition that makes a row a bad row, and the reason that the row then has."""
@@ -37,8 +39,8 @@ class Reading:
     name: str
     config: SourceConfig
     dates: DateRange | None
-    files: tuple[InputFile, ...] = ()
-    folders: Mapping[str, Column] = field(default_factory=dict)
+    files: tuple[InputFile, ...]
+    folders: Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,10 @@ class Source:
 
 @dataclass(frozen=True)
 class ParsedColumn:
-    """One declared column on its way in.
+    """A declared column on its way in.
 
-    Attributes:
-        value: In the column's Spark type; null where there is none, or it does not parse.
-        present: Whether the input holds something there.
-        text: The value as text, for `one_of`.
-        faults: What makes the row a bad row before the checks that every column has.
+    `value` has its Spark type, and is null where there is none or it does not parse; `present` says
+    whether the input holds something there, `text` what `one_of` is held against.
     """
 
     value: Column
@@ -108,16 +107,10 @@ class ParsedColumn:
 class ParsedRows:
     """The rows of an input, taken apart.
 
-    Attributes:
-        frame: The rows, with `__line` and `__file`.
-        columns: Parsed column by name, of each column that the source gives.
-        faults: What makes a whole row a bad row, in the order of the checks.
-        order: Position in the input: a struct of file, block and line.
-        new: Keys of this row that are not declared, an array; None: no row has its own.
+    `frame` has `__line`, `__file` and, where each row has keys of its own, `__new`. `faults` make a
+    whole row a bad row, in the order of the checks.
     """
 
     frame: DataFrame
     columns: dict[str, ParsedColumn]
-    faults: tuple[Fault, ...]
-    order: Column
-    new: Column | None = None
+    faults: tuple[Fault, ...] = ()
