@@ -54,9 +54,7 @@ def nan_as_missing(column: ColumnConfig, parsed: ParsedColumn) -> ParsedColumn:
     return replace(parsed, value=value, present=parsed.present & ~is_nan)
 
 
-def column_faults(
-    column: ColumnConfig, parsed: ParsedColumn, dates: DateRange | None
-) -> Iterator[Fault]:
+def column_faults(column: ColumnConfig, parsed: ParsedColumn) -> Iterator[Fault]:
     """What makes a row a bad row by its value of one column."""
     value, name = parsed.value, column.name
 
@@ -82,8 +80,7 @@ def column_faults(
         yield holds(lambda v: v > high), f"above_maximum:{name}"
     if column.one_of is not None:
         yield value.isNotNull() & ~parsed.text.isin(*column.one_of), f"not_allowed:{name}"
-    if column.not_after is not None:
-        last = find_last_day(column, dates)
+    if isinstance(last := column.not_after, datetime.date):
         yield value >= F.lit(DateRange(last, last).span_ms[1]), f"in_future:{name}"
 
 

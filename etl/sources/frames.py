@@ -21,7 +21,6 @@ from pyspark.sql import types as T
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
 from etl.sources.bad_rows import check_new_columns
-from etl.sources.files import find_row_days
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows, Reading
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
@@ -69,7 +68,7 @@ def _lay_out_frame(
     reading: Reading, frame: DataFrame, schema: T.StructType, lackable: Collection[str]
 ) -> ParsedRows:
     columns: dict[str, ParsedColumn] = {}
-    days = find_row_days(reading.config, reading.dates)
+    days = reading.days
     own = (FILE_COLUMN, "_metadata")
     line = F.to_json(F.struct(*[quote_name(name) for name in frame.columns if name not in own]))
     for column in reading.config.columns:

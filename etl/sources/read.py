@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
-from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, SourceConfig
-from etl.sources.bad_rows import check_new_columns, column_faults, first_reason, nan_as_missing
+from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, ColumnConfig, SourceConfig
+from etl.sources.bad_rows import (
+    check_new_columns,
+    column_faults,
+    find_last_day,
+    first_reason,
+    nan_as_missing,
+)
 from etl.sources.files import check_empty_days, check_files, find_row_days, list_files
 from etl.sources.frames import lay_out_frames, read_column_files
 from etl.sources.source import (
@@ -61,15 +67,12 @@ def read_source(
         UpstreamNotReadyError: A database does not answer.
     """
     nullable = tuple(c.name for c in config.columns if c.nullable and c.name not in optional)
-    columns = [
-        column.model_copy(update={"nullable": column.nullable or column.name in optional})
-        for column in config.columns
-    ]
-    config = config.model_copy(update={"columns": tuple(columns)})
+    columns = tuple(_settle(column, dates, optional) for column in config.columns)
+    config = config.model_copy(update={"columns": columns})
     listing = list_files(name, config, data_dir, dates)
     files, texts = check_files(listing, dates), listing.folder_texts()
     folders = {field: value_of_path(texts[field], F.col(FILE_COLUMN)) for field in texts}
-    reading = Reading(name, config, dates, files, folders)
+    reading = Reading(name, config, find_row_days(config, dates), files, folders)
     order = file_order(name, files) if files else None
     parts = (_finish(reading, rows, order) for rows in _lay_out(spark, reading, optional))
     rows = reduce(lambda one, other: one.unionByName(other), parts)
@@ -78,9 +81,18 @@ def read_source(
     return Source(name, rows, files, headers, nullable)
 
 
+def _settle(
+    column: ColumnConfig, dates: DateRange | None, optional: Collection[str]
+) -> ColumnConfig:
+    """The column as this run reads it."""
+    last = None if column.not_after is None else find_last_day(column, dates)
+    nullable = column.nullable or column.name in optional
+    return column.model_copy(update={"nullable": nullable, "not_after": last})
+
+
 def _check_days_of_rows(reading: Reading, rows: DataFrame) -> None:
     """Refuses a source that lacks good rows of a day; scans its column of days once."""
-    config, days = reading.config, find_row_days(reading.config, reading.dates)
+    config, days = reading.config, reading.days
     if days is None or config.days is None or config.day_in_path or config.days.allow_empty_days:
         return
     check_empty_days(reading.name, config, days.find_empty(rows))
@@ -126,8 +138,7 @@ def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFra
     if (made := config.made_day_column) is not None:
         day = reading.folders[made]
         columns[made] = ParsedColumn(day, day.isNotNull(), day)
-    days = find_row_days(config, reading.dates)
-    if days is not None and not config.day_in_path:
+    if (days := reading.days) is not None and not config.day_in_path:
         inside = days.is_inside(columns[days.column.name].value)
         frame = frame.where(F.coalesce(inside, F.lit(True)))
     faults = list(rows.faults)
@@ -137,7 +148,7 @@ def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFra
     for column in config.outputs:
         parsed = replace(columns[column.name], value=F.col(f"__value_{column.name}"))
         parsed = nan_as_missing(column, parsed)
-        faults += column_faults(column, parsed, reading.dates)
+        faults += column_faults(column, parsed)
         values.append(parsed.value.cast(SPARK_TYPES[column.type]).alias(column.name))
     if order is None:
         content = F.xxhash64(*[F.col(f"__value_{name}") for name in columns]).alias("line")

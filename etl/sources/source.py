@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.dates import DateRange
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from etl.sources.files import RowDays
 
 ORDER_COLUMN = "__order"
 REASON_COLUMN = "__reason"
@@ -33,12 +34,13 @@ Fault = tuple["Column", str]
 class Reading:
     """What is read of a source; a table has no files.
 
-    `folders` are by field the texts of columns that folders give, such as `country=DE`.
+    `folders` are by field the texts of columns that folders give, such as `country=DE`; `days`
+    those of the run, where a column tells them.
     """
 
     name: str
     config: SourceConfig
-    dates: DateRange | None
+    days: RowDays | None
     files: tuple[InputFile, ...]
     folders: Mapping[str, Column]
 

@@ -150,7 +150,6 @@ def header_names(config: SourceConfig, header: bytes) -> tuple[str, ...]:
 
 
 RAW_COLUMN = "__raw"
-_METADATA = "_metadata"
 # Encodings of Java by their names, and U+FFFD for bytes that one does not know, which make the row
 # a bad row: else the task would fail.
 _JAVA_CHARSETS = {
@@ -161,9 +160,11 @@ _JAVA_CHARSETS = {
 
 def read_lines(spark: SparkSession, config: SourceConfig, files: Sequence[InputFile]) -> DataFrame:
     """Reads lines as `__raw` (the bytes), `__line` (the text), `__file` and `_metadata`."""
-    raw, file = F.col(RAW_COLUMN), F.col(f"{_METADATA}.file_path")
+    raw, file = F.col(RAW_COLUMN), F.col("_metadata.file_path")
     lines = spark.read.text([escape_path(file.path) for file in files])
-    lines = lines.select(F.col("value").alias(RAW_COLUMN), _METADATA).withColumn(FILE_COLUMN, file)
+    lines = lines.select(F.col("value").alias(RAW_COLUMN), "_metadata").withColumn(
+        FILE_COLUMN, file
+    )
     if config.encoding == "utf-8":
         return lines.withColumn(LINE_COLUMN, F.make_valid_utf8(raw))
     charset = config.encoding.replace("latin-1", "iso-8859-1")
@@ -186,11 +187,11 @@ def file_order(name: str, files: Sequence[InputFile]) -> Column:
     paths = sorted(file.path for file in files)
     digits = len(str(len(paths)))
     numbers = {path: f"{name}/{number:0{digits}d}" for number, path in enumerate(paths)}
-    uri = F.col(f"{_METADATA}.file_path")
+    uri = F.col("_metadata.file_path")
     unknown = F.raise_error(F.concat(F.lit("not one of the input's files: "), uri))
     return F.struct(
         F.coalesce(value_of_path(numbers, uri), unknown.cast("string")).alias("file"),
-        F.col(f"{_METADATA}.file_block_start").alias("block"),
+        F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("line"),
     )
 

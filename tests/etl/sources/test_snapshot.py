@@ -253,7 +253,8 @@ def test_a_table_is_watched_and_one_that_was_dropped_leaves_the_version(spark, t
     assert read_current(paths) == second.manifest.dataset_version
 
 
-def test_tables_without_states_are_unwatched():
+def test_files_without_times_and_tables_without_states_are_unwatched():
     file = InputFile("log", "/r", 10, 5)
     assert find_unwatched(RunInputs((file,), (InputTable("t", "t", "rows:1"),))) == []
-    assert find_unwatched(RunInputs((file,), (InputTable("t", "t", None),))) == ["t"]
+    blind = RunInputs((InputFile("log", "/r", 10, 0),), (InputTable("t", "t", None),))
+    assert find_unwatched(blind) == ["log", "t"]
