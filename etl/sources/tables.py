@@ -172,8 +172,8 @@ def checksum_rows(frame: DataFrame) -> str:
     # Spark's hash of values skips nulls and the ends of lists; their text does not.
     text = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
     # Of 64-bit numbers 10**19 sum up within 38 digits.
-    total = F.sum(F.xxhash64(text).cast("decimal(28,0)"))
-    row: Any = frame.agg(F.count("*").alias("n"), total.alias("sum")).collect()[0]
+    hashes = frame.select(F.xxhash64(text).cast("decimal(28,0)").alias("hash"))
+    row: Any = hashes.agg(F.count("*").alias("n"), F.sum("hash").alias("sum")).collect()[0]
     return f"{row['n']}:{0 if row['sum'] is None else int(row['sum']) % 2**64:016x}"
 
 
