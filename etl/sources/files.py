@@ -67,11 +67,10 @@ def list_files(
     listed too. A file that is reached twice, by a link, counts once.
     """
     root, days = local_path(data_dir), config.days
-    if config.path is None:
-        return Listing(name, config, root, {}, {})
-    path = local_path(config.path)
+    path = local_path(config.path or "")
     if days is None or not config.day_in_path:
-        return Listing(name, config, root, _find(path, root), {})
+        found = {} if config.path is None else _find(path, root)
+        return Listing(name, config, root, found, {})
     if dates is not None:
         wanted = dates.shift(days.lookback_days).days()
     else:

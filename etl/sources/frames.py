@@ -339,9 +339,8 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
     if config.format == "avro" and ("AVRO_DATA_SOURCE" in text or "DATA_SOURCE_NOT_FOUND" in text):
         return ConfigError(
             f"source {name!r}: this Spark session cannot read Avro",
-            fix="add its module under spark: spark.jars.packages: "
-            "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
-            "it; or spark.jars: the path of its jar",
+            fix="add its module by spark.jars.packages: org.apache.spark:spark-avro_2.13:VERSION, "
+            "VERSION that of Spark or the newest before it; or its jar by spark.jars",
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",

@@ -50,12 +50,9 @@ class Source:
     """A source as read: parsed rows, and why the others did not parse.
 
     Attributes:
-        name: Its name in the config.
         rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
             rows), `__line` (the text, or the row as JSON), `__file` and, for JSON lines, `__new`
-            (keys that are not declared). Lines that equal the header have the reason
-            `repeated_header`, the header itself included.
-        files: The input files, as they stood.
+            (keys that are not declared). Headers are among them, as `repeated_header`.
         headers: Number of header lines: one per file that has a line, or none.
         nullable: Columns that may be null, and should not be so in every row.
         asked: Further aggregates over the good rows, by name.
@@ -93,10 +90,9 @@ class Source:
 
 @dataclass(frozen=True)
 class ParsedColumn:
-    """A declared column on its way in.
+    """A declared column on its way in: null where there is no value, or it does not parse.
 
-    `value` has its Spark type, and is null where there is none or it does not parse; `present` says
-    whether the input holds something there, `text` what `one_of` is held against.
+    `present` says whether the input holds something there; `one_of` is held against `text`.
     """
 
     value: Column

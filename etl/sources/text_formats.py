@@ -55,14 +55,11 @@ def parse_pairs(
 
     mark, present = F.lit(PAIR_SEPARATOR), text.isNotNull()
     has_second = F.contains(text, mark) if column.pair_default is None else present
-    first = read(
-        column, F.transform(entries, lambda entry: F.substring_index(entry, PAIR_SEPARATOR, 1))
-    )
+    first = read(column, F.transform(entries, lambda e: F.substring_index(e, PAIR_SEPARATOR, 1)))
+    other = read(second, F.transform(entries, second_text))
     return {
         column.name: ParsedColumn(first, present, text, _entry_faults(column, entries)),
-        second.name: ParsedColumn(
-            read(second, F.transform(entries, second_text)), has_second, text
-        ),
+        second.name: ParsedColumn(other, has_second, text),
     }
 
 
@@ -289,9 +286,8 @@ def parse_json_lines(
         if column.field_name in folders:
             text = F.coalesce(text, folders[column.field_name])
         is_array = column.is_list and column.separator is None
-        columns |= parse_column(
-            column, text, F.from_json(text, "array<string>") if is_array else None
-        )
+        entries = F.from_json(text, "array<string>") if is_array else None
+        columns |= parse_column(column, text, entries)
     return ParsedRows(frame, columns, ((_is_malformed(), "malformed_json"),))
 
 
