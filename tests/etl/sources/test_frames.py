@@ -136,9 +136,8 @@ def test_epochs_with_a_fraction_are_rounded_down(spark, tmp_path):
 
 def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
     write(tmp_path, id=[1, 2, 3], x=[1.5, float("nan"), float("inf")])
-    floats = column("float32", nullable=True, maximum=9)
-    source = parquet(spark, tmp_path, INT, floats)
-    assert outcomes(source) == [(1, 1.5), (2, None), "not_finite:x"]
+    floats = parquet(spark, tmp_path, INT, column("float32", nullable=True, maximum=9))
+    assert outcomes(floats) == [(1, 1.5), (2, None), "not_finite:x"]
     strict = parquet(spark, tmp_path, INT, column("float32"))
     assert reasons(strict) == ["not_finite:x", "not_finite:x"]
 
@@ -220,13 +219,19 @@ def test_a_column_whose_type_changes_from_file_to_file(spark, tmp_path):
     assert outcomes(source) == [(1,), (2,), (3,), "not_int64:id", (5,)]
 
 
+def test_a_value_that_spark_does_not_read_is_no_null(spark, tmp_path):
+    write(tmp_path, "1.parquet", id=[1], x=NESTED)
+    write(tmp_path, "2.parquet", id=[2], x=[{"ns": 1}])
+    with pytest.raises(InputDataError):
+        parquet(spark, tmp_path, INT, column("int64", field="x.ns", nullable=True))
+
+
 def test_a_column_that_some_files_lack_is_null_there(spark, tmp_path):
     write(tmp_path, "1.parquet", id=[1])
     write(tmp_path, "2.parquet", id=[2], x=["a"])
-    columns = [INT, column("string", nullable=True)]
-    assert good(parquet(spark, tmp_path, *columns)) == [(1, None), (2, "a")]
-    strict = parquet(spark, tmp_path, INT, column("string"))
-    assert reasons(strict) == ["null:x"]
+    source = parquet(spark, tmp_path, INT, column("string", nullable=True))
+    assert good(source) == [(1, None), (2, "a")]
+    assert reasons(parquet(spark, tmp_path, INT, column("string"))) == ["null:x"]
 
 
 @pytest.mark.parametrize("kind", ["list<int64>", "list<float32>", "list<string>"])
@@ -240,12 +245,12 @@ def test_a_list_that_some_files_lack_is_null_there(spark, tmp_path, kind):
 def test_new_and_empty_columns_are_reported_by_policy(spark, tmp_path, caplog):
     write(tmp_path, id=[1], x=pa.array([None], pa.string()), y=[1])
     columns = [INT, column("string", nullable=True)]
-    config = declare(*columns, format="parquet")
-    check_columns("log", config, count_rows(read(spark, tmp_path, config)))
+    counts = count_rows(parquet(spark, tmp_path, *columns))
+    check_columns("log", declare(*columns, format="parquet"), counts)
     assert "not declared: y" in caplog.text
     assert "single value: x" in caplog.text
     with pytest.raises(InputDataError):
-        read(spark, tmp_path, declare(*columns, format="parquet", new_columns="fail"))
+        parquet(spark, tmp_path, *columns, new_columns="fail")
 
 
 def test_names_in_the_input_paths_into_structs_and_orc(spark, tmp_path):
@@ -254,8 +259,7 @@ def test_names_in_the_input_paths_into_structs_and_orc(spark, tmp_path):
     )
     frame.write.orc(str(tmp_path / "in"))
     columns = [{**INT, "field": "user.id"}, column("string", field="Who.id")]
-    config = declare(*columns, format="orc", new_columns="ignore")
-    assert good(read(spark, tmp_path, config)) == [(1, "a")]
+    assert good(read(spark, tmp_path, declare(*columns, format="orc"))) == [(1, "a")]
 
 
 def test_names_inside_of_structs_may_have_dots(spark, tmp_path):
