@@ -43,10 +43,7 @@ def first_reason(faults: Iterable[Fault]) -> Column:
 
 
 def nan_as_missing(column: ColumnConfig, parsed: ParsedColumn) -> ParsedColumn:
-    """Takes NaN for missing where a number may be: engines that know no null write it so.
-
-    A list of numbers has no place for a missing one.
-    """
+    """Takes NaN for missing where a number may be: engines that know no null write it so."""
     if not (column.is_float and column.nullable) or column.is_list:
         return parsed
     is_nan = F.coalesce(F.isnan(parsed.value), F.lit(False))

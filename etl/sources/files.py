@@ -181,10 +181,7 @@ _NEVER_EMPTY = (".parquet", ".orc", ".avro", ".gz", ".zst", ".bz2", ".snappy", "
 
 
 def _check_bytes(name: str, config: SourceConfig, files: Sequence[InputFile]) -> None:
-    """Refuses files without a byte, of all of a source or where a format has some in any file.
-
-    Spark would pass the latter over, and its rows would be missing.
-    """
+    """Refuses files that end before their first byte: Spark would pass them over without a word."""
     empty = [file.path for file in files if not file.bytes]
     of_columns = config.format in COLUMN_FORMATS
     cut = [path for path in empty if of_columns or path.endswith(_NEVER_EMPTY)]
@@ -202,8 +199,7 @@ def _check_bytes(name: str, config: SourceConfig, files: Sequence[InputFile]) ->
 def _require_days(listing: Listing, dates: DateRange, *, is_log: bool) -> None:
     """Refuses to run while days of the run have no file: they may be late.
 
-    Where days may be empty, some must have one; a log needs files of the run's own days, other
-    sources do with those of the lookback.
+    Where days may be empty, one must have some: of a log a day of the run, not of the lookback.
     """
     name, days = listing.name, listing.config.days or DaysConfig()
     missing = [day for day in dates.days() if not listing.by_day.get(day, True)]
@@ -231,10 +227,7 @@ def _show_days(days: Sequence[datetime.date]) -> str:
 
 
 def _check_repeated_days(name: str, by_day: Mapping[datetime.date, Found]) -> None:
-    """Refuses two days with the same files, byte for byte: one of them is not that day.
-
-    Files are read only where two days have files of the same sizes.
-    """
+    """Refuses two days with the same files, byte for byte; only those of one size are read."""
     by_sizes: dict[tuple[int, ...], list[datetime.date]] = {}
     for day, files in sorted(by_day.items()):
         sizes = tuple(sorted(path.stat().st_size for path in files))
@@ -270,10 +263,7 @@ class RowDays:
     keys: Mapping[datetime.date, Any]
 
     def prune(self, frame: DataFrame, raw: Column, found: T.DataType) -> DataFrame:
-        """Keeps rows of the days, in terms that a table can prune its partitions by.
-
-        A row whose day is null or cannot be told stays, to be counted as a bad row.
-        """
+        """Keeps rows of the days, and bad ones without a day, in terms that prune partitions."""
         first, end = self.days.first, self.days.last + _DAY
         if isinstance(found, T.DateType):
             inside = raw.between(F.lit(first), F.lit(self.days.last))

@@ -164,11 +164,7 @@ def _select_declared(given: Given, config: SourceConfig, dates: DateRange | None
 
 
 def checksum_rows(frame: DataFrame) -> str:
-    """Counts rows and sums a 64-bit hash of each, in one scan.
-
-    Two frames with the same rows have the same checksum, however they are stored; others differ
-    but for one chance in 2**64.
-    """
+    """Counts rows and sums a 64-bit hash of each: the same for the same rows, however stored."""
     # Spark's hash of values skips nulls and the ends of lists; their text does not.
     text = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
     # Of 64-bit numbers 10**19 sum up within 38 digits.
