@@ -43,7 +43,7 @@ from etl.events.event_log import prepare_events
 from etl.events.histories import add_histories
 from etl.events.splits import check_dates, is_inside, name_outside
 from etl.quality.time_units import count_sources
-from etl.sources.bad_rows import SourceCounts, settle_bad_rows
+from etl.sources.bad_rows import settle_bad_rows
 from etl.sources.session_settings import changed_settings, choose_partitions, with_read_settings
 from etl.sources.snapshot import check_inputs_unchanged, read_inputs
 from etl.versions.publish import find_dataset, hold_dataset, read_current
@@ -51,7 +51,6 @@ from etl.versions.publish import find_dataset, hold_dataset, read_current
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_FORMAT_VERSION = 1
 _SUFFIX = ".parquet"
 RECORD_FILE = "_rows.json"
 """Record of the rows; readers of a folder of Parquet skip what begins with `_`."""
@@ -70,7 +69,8 @@ def write_rows_to_score(
         reason.
 
     Raises:
-        ConfigError: See `check_rows_to_score`.
+        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
+            the target is something else than rows.
         InputDataError: A source was refused, changed while it was read, or has no such row.
         UpstreamNotReadyError: A day has no file yet, or the dataset no version.
     """
@@ -85,7 +85,13 @@ def write_rows_to_score(
         stack.callback(prepared.release)
         rows, dropped = _count_rows(prepared.frame, dates)
         record = {
-            **_describe(config, dates, counted.counts),
+            "format_version": 1,
+            "dataset": config.name,
+            "dates": None if dates is None else [str(dates.first), str(dates.last)],
+            "read": {name: count.read for name, count in counted.counts.items()},
+            "bad": {name: count.bad for name, count in counted.counts.items() if count.bad},
+            "config_sha256": fingerprint(config.resolved()),
+            "code_version": read_code_version(),
             "rows": rows,
             "dropped": dropped,
             "columns": columns,
@@ -100,29 +106,10 @@ def write_rows_to_score(
     return record
 
 
-def _describe(
-    config: BuildConfig, dates: DateRange | None, counts: Mapping[str, SourceCounts]
-) -> dict[str, Any]:
-    return {
-        "format_version": _FORMAT_VERSION,
-        "dataset": config.name,
-        "dates": None if dates is None else [str(dates.first), str(dates.last)],
-        "read": {name: count.read for name, count in counts.items()},
-        "bad": {name: dict(count.bad) for name, count in counts.items() if count.bad},
-        "config_sha256": fingerprint(config.resolved()),
-        "code_version": read_code_version(),
-    }
-
-
 def check_rows_to_score(
     config: BuildConfig, dates: DateRange | None, target: Path
 ) -> dict[str, str]:
-    """Checks all that needs no data, and returns by name of a row's column that of the events.
-
-    Raises:
-        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
-            the target is something else than rows.
-    """
+    """Checks all that needs no data, and returns by name of a row's column that of the events."""
     is_taken = target.exists() and not (target / RECORD_FILE).is_file()
     if is_taken or target.suffix != _SUFFIX:
         raise ConfigError(
@@ -135,23 +122,19 @@ def check_rows_to_score(
 
 
 def leave_out_labels(config: BuildConfig) -> BuildConfig:
-    """Returns a build's config without what only training and evaluation need.
-
-    Rules that read a column of the log stay: the column tells events apart, also where it is null.
-    Splits matter to nothing but records, so that all events are of one that needs no scan.
-    """
-    labels = tuple(label for label in config.all_labels if label.conversion is None)
-    unlabelled = config.model_copy(
-        update={
-            "label": labels or None,
-            "negatives": None,
-            "down_sampling": None,
-            "weights": None,
-            "train_samples": "all",
-            "split": SplitConfig(strategy="hash", key=config.split.key),
-            "contract": ContractConfig(),
-        }
-    )
+    """Returns a build's config without what only training and evaluation need."""
+    changes = {
+        # Rules that read a column of the log tell events apart, also where it is null.
+        "label": tuple(label for label in config.all_labels if label.conversion is None) or None,
+        "negatives": None,
+        "down_sampling": None,
+        "weights": None,
+        "train_samples": "all",
+        # All events are of one that needs no scan.
+        "split": SplitConfig(strategy="hash", key=config.split.key),
+        "contract": ContractConfig(),
+    }
+    unlabelled = config.model_copy(update=changes)
     return unlabelled.model_copy(update={"sources": unlabelled.used_sources})
 
 
@@ -185,13 +168,13 @@ def choose_columns(config: BuildConfig) -> dict[str, str]:
         ConfigError: A feature that reads several columns reads such a one, which has no name then.
     """
     plan_features(config)
-    log = config.sources[config.events.source].column_types
-    features = _served_features(config)
+    labels, features = label_columns(config), _served_features(config)
     made_of = {feature.name: feature.columns[0] for feature in features}
-    read = dict.fromkeys(column for feature in features for column in feature.columns)
+    log = config.sources[config.events.source].column_types
+    read = (column for feature in features for column in feature.columns)
     chosen: dict[str, str] = {}
     for column in dict.fromkeys((*log, *read)):
-        if column in label_columns(config):
+        if column in labels:
             continue
         if made_of.get(column, column) == column:
             chosen[column] = column
@@ -199,8 +182,8 @@ def choose_columns(config: BuildConfig) -> dict[str, str]:
         readers = [feature for feature in features if column in feature.columns]
         if several := [feature.name for feature in readers if len(feature.columns) > 1]:
             raise ConfigError(
-                f"feature {several[0]!r} reads {column!r}, which is the name of another feature, "
-                f"made of {made_of[column]!r}: a row cannot tell them apart",
+                f"feature {several[0]!r} reads {column!r}, the name of another feature, made of "
+                f"{made_of[column]!r}: a row cannot tell them apart",
                 fix=f"rename feature {column!r}, build the dataset anew, and train again",
             )
         chosen |= {feature.name: column for feature in readers}
@@ -259,7 +242,8 @@ def _hold_item_lists(config: BuildConfig) -> Iterator[Path | None]:
 def _write_row_files(frame: DataFrame, staging: Path, record: Mapping[str, Any]) -> None:
     """Writes rows, in order, as Parquet files, and the record of them."""
     chosen = [F.col(column).alias(name) for name, column in record["columns"].items()]
-    frame.select(*chosen).write.mode("overwrite").parquet(staging.as_uri())
+    # Spark takes the percent signs of a URI for those of a name.
+    frame.select(*chosen).write.mode("overwrite").parquet(f"file://{staging.absolute()}")
     parts = sorted(staging.glob("part-*.parquet"))
     written = sum(open_parquet(part).metadata.num_rows for part in parts)
     if written != record["rows"]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,10 +43,7 @@ def first_reason(faults: Iterable[Fault]) -> Column:
 
 
 def nan_as_missing(column: ColumnConfig, parsed: ParsedColumn) -> ParsedColumn:
-    """Takes NaN for missing where a number may be: engines that know no null write it so.
-
-    A list of numbers has no place for a missing one.
-    """
+    """Takes NaN for missing where a number may be: engines that know no null write it so."""
     if not (column.is_float and column.nullable) or column.is_list:
         return parsed
     is_nan = F.coalesce(F.isnan(parsed.value), F.lit(False))
@@ -54,61 +51,48 @@ def nan_as_missing(column: ColumnConfig, parsed: ParsedColumn) -> ParsedColumn:
     return replace(parsed, value=value, present=parsed.present & ~is_nan)
 
 
-def column_faults(
-    column: ColumnConfig, parsed: ParsedColumn, dates: DateRange | None
-) -> list[Fault]:
+def column_faults(column: ColumnConfig, parsed: ParsedColumn) -> Iterator[Fault]:
     """What makes a row a bad row by its value of one column."""
     value, name = parsed.value, column.name
+
+    def holds(test: Callable[[Column], Column]) -> Column:
+        return F.exists(value, test) if column.is_list else test(value)
+
+    yield from parsed.faults
     unparsed = value.isNull() & parsed.present
     if column.is_list:
         unparsed = unparsed | F.exists(value, lambda element: element.isNull())
-    faults = [*parsed.faults, (unparsed, f"not_{column.type}:{name}")]
+    yield unparsed, f"not_{column.type}:{name}"
     if not column.nullable:
-        faults.append((value.isNull(), f"null:{name}"))
+        yield value.isNull(), f"null:{name}"
     if column.is_float:
-        infinite = _any(column, value, lambda v: F.isnan(v) | (F.abs(v) == float("inf")))
-        faults.append((infinite, f"not_finite:{name}"))
-    faults += _bound_faults(column, value)
-    if column.one_of is not None:
-        unknown = value.isNotNull() & ~parsed.text.isin(*column.one_of)
-        faults.append((unknown, f"not_allowed:{name}"))
-    if column.not_after is not None:
-        last = find_last_day(column, dates)
-        faults.append((value >= F.lit(DateRange(last, last).span_ms[1]), f"in_future:{name}"))
-    return faults
-
-
-def _bound_faults(column: ColumnConfig, value: Column) -> list[Fault]:
+        yield holds(lambda v: F.isnan(v) | (F.abs(v) == float("inf"))), f"not_finite:{name}"
     # In the column's own precision: 0.1 read as float32 is not above 0.1.
     kind = "float" if column.element_type == "float32" else "double"
-    faults = []
     if column.minimum is not None:
         low = F.lit(column.minimum).cast(kind)
-        faults.append((_any(column, value, lambda v: v < low), f"below_minimum:{column.name}"))
+        yield holds(lambda v: v < low), f"below_minimum:{name}"
     if column.maximum is not None:
         high = F.lit(column.maximum).cast(kind)
-        faults.append((_any(column, value, lambda v: v > high), f"above_maximum:{column.name}"))
-    return faults
-
-
-def _any(column: ColumnConfig, value: Column, test: Callable[[Column], Column]) -> Column:
-    return F.exists(value, test) if column.is_list else test(value)
+        yield holds(lambda v: v > high), f"above_maximum:{name}"
+    if column.one_of is not None:
+        yield value.isNotNull() & ~parsed.text.isin(*column.one_of), f"not_allowed:{name}"
+    if isinstance(last := column.not_after, datetime.date):
+        yield value >= F.lit(DateRange(last, last).span_ms[1]), f"in_future:{name}"
 
 
 def find_last_day(column: ColumnConfig, dates: DateRange | None) -> datetime.date:
     """Returns the last day that a timestamp with `not_after` may lie in."""
-    last = column.not_after
-    if last == "run_date":
-        if dates is None:
-            raise ConfigError(
-                f"column {column.name!r} may not lie after the run's date, and the run has none",
-                fix="give the run a date (--date), or set `not_after` to a day",
-            )
-        last = dates.last
-    elif last == "now":
-        last = datetime.datetime.now(datetime.UTC).date()
-    assert isinstance(last, datetime.date)  # noqa: S101
-    return last
+    if isinstance(column.not_after, datetime.date):
+        return column.not_after
+    if column.not_after == "now":
+        return datetime.datetime.now(datetime.UTC).date()
+    if dates is None:
+        raise ConfigError(
+            f"column {column.name!r} may not lie after the run's date, and the run has none",
+            fix="give the run a date (--date), or set `not_after` to a day",
+        )
+    return dates.last
 
 
 @dataclass(frozen=True)
@@ -132,18 +116,18 @@ class SourceCounts:
 
 def count_rows(source: Source) -> SourceCounts:
     """Scans a source once and counts its rows by what is wrong with them."""
-    has_new = NEW_COLUMN in source.rows.columns
     # The greatest of the lists of new keys: one example, whatever their number.
-    new = [F.max(NEW_COLUMN).alias(NEW_COLUMN)] if has_new else []
-    values = [F.count(name).alias(f"__n_{name}") for name in source.nullable]
-    others = [value.alias(name) for name, value in source.asked.items()]
-    grouped = source.rows.groupBy(REASON_COLUMN)
-    rows = grouped.agg(F.count("*").alias("__n"), *values, *new, *others).collect()
-    counts = {row[REASON_COLUMN]: row["__n"] for row in rows}
-    if source.headers and REPEATED_HEADER in counts:
-        counts[REPEATED_HEADER] -= source.headers
-    bad = {reason: n for reason, n in sorted(counts.items(), key=str) if reason and n > 0}
-    good = next((row for row in rows if row[REASON_COLUMN] is None), None)
+    has_new = NEW_COLUMN in source.rows.columns
+    counted = [F.count("*").alias("__n"), *(F.count(n).alias(f"__n_{n}") for n in source.nullable)]
+    counted += [F.max(NEW_COLUMN).alias(NEW_COLUMN)] if has_new else []
+    counted += [value.alias(name) for name, value in source.asked.items()]
+    rows = source.rows.groupBy(REASON_COLUMN).agg(*counted).collect()
+    found = {row[REASON_COLUMN]: row for row in rows}
+    good = found.pop(None, None)
+    bad = {reason: row["__n"] for reason, row in sorted(found.items())}
+    if REPEATED_HEADER in bad:
+        bad[REPEATED_HEADER] -= source.headers
+    bad = {reason: n for reason, n in bad.items() if n > 0}
     if good is None:
         return SourceCounts(sum(bad.values()), bad)
     return SourceCounts(
@@ -176,7 +160,6 @@ def check_bad_rows(source: Source, counts: SourceCounts, config: SourceConfig) -
 
 logger = logging.getLogger("sluice.sources")
 
-_SHOWN = 10
 QUARANTINE_DIR = "quarantine"
 
 
@@ -184,11 +167,11 @@ def check_new_columns(name: str, config: SourceConfig, new: Sequence[str]) -> No
     """Warns of columns of the input that are not declared, or refuses them."""
     if not new or config.new_columns == "ignore":
         return
-    what, shown = f"source {name!r} has columns that are not declared", _show_columns(new)
+    what = f"source {name!r} has columns that are not declared"
     if config.new_columns == "fail":
         fix = f"declare them in sources.{name}.columns, or set sources.{name}.new_columns: ignore"
-        raise InputDataError(what, received=shown, fix=fix)
-    logger.warning("%s: %s", what, shown)
+        raise InputDataError(what, received=_show_columns(new), fix=fix)
+    logger.warning("%s: %s", what, _show_columns(new))
 
 
 def check_columns(name: str, config: SourceConfig, counts: SourceCounts) -> None:
@@ -197,6 +180,10 @@ def check_columns(name: str, config: SourceConfig, counts: SourceCounts) -> None
     if empty := [column for column, values in counts.values.items() if not values]:
         said = "source %r has columns without a single value: %s"
         logger.warning(said, name, _show_columns(empty))
+
+
+def _show_columns(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:10]) + (", …" if len(columns) > 10 else "")
 
 
 def settle_bad_rows(
@@ -213,7 +200,3 @@ def settle_bad_rows(
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
         if bad and staging is not None:
             source.bad.repartition(1).write.json(str(staging / QUARANTINE_DIR / name))
-
-
-def _show_columns(columns: Sequence[str]) -> str:
-    return ", ".join(columns[:_SHOWN]) + (", …" if len(columns) > _SHOWN else "")

@@ -7,7 +7,7 @@ fit is null, and counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
-from etl.sources.files import rows_of_days
+from etl.sources.bad_rows import check_new_columns
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows, Reading
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
@@ -36,6 +36,86 @@ from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+
+Field = tuple["Column", T.DataType]
+Given = tuple["DataFrame", T.StructType]
+"""Rows, and what they have by its types: `NullType` where Spark does not read it."""
+
+
+def lay_out_frames(
+    reading: Reading, given: Sequence[Given], optional: Collection[str]
+) -> Iterator[ParsedRows]:
+    """Takes frames apart into the declared columns; folders give what a frame lacks.
+
+    A frame may lack a column that is optional, or that another one has.
+    """
+    config = reading.config
+    asked = {column.field_name.lower() for column in config.columns}
+    asked |= {head for name in asked for head, _ in split_path(name)}
+    names = {name for _, schema in given for name in schema.fieldNames()}
+    new = sorted(name for name in names if name.lower() not in asked)
+    check_new_columns(reading.name, config, new)
+    lackable = {
+        column.name
+        for column in config.columns
+        if column.name in optional or any(find_field(s, column.field_name) for _, s in given)
+    }
+    for frame, schema in given:
+        yield _lay_out_frame(reading, frame, schema, lackable)
+
+
+def _lay_out_frame(
+    reading: Reading, frame: DataFrame, schema: T.StructType, lackable: Collection[str]
+) -> ParsedRows:
+    columns: dict[str, ParsedColumn] = {}
+    days = reading.days
+    own = (FILE_COLUMN, "_metadata")
+    line = F.to_json(F.struct(*[quote_name(name) for name in frame.columns if name not in own]))
+    for column in reading.config.columns:
+        field = _find_or_fill(reading, schema, column, lackable)
+        if days is not None and days.column == column:
+            frame = days.prune(frame, *field)
+        columns |= cast_column(reading.name, column, *field)
+    return ParsedRows(frame.withColumn(LINE_COLUMN, line), columns)
+
+
+def _find_or_fill(
+    reading: Reading, schema: T.StructType, column: ColumnConfig, lackable: Collection[str]
+) -> Field:
+    """A column as the input has it, else as folders give it, else of nulls if it may lack."""
+    if (field := find_field(schema, column.field_name)) is not None:
+        return field
+    if (text := reading.folders.get(column.field_name)) is not None:
+        return text, T.StringType()
+    if column.name in lackable:
+        kind = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
+        return F.lit(None).cast(kind), kind
+    names = schema.fieldNames()
+    raise InputDataError(
+        f"source {reading.name!r}: there is no column {column.field_name!r}",
+        received=", ".join(names),
+        fix=f"{did_you_mean(column.field_name, names)}; correct sources.{reading.name}.columns "
+        "(name or field), or correct the input",
+    )
+
+
+def find_field(schema: T.StructType, name: str, parent: Column | None = None) -> Field | None:
+    """Finds a column by its name, whatever its case, or else by a path into structs."""
+    exact = [field for field in schema if field.name == name]
+    near = exact or [field for field in schema if field.name.lower() == name.lower()]
+    if len(near) == 1:
+        return _child(parent, near[0].name), near[0].dataType
+    for head, rest in split_path(name):
+        struct = next((f for f in schema if f.name == head), None)
+        if struct is not None and isinstance(struct.dataType, T.StructType):
+            inner = find_field(struct.dataType, rest, _child(parent, head))
+            if inner is not None:
+                return inner
+    return None
+
+
+def _child(parent: Column | None, name: str) -> Column:
+    return F.col(quote_name(name)) if parent is None else parent[name]
 
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
@@ -67,7 +147,7 @@ def cast_column(
     if isinstance(found, T.ArrayType):
         element = found.elementType
         if (second := column.second) is not None:
-            texts = F.transform(raw, lambda e: _valid_text(e, element).cast("string"))
+            texts = F.transform(raw, lambda e: _valid_text(e, element))
             return parse_pairs(column, second, raw, texts)
         value = F.transform(raw, lambda e: _cast(column, e, element))
     elif isinstance(found, _TEXTS) and column.type != "bytes":
@@ -85,7 +165,7 @@ def cast_column(
 
 
 def _is_vector(found: T.DataType) -> bool:
-    """Whether values are vectors of Spark's ML or MLlib, dense or sparse."""
+    """Whether values are vectors of Spark's ML or MLlib."""
     return isinstance(found, T.UserDefinedType) and found.simpleString() == "vector"
 
 
@@ -97,9 +177,10 @@ def _check_type(name: str, column: ColumnConfig, found: T.DataType) -> None:
     if column.timestamp_format in EPOCH_UNITS:
         allowed += (*_INTEGERS, *_FRACTIONS)
     if not (shape_fits and isinstance(inner, allowed)):
+        unread = "of a type that Spark does not read"
+        given = unread if isinstance(found, T.NullType) else found.simpleString()
         raise InputDataError(
-            f"source {name!r}: column {column.field_name!r} is {found.simpleString()}, and is not "
-            f"read as {column.type}",
+            f"source {name!r}: {column.field_name!r} is {given}, and is not read as {column.type}",
             fix=f"correct sources.{name}.columns, or the input; times as numbers need a "
             "timestamp_format such as epoch_ms",
         )
@@ -132,68 +213,48 @@ def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
     return raw.try_cast(kind)
 
 
-def read_column_files(spark: SparkSession, reading: Reading) -> list[DataFrame]:
+def read_column_files(spark: SparkSession, reading: Reading) -> list[Given]:
     """Reads files with columns, in as few frames as their schemas allow.
 
     Files whose schemas merge are one frame, where a column that a file lacks is null; where a
-    column has two types, or one that Spark does not read, there is one frame per schema. A column
-    that Spark does not read has no values there.
-
-    Returns:
-        Frames with `__file` and Spark's `_metadata`.
+    column has two types, or one that Spark does not read, there is one frame per schema. Frames
+    have `__file` and Spark's `_metadata`.
     """
+    kind = reading.config.format
     paths = [file.path for file in reading.files if file.bytes]
+    groups: dict[str, list[str]] = {}
     try:
-        merged = _merge_schemas(spark, reading.config.format, paths)
-        groups = {(merged, ()): paths} if merged else _group_by_schema(spark, reading, paths)
-        frames = [
-            _load(spark, reading.config.format, schema, group).withColumns(
-                {column: F.lit(None) for column in unread}
-            )
-            for (schema, unread), group in groups.items()
-        ]
+        merged = None if kind == "avro" else _merge_schemas(spark, kind, paths)
+        for path in paths:
+            schema = merged or _read_schema(spark, kind, path)
+            groups.setdefault(schema.json(), []).append(path)
+        return [_load(spark, kind, schema, group) for schema, group in groups.items()]
     except (PySparkException, Py4JJavaError) as error:
         raise _explain(reading.name, reading.config, error) from error
-    # The metadata is named, or a select of columns would lose it.
-    return [
-        frame.select("*", "_metadata").withColumn(FILE_COLUMN, F.col("_metadata.file_path"))
-        for frame in frames
-    ]
 
 
-def _merge_schemas(spark: SparkSession, kind: str, paths: list[str]) -> str | None:
+def _merge_schemas(spark: SparkSession, kind: str, paths: list[str]) -> T.StructType | None:
     """One schema of all files; None: file by file more of them can be read."""
-    if kind == "avro":
-        return None
     try:
         reader = spark.read.format(kind).option("mergeSchema", "true")
-        return reader.load(list(map(escape_path, paths))).schema.json()
+        return reader.load(list(map(escape_path, paths))).schema
     except (PySparkException, Py4JJavaError):
         return None
 
 
-def _group_by_schema(
-    spark: SparkSession, reading: Reading, paths: list[str]
-) -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """The files of each schema, and the columns of each that Spark does not read."""
-    kind = reading.config.format
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for path in paths:
-        unread: dict[str, str] = {}
-        if kind == "parquet":
-            schema, unread = _read_footer(spark, Path(path).as_uri())
-            _refuse_unread(reading, path, unread)
-        else:
-            schema = spark.read.format(kind).load(escape_path(path)).schema
-        lacking = tuple(column for column in unread if "." not in column)
-        groups.setdefault((schema.json(), lacking), []).append(path)
-    return groups
+def _read_schema(spark: SparkSession, kind: str, path: str) -> T.StructType:
+    if kind == "parquet":
+        return _read_footer(spark, Path(path).as_uri())
+    return spark.read.format(kind).load(escape_path(path)).schema
 
 
-def _load(spark: SparkSession, kind: str, schema: str, paths: list[str]) -> DataFrame:
+def _load(spark: SparkSession, kind: str, schema: str, paths: list[str]) -> Given:
     found = T.StructType.fromJson(json.loads(schema))
-    wide = _widen_decimals(found) if kind == "parquet" else found
-    return spark.read.format(kind).schema(wide).load(list(map(escape_path, paths)))
+    read = _readable(found) if kind == "parquet" else found
+    frame = spark.read.format(kind).schema(read).load(list(map(escape_path, paths)))
+    # The metadata is named, or a select of columns would lose it.
+    frame = frame.select("*", "_metadata").withColumn(FILE_COLUMN, F.col("_metadata.file_path"))
+    return frame, found
 
 
 def load_parquet(spark: SparkSession, reader: DataFrameReader, paths: Sequence[str]) -> DataFrame:
@@ -203,36 +264,35 @@ def load_parquet(spark: SparkSession, reader: DataFrameReader, paths: Sequence[s
     except (PySparkException, Py4JJavaError) as error:
         files = spark.read.format("text").load(list(paths)).inputFiles()
         try:
-            schema, _ = _read_footer(spark, min(files))
+            schema = _read_footer(spark, min(files))
         except Py4JJavaError:  # no Parquet file: what Spark says of it is known to callers
             raise error from None
-    return reader.schema(_widen_decimals(schema)).load(list(paths))
+    return reader.schema(_readable(schema)).load(list(paths))
 
 
 _LONG_DIGITS = 18
 
 
-def _widen_decimals(kind: Any) -> Any:
-    """The type with decimals that are longer than an int64.
+def _readable(kind: Any) -> Any:
+    """The type without fields that Spark does not read, and decimals longer than an int64.
 
     Of shorter ones Spark does not read those that a Parquet file holds as byte arrays.
     """
     if isinstance(kind, T.DecimalType) and kind.precision <= _LONG_DIGITS:
         return T.DecimalType(_LONG_DIGITS + 1, kind.scale)
     if isinstance(kind, T.ArrayType):
-        return T.ArrayType(_widen_decimals(kind.elementType), kind.containsNull)
+        return T.ArrayType(_readable(kind.elementType), kind.containsNull)
     if isinstance(kind, T.StructType):
-        return T.StructType(
-            [T.StructField(f.name, _widen_decimals(f.dataType), True, f.metadata) for f in kind]
-        )
+        fields = [T.StructField(f.name, _readable(f.dataType), True, f.metadata) for f in kind]
+        return T.StructType([f for f in fields if f.dataType not in (T.NullType(), T.StructType())])
     return kind
 
 
 _SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
 
 
-def _read_footer(spark: SparkSession, uri: str) -> tuple[T.StructType, dict[str, str]]:
-    """The schema of a Parquet file without the columns that Spark does not read, and these."""
+def _read_footer(spark: SparkSession, uri: str) -> T.StructType:
+    """The schema of a Parquet file; fields that Spark does not read are of no type."""
     jvm: Any = spark._jvm
     hadoop = jvm.org.apache.parquet.hadoop
     place = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(uri))
@@ -243,51 +303,35 @@ def _read_footer(spark: SparkSession, uri: str) -> tuple[T.StructType, dict[str,
     finally:
         reader.close()
     if (written := footer.getKeyValueMetaData().get(_SPARK_SCHEMA)) is not None:
-        return T.StructType.fromJson(json.loads(written)), {}
-    unread: dict[str, str] = {}
-    fields = _list_readable(spark, footer.getSchema().getFields(), unread)
-    return _to_spark(spark, fields) or T.StructType(), unread
+        return T.StructType.fromJson(json.loads(written))
+    return _to_spark(spark, footer.getSchema().getFields())
 
 
-def _list_readable(
-    spark: SparkSession, fields: Any, unread: dict[str, str], above: str = ""
-) -> Any:
-    """Those of some Parquet fields that Spark reads; notes the others by their path."""
-    kept = spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
+def _to_spark(spark: SparkSession, fields: Any) -> T.StructType:
+    found = T.StructType()
     for field in fields:
-        path = above + field.getName()
-        if _to_spark(spark, [field]) is not None:
-            kept.add(field)
+        if (one := _convert(spark, field)) is not None:
+            found.add(one)
         elif field.isPrimitive() or field.getLogicalTypeAnnotation() is not None:
-            unread[path] = field.toString()
-        elif inner := _list_readable(spark, field.getFields(), unread, f"{path}."):
-            kept.add(field.withNewFields(inner))
-    return kept
+            found.add(field.getName(), T.NullType())
+        else:
+            found.add(field.getName(), _to_spark(spark, field.getFields()))
+    return found
 
 
-def _to_spark(spark: SparkSession, fields: Any) -> T.StructType | None:
-    """Spark's schema of Parquet fields; None: Spark reads one not at all, or by an option alone."""
+def _convert(spark: SparkSession, field: Any) -> T.StructField | None:
+    """Spark's form of a Parquet field; None: it is read not at all, or by an option alone."""
     jvm: Any = spark._jvm
-    message = jvm.org.apache.parquet.schema.MessageType("read", jvm.java.util.ArrayList(fields))
+    message = jvm.org.apache.parquet.schema.MessageType(
+        "read", jvm.java.util.Collections.singletonList(field)
+    )
     parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
     settings = spark._jsparkSession.sessionState().conf()
     try:
         found = parquet.ParquetToSparkSchemaConverter(settings).convert(message).asNullable().json()
     except (PySparkException, Py4JJavaError):
         return None
-    return None if '"time(' in found else T.StructType.fromJson(json.loads(found))
-
-
-def _refuse_unread(reading: Reading, path: str, unread: Mapping[str, str]) -> None:
-    declared = [f"{column.field_name}.".lower() for column in reading.config.columns]
-    for column, kind in unread.items():
-        if any(field.startswith(f"{column}.".lower()) for field in declared):
-            raise InputDataError(
-                f"source {reading.name!r}: Spark does not read the type of column {column!r}",
-                received=f"{path}: {' '.join(kind.split())}"[:300],
-                fix="write it anew as numbers, text or times in microseconds; with pandas by "
-                'DataFrame.to_parquet(…, coerce_timestamps="us", allow_truncated_timestamps=True)',
-            )
+    return None if '"time(' in found else T.StructType.fromJson(json.loads(found))[0]
 
 
 def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
@@ -295,101 +339,11 @@ def _explain(name: str, config: SourceConfig, error: Exception) -> SluiceError:
     if config.format == "avro" and ("AVRO_DATA_SOURCE" in text or "DATA_SOURCE_NOT_FOUND" in text):
         return ConfigError(
             f"source {name!r}: this Spark session cannot read Avro",
-            fix="add its module under spark: spark.jars.packages: "
-            "org.apache.spark:spark-avro_2.13:VERSION, VERSION that of Spark or the newest before "
-            "it; or spark.jars: the path of its jar",
+            fix="add its module by spark.jars.packages: org.apache.spark:spark-avro_2.13:VERSION, "
+            "VERSION that of Spark or the newest before it; or its jar by spark.jars",
         )
     return InputDataError(
         f"source {name!r} does not read as {config.format}",
         received=describe_failure(error),
         fix=f"check sources.{name}.path and .format, or take damaged files out",
     )
-
-
-Field = tuple["Column", T.DataType]
-_OWN = (FILE_COLUMN, LINE_COLUMN, "_metadata")
-
-
-def find_lackable(
-    config: SourceConfig, frames: Sequence[DataFrame], optional: Collection[str]
-) -> set[str]:
-    """Names of columns that a frame may lack: optional ones, and those that another one has."""
-    return {
-        column.name
-        for column in config.columns
-        if column.name in optional or any(find_field(f.schema, column.field_name) for f in frames)
-    }
-
-
-def lay_out_frame(
-    reading: Reading, frame: DataFrame, lackable: Collection[str], order: Column | None
-) -> ParsedRows:
-    """Takes a frame apart into the declared columns.
-
-    Folders give what it lacks. Without an order in the input rows are ordered by their content, so
-    that the order is the same in every run.
-    """
-    columns: dict[str, ParsedColumn] = {}
-    days, dates = reading.config.days, reading.dates
-    line = F.to_json(F.struct(*[F.col(quote_name(name)) for name in _given_names(frame)]))
-    for column in reading.config.columns:
-        field = _find_or_fill(reading, frame, column, lackable)
-        if dates is not None and days and days.column == column.name:
-            frame = rows_of_days(frame, column, days, dates, field)
-        columns |= cast_column(reading.name, column, *field)
-    if order is None:
-        content = F.xxhash64(*[parsed.value for parsed in columns.values()])
-        place = F.lit(0).cast("bigint").alias("block")
-        order = F.struct(F.lit(reading.name).alias("file"), place, content.alias("line"))
-    return ParsedRows(frame.withColumn(LINE_COLUMN, line), columns, (), order)
-
-
-def _find_or_fill(
-    reading: Reading, frame: DataFrame, column: ColumnConfig, lackable: Collection[str]
-) -> Field:
-    """A column as the frame has it, else as folders give it, else of nulls if it may lack."""
-    if (field := find_field(frame.schema, column.field_name)) is not None:
-        return field
-    if (text := reading.folders.get(column.field_name)) is not None:
-        return text, T.StringType()
-    if column.name in lackable:
-        kind = T.ArrayType(T.StringType()) if column.is_list else T.StringType()
-        return F.lit(None).cast(kind), kind
-    names = _given_names(frame)
-    raise InputDataError(
-        f"source {reading.name!r}: there is no column {column.field_name!r}",
-        received=", ".join(names),
-        fix=f"{did_you_mean(column.field_name, names)}; correct sources.{reading.name}.columns "
-        "(name or field), or correct the input",
-    )
-
-
-def _given_names(frame: DataFrame) -> list[str]:
-    return [name for name in frame.schema.fieldNames() if name not in _OWN]
-
-
-def undeclared_fields(config: SourceConfig, frames: Sequence[DataFrame]) -> list[str]:
-    """Names of columns that the input has and the source does not declare."""
-    asked = {column.field_name.lower() for column in config.columns}
-    asked |= {head for name in asked for head, _ in split_path(name)}
-    names = {name for frame in frames for name in _given_names(frame)}
-    return sorted(name for name in names if name.lower() not in asked)
-
-
-def find_field(schema: T.StructType, name: str, parent: Column | None = None) -> Field | None:
-    """Finds a column by its name, whatever its case, or else by a path into structs."""
-    exact = [field for field in schema if field.name == name]
-    near = exact or [field for field in schema if field.name.lower() == name.lower()]
-    if len(near) == 1:
-        return _child(parent, near[0].name), near[0].dataType
-    for head, rest in split_path(name):
-        struct = next((f for f in schema if f.name == head), None)
-        if struct is not None and isinstance(struct.dataType, T.StructType):
-            inner = find_field(struct.dataType, rest, _child(parent, head))
-            if inner is not None:
-                return inner
-    return None
-
-
-def _child(parent: Column | None, name: str) -> Column:
-    return F.col(quote_name(name)) if parent is None else parent[name]

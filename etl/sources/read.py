@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.dates import DateRange
-from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, SourceConfig
-from etl.sources.bad_rows import check_new_columns, column_faults, first_reason, nan_as_missing
-from etl.sources.files import (
-    Listing,
-    check_days_of_rows,
-    check_files,
-    list_files,
-    value_in_days,
+from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, ColumnConfig, SourceConfig
+from etl.sources.bad_rows import (
+    check_new_columns,
+    column_faults,
+    find_last_day,
+    first_reason,
+    nan_as_missing,
 )
-from etl.sources.frames import (
-    find_lackable,
-    lay_out_frame,
-    read_column_files,
-    undeclared_fields,
-)
+from etl.sources.files import check_empty_days, check_files, find_row_days, list_files
+from etl.sources.frames import lay_out_frames, read_column_files
 from etl.sources.source import (
+    COLUMN_FORMATS,
     FILE_COLUMN,
     LINE_COLUMN,
     NEW_COLUMN,
@@ -50,8 +46,6 @@ from etl.sources.text_formats import parse_json_lines, split_lines, split_sparse
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_COLUMN_FILES = ("parquet", "orc", "avro")
-
 
 def read_source(
     spark: SparkSession,
@@ -72,44 +66,36 @@ def read_source(
         ConfigError: The session cannot read the format, or the run lacks a date.
         UpstreamNotReadyError: A database does not answer.
     """
-    config = _make_nullable(config, optional)
-    listing = list_files(name, config, data_dir, dates)
-    folders = {
-        field: value_of_path(texts, F.col(FILE_COLUMN))
-        for field, texts in listing.folder_texts().items()
-    }
-    reading = Reading(name, config, dates, check_files(listing, dates), folders)
-    made = _made_day(listing)
-    parsed = reduce(
-        lambda one, other: one.unionByName(other),
-        (
-            _finish(reading, replace(rows, columns=rows.columns | made))
-            for rows in _lay_out(spark, reading, optional)
-        ),
-    )
-    day = config.day_column
-    if dates is not None and config.days and day is not None and not config.day_in_path:
-        check_days_of_rows(name, config.days, day, parsed, dates)
-    headers = sum(file.bytes > 0 for file in reading.files) if config.header else 0
     nullable = tuple(c.name for c in config.columns if c.nullable and c.name not in optional)
-    return Source(name, parsed, reading.files, headers, nullable)
+    columns = tuple(_settle(column, dates, optional) for column in config.columns)
+    config = config.model_copy(update={"columns": columns})
+    listing = list_files(name, config, data_dir, dates)
+    files, texts = check_files(listing, dates), listing.folder_texts()
+    folders = {field: value_of_path(texts[field], F.col(FILE_COLUMN)) for field in texts}
+    reading = Reading(name, config, find_row_days(config, dates), files, folders)
+    order = file_order(name, files) if files else None
+    parts = (_finish(reading, rows, order) for rows in _lay_out(spark, reading, optional))
+    rows = reduce(lambda one, other: one.unionByName(other), parts)
+    _check_days_of_rows(reading, rows)
+    headers = sum(file.bytes > 0 for file in files) if config.header else 0
+    return Source(name, rows, files, headers, nullable)
 
 
-def _made_day(listing: Listing) -> dict[str, ParsedColumn]:
-    """The column that is made of the day in the path, where there is one."""
-    name = listing.config.made_day_column
-    if name is None:
-        return {}
-    day = value_of_path(listing.day_texts(), F.col(FILE_COLUMN))
-    return {name: ParsedColumn(day, day.isNotNull(), day)}
+def _settle(
+    column: ColumnConfig, dates: DateRange | None, optional: Collection[str]
+) -> ColumnConfig:
+    """The column as this run reads it."""
+    last = None if column.not_after is None else find_last_day(column, dates)
+    nullable = column.nullable or column.name in optional
+    return column.model_copy(update={"nullable": nullable, "not_after": last})
 
 
-def _make_nullable(config: SourceConfig, optional: Collection[str]) -> SourceConfig:
-    columns = tuple(
-        column.model_copy(update={"nullable": True}) if column.name in optional else column
-        for column in config.columns
-    )
-    return config.model_copy(update={"columns": columns}) if optional else config
+def _check_days_of_rows(reading: Reading, rows: DataFrame) -> None:
+    """Refuses a source that lacks good rows of a day; scans its column of days once."""
+    config, days = reading.config, reading.days
+    if days is None or config.days is None or config.day_in_path or config.days.allow_empty_days:
+        return
+    check_empty_days(reading.name, config, days.find_empty(rows))
 
 
 def _lay_out(
@@ -117,66 +103,62 @@ def _lay_out(
 ) -> Iterator[ParsedRows]:
     """The rows of an input, taken apart; those of files with other columns by themselves."""
     name, config = reading.name, reading.config
-    order = file_order(name, reading.files) if reading.files else None
-    if order is not None and config.format not in _COLUMN_FILES:
-        layouts = find_layouts(spark, reading, optional)
-        _check_new_fields(name, config, layouts)
-        for layout in layouts:
-            yield _lay_out_lines(spark, reading, layout, order)
-        return
-    if order is None:
-        frames = [read_table(spark, name, config)]
+    if config.format in COLUMN_FORMATS:
+        yield from lay_out_frames(reading, read_column_files(spark, reading), optional)
+    elif config.path is None:
+        yield from lay_out_frames(reading, [read_table(spark, name, config)], optional)
     else:
-        frames = read_column_files(spark, reading)
-    check_new_columns(name, config, undeclared_fields(config, frames))
-    lackable = find_lackable(config, frames, optional)
-    for frame in frames:
-        yield lay_out_frame(reading, frame, lackable, order)
+        layouts = find_layouts(spark, reading, optional)
+        found = dict.fromkeys(field for layout in layouts for field in layout.fields)
+        declared = {column.field_name for column in config.columns}
+        check_new_columns(name, config, [field for field in found if field not in declared])
+        for layout in layouts:
+            yield _lay_out_lines(spark, reading, layout)
 
 
-def _check_new_fields(name: str, config: SourceConfig, layouts: Sequence[TextLayout]) -> None:
-    declared = {column.field_name for column in config.columns}
-    found = dict.fromkeys(field for layout in layouts for field in layout.fields)
-    check_new_columns(name, config, [field for field in found if field not in declared])
-
-
-def _lay_out_lines(
-    spark: SparkSession, reading: Reading, layout: TextLayout, order: Column
-) -> ParsedRows:
-    config, new = reading.config, None
+def _lay_out_lines(spark: SparkSession, reading: Reading, layout: TextLayout) -> ParsedRows:
+    config = reading.config
     lines = read_lines(spark, config, layout.files)
     if config.format == "json":
-        frame, columns, shape, keys = parse_json_lines(lines, config, reading.folders)
-        new = keys if config.new_columns != "ignore" else None
+        rows = parse_json_lines(lines, config, reading.folders)
     elif config.format in SPARSE_FORMATS:
-        frame, columns, shape = split_sparse_lines(lines, config)
+        rows = split_sparse_lines(lines, config)
     else:
-        frame, columns, shape = split_lines(lines, config, layout.fields, reading.folders)
-    return ParsedRows(frame, columns, (*line_faults(config, layout.header), *shape), order, new)
+        rows = split_lines(lines, config, layout.fields, reading.folders)
+    return replace(rows, faults=(*line_faults(config, layout.header), *rows.faults))
 
 
-def _finish(reading: Reading, rows: ParsedRows) -> DataFrame:
-    """The declared columns, the reason and the books of each row of the run's days."""
-    config, dates = reading.config, reading.dates
-    columns, frame, day = rows.columns, rows.frame, config.day_column
-    if config.days and dates is not None and day is not None and not config.day_in_path:
-        inside = value_in_days(day, config.days, dates, columns[day.name].value)
+def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFrame:
+    """The declared columns, the reason and the books of each row of the run's days.
+
+    Without an order in the input rows are ordered by their content, so that the order is the same
+    in every run.
+    """
+    config, columns, frame = reading.config, dict(rows.columns), rows.frame
+    if (made := config.made_day_column) is not None:
+        day = reading.folders[made]
+        columns[made] = ParsedColumn(day, day.isNotNull(), day)
+    if (days := reading.days) is not None and not config.day_in_path:
+        inside = days.is_inside(columns[days.column.name].value)
         frame = frame.where(F.coalesce(inside, F.lit(True)))
     faults = list(rows.faults)
     # A projection of their own: each value is parsed once, however many checks ask for it.
-    values = {f"__value_{column.name}": columns[column.name].value for column in config.outputs}
-    frame = frame.withColumns(values)
-    made = []
+    frame = frame.withColumns({f"__value_{name}": part.value for name, part in columns.items()})
+    values = []
     for column in config.outputs:
         parsed = replace(columns[column.name], value=F.col(f"__value_{column.name}"))
         parsed = nan_as_missing(column, parsed)
-        faults += column_faults(column, parsed, dates)
-        made.append(parsed.value.cast(SPARK_TYPES[column.type]).alias(column.name))
+        faults += column_faults(column, parsed)
+        values.append(parsed.value.cast(SPARK_TYPES[column.type]).alias(column.name))
+    if order is None:
+        content = F.xxhash64(*[F.col(f"__value_{name}") for name in columns]).alias("line")
+        place = F.lit(0).cast("bigint").alias("block")
+        order = F.struct(F.lit(reading.name).alias("file"), place, content)
     return frame.select(
-        *made,
+        *values,
         FILE_COLUMN,
         LINE_COLUMN,
         first_reason(faults).alias(REASON_COLUMN),
-        *([] if rows.new is None else [rows.new.alias(NEW_COLUMN)]),
-        rows.order.alias(ORDER_COLUMN),
+        *(name for name in frame.columns if name == NEW_COLUMN),
+        order.alias(ORDER_COLUMN),
     )

@@ -24,8 +24,6 @@ _READ_SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }
-
-
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _FEWEST, _MOST = 8, 200
 _BYTES_EACH = 64_000_000
@@ -60,10 +58,7 @@ def changed_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
 def with_read_settings(
     work: Callable[Concatenate[SparkSession, P], R],
 ) -> Callable[Concatenate[SparkSession, P], R]:
-    """Runs a function of a session while the session reads sources as they are, times in UTC.
-
-    Frames that are made in the function must be read in it too.
-    """
+    """Runs a function while its session reads sources as they are; frames are read in it too."""
 
     @functools.wraps(work)
     def run(spark: SparkSession, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -20,12 +20,10 @@ from conf.manifest import InputFile, InputTable
 from etl.sources.files import describe_files, describe_input, list_files
 from etl.sources.read import read_source
 from etl.sources.source import Source
-from etl.sources.tables import read_states
+from etl.sources.tables import read_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_SHOWN_CHANGES = 5
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,23 @@ def read_inputs(
     """Opens every source that a build uses, and takes down what it reads."""
     # Before any is opened: a change in between then shows as one, and is never taken for read.
     inputs = _note_inputs(spark, config, dates)
-    log = config.events.source
+    lackable = {config.events.source: optional}
     sources = {
-        name: read_source(
-            spark, name, source, config.data_dir, dates, optional if name == log else ()
-        )
+        name: read_source(spark, name, source, config.data_dir, dates, lackable.get(name, ()))
         for name, source in _list_used(config)
     }
     return sources, inputs
 
 
 def _note_inputs(spark: SparkSession, config: BuildConfig, dates: DateRange | None) -> RunInputs:
-    used = _list_used(config)
-    tables = read_states(spark, used, dates)
-    listings = (list_files(name, source, config.data_dir, dates) for name, source in used)
-    files = (file for listing in listings for file in describe_files(listing))
-    return RunInputs((*files, *find_token_files(config)), tables)
+    files: list[InputFile] = []
+    tables: list[InputTable] = []
+    for name, source in _list_used(config):
+        if source.path is None:
+            tables.append(read_state(spark, name, source, dates))
+        else:
+            files += describe_files(list_files(name, source, config.data_dir, dates))
+    return RunInputs((*files, *find_token_files(config)), tuple(tables))
 
 
 def _list_used(config: BuildConfig) -> list[tuple[str, SourceConfig]]:
@@ -100,13 +99,12 @@ def check_inputs_unchanged(
     neither state, and say of itself that it is of the first.
     """
     now = _note_inputs(spark, config, dates)
-    files, tables = set(now.files) ^ set(inputs.files), set(now.tables) ^ set(inputs.tables)
-    changes = {f"{table.source}: {table.place}" for table in tables}
-    changes |= {f"{file.source}: {file.path}" for file in files}
+    changes = {f"{table.source}: {table.place}" for table in {*now.tables} ^ {*inputs.tables}}
+    changes |= {f"{file.source}: {file.path}" for file in {*now.files} ^ {*inputs.files}}
     if changes:
         raise InputDataError(
             "the input has changed while it was read; nothing was published",
-            received=f"{len(changes)} changes: {'; '.join(sorted(changes)[:_SHOWN_CHANGES])}",
+            received=f"{len(changes)} changes: {'; '.join(sorted(changes)[:5])}",
             fix="run the build again once the input is complete; of a query whose rows differ from "
             "one reading to the next, set change_check: null",
         )

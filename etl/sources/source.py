@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from conf.dates import DateRange
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    from etl.sources.files import RowDays
 
 ORDER_COLUMN = "__order"
 REASON_COLUMN = "__reason"
@@ -22,6 +23,8 @@ LINE_COLUMN = "__line"
 FILE_COLUMN = "__file"
 NEW_COLUMN = "__new"
 REPEATED_HEADER = "repeated_header"
+COLUMN_FORMATS = ("parquet", "orc", "avro")
+"""Formats of files that have columns, not lines."""
 
 Fault = tuple["Column", str]
 """A condition that makes a row a bad row, and the reason that the row then has."""
@@ -31,14 +34,15 @@ Fault = tuple["Column", str]
 class Reading:
     """What is read of a source; a table has no files.
 
-    `folders` are by field the texts of columns that folders give, such as `country=DE`.
+    `folders` are by field the texts of columns that folders give, such as `country=DE`; `days`
+    those of the run, where a column tells them.
     """
 
     name: str
     config: SourceConfig
-    dates: DateRange | None
-    files: tuple[InputFile, ...] = ()
-    folders: Mapping[str, Column] = field(default_factory=dict)
+    days: RowDays | None
+    files: tuple[InputFile, ...]
+    folders: Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,9 @@ class Source:
     """A source as read: parsed rows, and why the others did not parse.
 
     Attributes:
-        name: Its name in the config.
         rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
             rows), `__line` (the text, or the row as JSON), `__file` and, for JSON lines, `__new`
-            (keys that are not declared). Lines that equal the header have the reason
-            `repeated_header`, the header itself included.
-        files: The input files, as they stood.
+            (keys that are not declared). Headers are among them, as `repeated_header`.
         headers: Number of header lines: one per file that has a line, or none.
         nullable: Columns that may be null, and should not be so in every row.
         asked: Further aggregates over the good rows, by name.
@@ -89,13 +90,9 @@ class Source:
 
 @dataclass(frozen=True)
 class ParsedColumn:
-    """One declared column on its way in.
+    """A declared column on its way in: null where there is no value, or it does not parse.
 
-    Attributes:
-        value: In the column's Spark type; null where there is none, or it does not parse.
-        present: Whether the input holds something there.
-        text: The value as text, for `one_of`.
-        faults: What makes the row a bad row before the checks that every column has.
+    `present` says whether the input holds something there; `one_of` is held against `text`.
     """
 
     value: Column
@@ -108,16 +105,10 @@ class ParsedColumn:
 class ParsedRows:
     """The rows of an input, taken apart.
 
-    Attributes:
-        frame: The rows, with `__line` and `__file`.
-        columns: Parsed column by name, of each column that the source gives.
-        faults: What makes a whole row a bad row, in the order of the checks.
-        order: Position in the input: a struct of file, block and line.
-        new: Keys of this row that are not declared, an array; None: no row has its own.
+    `frame` has `__line`, `__file` and, where each row has keys of its own, `__new`. `faults` make a
+    whole row a bad row, in the order of the checks.
     """
 
     frame: DataFrame
     columns: dict[str, ParsedColumn]
-    faults: tuple[Fault, ...]
-    order: Column
-    new: Column | None = None
+    faults: tuple[Fault, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -17,23 +17,24 @@ from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError, SluiceError, UpstreamNotReadyError
 from conf.etl.sources import SourceConfig
 from conf.manifest import InputTable
-from etl.sources.files import rows_of_days
-from etl.sources.frames import find_field
+from etl.sources.files import find_row_days
+from etl.sources.frames import Given, find_field
 from etl.sources.source import FILE_COLUMN
 from etl.tfrecord.spark.failures import describe_failure
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
-def read_table(spark: SparkSession, name: str, config: SourceConfig) -> DataFrame:
+def read_table(spark: SparkSession, name: str, config: SourceConfig) -> Given:
     """Opens the table of a source, with `__file`; no row is read."""
     if config.jdbc is not None:
         rows, place = _read_jdbc(spark, name, config.jdbc), config.jdbc["url"]
     else:
-        rows, place = _read_catalogue(spark, name, config.table or ""), config.table or ""
-    return rows.withColumn(FILE_COLUMN, F.lit(place))
+        place = config.table or ""
+        rows = _read_catalogue(spark, name, place)
+    return rows.withColumn(FILE_COLUMN, F.lit(place)), rows.schema
 
 
 def _read_catalogue(spark: SparkSession, name: str, table: str) -> DataFrame:
@@ -49,8 +50,8 @@ def _read_catalogue(spark: SparkSession, name: str, table: str) -> DataFrame:
         ) from error
 
 
-_DEFAULTS = {"fetchsize": "10000"}
-_OURS = {"preferTimestampNTZ": "true"}  # Tells times without a zone from the others.
+# Tells times without a zone from the others.
+_OURS = {"preferTimestampNTZ": "true"}
 _NO_WRITES = {"sessionInitStatement": "SET SESSION TRANSACTION READ ONLY"}
 # What makes a session of the database refuse to write, by the URL's second part.
 _READ_ONLY = {
@@ -58,27 +59,21 @@ _READ_ONLY = {
     "mysql": _NO_WRITES,
     "mariadb": _NO_WRITES,
 }
-_NO_DRIVER = ("No suitable driver", "ClassNotFoundException", "CANNOT_LOAD_CLASS")
-_NOT_THERE = (
-    "Connection refused",
-    " refused. Check",
-    "UnknownHost",
-    "timed out",
-    "Connection attempt failed",
-)
 
 
 def _read_jdbc(spark: SparkSession, name: str, config: Mapping[str, str]) -> DataFrame:
     named = {key: config.get(f"{key}_env") for key in ("user", "password")}
     secrets = {key: _from_environment(name) for key, name in named.items() if name is not None}
     given = {key: value for key, value in config.items() if not key.endswith("_env")}
-    options = {**_DEFAULTS, **given, **_READ_ONLY.get(config["url"].split(":")[1], {})}
-    options |= {**_OURS, **secrets}
+    read_only = _READ_ONLY.get(config["url"].split(":")[1], {})
+    options = {"fetchsize": "10000", **given, **read_only, **_OURS, **secrets}
     try:
-        return _as_written(spark, config, spark.read.format("jdbc").options(**options).load())
+        return _as_written(
+            spark, config["url"], spark.read.format("jdbc").options(**options).load()
+        )
     except (PySparkException, Py4JJavaError) as error:
         # Without the cause: a driver may quote what it was given.
-        raise _explain(name, config, _with_causes(error), secrets.get("password")) from None
+        raise _explain(name, config["url"], error, secrets.get("password")) from None
 
 
 def _from_environment(variable: str) -> str:
@@ -92,16 +87,14 @@ def _from_environment(variable: str) -> str:
 _PROBES = ("2024-01-15 12:00:00.0", "2024-07-15 12:00:00.0")
 
 
-def _as_written(spark: SparkSession, config: Mapping[str, str], frame: DataFrame) -> DataFrame:
+def _as_written(spark: SparkSession, url: str, frame: DataFrame) -> DataFrame:
     """Gives times without a zone as the database shows them, whatever the zone of the machine.
 
     Drivers take them for times of Java's zone, and most dialects of Spark leave it at that.
     """
     zoneless = [f.name for f in frame.schema if isinstance(f.dataType, T.TimestampNTZType)]
-    if not zoneless:
-        return frame
     jvm: Any = spark._jvm
-    dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(config["url"])
+    dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(url)
     times = [jvm.java.sql.Timestamp.valueOf(text) for text in _PROBES]
     read = [dialect.convertJavaTimestampToTimestampNTZ(time) for time in times]
     if all(one.equals(time.toLocalDateTime()) for one, time in zip(read, times, strict=True)):
@@ -112,25 +105,25 @@ def _as_written(spark: SparkSession, config: Mapping[str, str], frame: DataFrame
     )
 
 
-def _with_causes(error: BaseException | None) -> str:
-    """The messages of an error and of what caused it, as Spark keeps them; each on its line."""
-    messages = []
-    while error is not None:
-        messages.append(str(error))
-        error = getattr(error, "_cause", None)
-    return "\nCaused by: ".join(messages)
+_NO_DRIVER = ("No suitable driver", "ClassNotFoundException", "CANNOT_LOAD_CLASS")
+_NOT_THERE = (
+    "Connection refused",
+    " refused. Check",
+    "UnknownHost",
+    "timed out",
+    "Connection attempt failed",
+)
 
 
-def _explain(name: str, config: Mapping[str, str], text: str, password: str | None) -> SluiceError:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith(("Caused by:", ": "))]
-    received = (causes or lines)[-1].removeprefix("Caused by:").removeprefix(":").strip()
-    received = f"{config['url']}: {received.replace(password, '***') if password else received}"
+def _explain(name: str, url: str, error: Exception, password: str | None) -> SluiceError:
+    text, root = str(error), error
+    while (cause := getattr(root, "_cause", None)) is not None:
+        text, root = f"{text}\n{cause}", cause
+    received = f"{url}: {describe_failure(root)}"
+    if password:
+        received = received.replace(password, "***")
     kind: type[SluiceError] = InputDataError
-    what, fix = (
-        "the database refused",
-        "check jdbc.dbtable, the other options, and the user's rights",
-    )
+    what, fix = "the database refused", "check the options under jdbc, and the user's rights"
     if any(sign in text for sign in _NO_DRIVER):
         kind, what = ConfigError, "the session has no JDBC driver for this database"
         fix = "bring its jar by spark.jars, and its class in jdbc.driver"
@@ -140,45 +133,30 @@ def _explain(name: str, config: Mapping[str, str], text: str, password: str | No
     return kind(f"source {name!r}: {what}", received=received, fix=fix)
 
 
-def read_states(
-    spark: SparkSession,
-    sources: Iterable[tuple[str, SourceConfig]],
-    dates: DateRange | None = None,
-) -> tuple[InputTable, ...]:
-    """Reads the state of each source that is a table; files have theirs in the listing.
+def read_state(
+    spark: SparkSession, name: str, config: SourceConfig, dates: DateRange | None
+) -> InputTable:
+    """Reads the state of a source that is a table; files have theirs in the listing.
 
     A Delta or Iceberg table has the version of its catalogue. Of any other the declared columns are
     read once for a checksum, of the run's days where `days.column` tells them apart; with
     `change_check: null` they are not, and the state is unknown.
     """
-    return tuple(
-        InputTable(name, _place(config), _read_state(spark, name, config, dates))
-        for name, config in sources
-        if config.path is None
-    )
-
-
-def _place(config: SourceConfig) -> str:
     jdbc = config.jdbc
-    return config.table or "" if jdbc is None else f"{jdbc['url']} {jdbc['dbtable']}"
+    place = config.table or "" if jdbc is None else f"{jdbc['url']} {jdbc['dbtable']}"
+    state = None if config.table is None else read_table_version(spark, config.table)
+    if state is None and config.change_check is not None:
+        declared = _select_declared(read_table(spark, name, config), config, dates)
+        state = f"rows:{checksum_rows(declared)}"
+    return InputTable(name, place, state)
 
 
-def _read_state(
-    spark: SparkSession, name: str, config: SourceConfig, dates: DateRange | None
-) -> str | None:
-    version = None if config.table is None else read_table_version(spark, config.table)
-    if version is not None or config.change_check is None:
-        return version
-    declared = _select_declared(read_table(spark, name, config), config, dates)
-    return f"rows:{checksum_rows(declared)}"
-
-
-def _select_declared(frame: DataFrame, config: SourceConfig, dates: DateRange | None) -> DataFrame:
-    fields = {column.name: find_field(frame.schema, column.field_name) for column in config.columns}
-    day = config.day_column
-    found = fields.get(day.name) if day is not None else None
-    if dates is not None and config.days is not None and day is not None and found is not None:
-        frame = rows_of_days(frame, day, config.days, dates, found)
+def _select_declared(given: Given, config: SourceConfig, dates: DateRange | None) -> DataFrame:
+    frame, schema = given
+    fields = {column.name: find_field(schema, column.field_name) for column in config.columns}
+    days = find_row_days(config, dates)
+    if days is not None and (found := fields[days.column.name]) is not None:
+        frame = days.prune(frame, *found)
     # A column that is gone holds nothing; that it is gone is said where the source is read.
     return frame.select(
         *[F.lit(None).alias(n) if f is None else f[0].alias(n) for n, f in fields.items()]
@@ -186,31 +164,13 @@ def _select_declared(frame: DataFrame, config: SourceConfig, dates: DateRange | 
 
 
 def checksum_rows(frame: DataFrame) -> str:
-    """Counts rows and sums a 64-bit hash of each, in one scan.
-
-    Two frames with the same rows have the same checksum, however they are stored; others differ
-    but for one chance in 2**64.
-    """
-    hashed = [value for field in frame.schema for value in _hashed_values(field)]
+    """Counts rows and sums a 64-bit hash of each: the same for the same rows, however stored."""
+    # Spark's hash of values skips nulls and the ends of lists; their text does not.
+    text = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
     # Of 64-bit numbers 10**19 sum up within 38 digits.
-    total = F.sum(F.xxhash64(*hashed).cast("decimal(28,0)"))
-    row: Any = frame.agg(F.count("*").alias("n"), total.alias("sum")).collect()[0]
+    hashes = frame.select(F.xxhash64(text).cast("decimal(28,0)").alias("hash"))
+    row: Any = hashes.agg(F.count("*").alias("n"), F.sum("hash").alias("sum")).collect()[0]
     return f"{row['n']}:{0 if row['sum'] is None else int(row['sum']) % 2**64:016x}"
-
-
-def _hashed_values(field: T.StructField) -> list[Column]:
-    """The hashed parts of a column: Spark's hash skips nulls and the ends of lists."""
-    value, kind = F.col(quote_name(field.name)), field.dataType
-    if isinstance(kind, T.ArrayType):
-        inner = kind.elementType
-        entries = F.transform(value, lambda e: F.struct(e.isNull(), _plain(e, inner)))
-        return [value.isNull(), F.size(value), entries]
-    return [value.isNull(), _plain(value, kind)]
-
-
-def _plain(value: Column, kind: T.DataType) -> Column:
-    # Maps have no hash, and structs and vectors hold nulls and lists of their own.
-    return value if isinstance(kind, T.AtomicType) else value.cast("string")
 
 
 # The newest entry of what each format keeps of a table's changes. A version or a snapshot alone

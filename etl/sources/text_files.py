@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
@@ -43,29 +43,73 @@ def find_layouts(
 ) -> list[TextLayout]:
     """Finds the fields of each file of separated lines, by its header or by position.
 
-    Headers that name columns as they are declared go by name, file by file. Other headers go by
-    position: there is one, with as many names as columns. `header: by_name` has columns that are
-    not declared too. Columns may be missing that are optional or given by folders; without a header
-    the number of fields tells whether they are.
+    Headers that name columns as they are declared go by name, file by file; `header: by_name` may
+    name others too. Any other header goes by position: there is one, with as many names as columns.
+    Columns may be missing that are optional or given by folders; without a header the number of
+    fields tells whether they are.
     """
     config, files = reading.config, reading.files
     fields = tuple(column.field_name for column in config.columns)
-    given = {column.name for column in config.columns if column.field_name in reading.folders}
-    lackable = {*optional, *given}
+    absent = {column.field_name for column in config.columns if column.name in optional}
+    given = {*reading.folders} & {*fields}
+    lackable = absent | given
     if config.header is False and (not lackable or config.format not in SEPARATED_FORMATS):
         return [TextLayout(files, fields)]
     lines = _read_first_lines(spark, files)
     if config.header is False:
-        choices = [frozenset(names) for names in ((), given, optional, lackable)]
-        return _group_by_count(config, lines, choices)
+        # Of the columns that a file may lack together the first that fits its number of fields.
+        choices = [frozenset(lacking) for lacking in ((), given, absent, lackable)]
+        by_count = {len(fields) - len(lacking): lacking for lacking in reversed(choices)}
+        return _group_by_count(config, lines, by_count)
     headers = [TextLayout(files, header_names(config, line), line) for line, files in lines.items()]
-    needed = {column.field_name for column in config.columns if column.name not in lackable}
-    is_named = all(needed <= set(header.fields) <= set(fields) for header in headers)
+    needed = {*fields} - lackable
+    is_named = all(needed <= {*header.fields} <= {*fields} for header in headers)
     if config.header == "by_name" or (is_named and config.pattern is None):
         _check_names(reading.name, fields, needed, headers)
         return headers
-    _check_position(reading.name, config, fields, headers)
+    if len(headers) > 1 or (config.pattern is None and len(headers[0].fields) != len(fields)):
+        fix = "; set header: by_name if files name the same columns, or header: false without one"
+        raise _refuse(reading.name, f"is not one of {len(fields)} fields", headers[-1], fix)
     return [replace(header, fields=fields) for header in headers]
+
+
+def _group_by_count(
+    config: SourceConfig,
+    lines: Mapping[bytes, tuple[InputFile, ...]],
+    by_count: Mapping[int, frozenset[str]],
+) -> list[TextLayout]:
+    """Groups files by the columns that they lack, as the number of fields in a line tells."""
+    groups: dict[frozenset[str], tuple[InputFile, ...]] = {}
+    for line, files in lines.items():
+        count = len(header_names(config, line)) if line else 0
+        lacking = by_count.get(count, frozenset())
+        groups[lacking] = (*groups.get(lacking, ()), *files)
+    fields = [column.field_name for column in config.columns]
+    return [
+        TextLayout(files, tuple(field for field in fields if field not in lacking))
+        for lacking, files in groups.items()
+    ]
+
+
+def _check_names(
+    name: str, fields: tuple[str, ...], needed: Collection[str], headers: Sequence[TextLayout]
+) -> None:
+    for header in headers:
+        repeated = [field for field in fields if header.fields.count(field) > 1]
+        if repeated or not {*fields} & {*header.fields}:
+            raise _refuse(name, "names no declared column, or one twice", header)
+    found = {field for header in headers for field in header.fields}
+    if missing := [field for field in fields if field in needed and field not in found]:
+        fix = f"; {did_you_mean(missing[0], headers[0].fields)}"
+        raise _refuse(name, f"does not name {', '.join(missing)}", headers[0], fix)
+
+
+def _refuse(name: str, what: str, header: TextLayout, fix: str = "") -> InputDataError:
+    return InputDataError(
+        f"source {name!r}: its header {what}",
+        received=f"{header.files[0].path}: {(header.header or b'')[:200]!r}",
+        fix=f"correct sources.{name}.columns or .separator{fix}",
+    )
 
 
 def escape_path(path: str) -> str:
@@ -99,82 +143,15 @@ def header_names(config: SourceConfig, header: bytes) -> tuple[str, ...]:
     text, mark = header.decode(config.encoding, errors="replace"), config.quote_mark
     separator = config.field_separator
     if mark is None or len(separator) > 1:
-        return tuple(name.strip(mark) if mark else name for name in text.split(separator))
+        return tuple(name.strip(mark or "") for name in text.split(separator))
     escape = None if config.escape == mark else config.escape
-    fields = csv.reader(
-        [text],
-        delimiter=separator,
-        quotechar=mark,
-        escapechar=escape,
-        doublequote=escape is None,
-    )
-    return tuple(next(fields, [])) or ("",)
-
-
-def _group_by_count(
-    config: SourceConfig,
-    lines: Mapping[bytes, tuple[InputFile, ...]],
-    choices: Sequence[frozenset[str]],
-) -> list[TextLayout]:
-    """Groups files by the columns that they lack, as the number of fields of the first line tells.
-
-    Of the columns that a file may lack together the first that fits holds; where none does, the
-    first of all.
-    """
-    by_count = {len(config.columns) - len(lacking): lacking for lacking in reversed(choices)}
-    groups: dict[frozenset[str], tuple[InputFile, ...]] = {}
-    for line, files in lines.items():
-        count = len(header_names(config, line)) if line else 0
-        lacking = by_count.get(count, choices[0])
-        groups[lacking] = (*groups.get(lacking, ()), *files)
-    return [
-        TextLayout(files, tuple(c.field_name for c in config.columns if c.name not in lacking))
-        for lacking, files in groups.items()
-    ]
-
-
-def _check_position(
-    name: str, config: SourceConfig, fields: tuple[str, ...], headers: Sequence[TextLayout]
-) -> None:
-    is_short = config.pattern is None and len(headers[0].fields) != len(fields)
-    if is_short or len(headers) > 1:
-        shown = [f"{h.files[0].path}: {(h.header or b'')[:120]!r}" for h in headers[:2]]
-        raise InputDataError(
-            f"source {name!r}: its header is not one of {len(fields)} fields",
-            received="; ".join(shown),
-            fix=f"correct sources.{name}.columns or .separator, set header: by_name if files name "
-            "the same columns, or header: false if there is none",
-        )
-
-
-def _check_names(
-    name: str, fields: tuple[str, ...], needed: Collection[str], headers: Sequence[TextLayout]
-) -> None:
-    for header in headers:
-        repeated = [field for field in fields if header.fields.count(field) > 1]
-        if repeated or not set(fields) & set(header.fields):
-            raise _misnamed(name, repeated, fields, header)
-    found = {field for header in headers for field in header.fields}
-    if missing := [field for field in fields if field in needed and field not in found]:
-        raise _misnamed(name, [], missing, headers[0])
-
-
-def _misnamed(
-    name: str, repeated: Sequence[str], missing: Sequence[str], header: TextLayout
-) -> InputDataError:
-    what, wrong = ("repeated", repeated) if repeated else ("missing", missing)
-    return InputDataError(
-        f"source {name!r}: its header does not name each declared column once",
-        received=f"{header.files[0].path}: {', '.join(header.fields)}; {what}: {', '.join(wrong)}",
-        fix=f"{did_you_mean(wrong[0], header.fields)}; correct sources.{name}.columns",
-    )
+    quotes: Any = {"quotechar": mark, "escapechar": escape, "doublequote": escape is None}
+    return tuple(next(csv.reader([text], delimiter=separator, **quotes), [])) or ("",)
 
 
 RAW_COLUMN = "__raw"
-_METADATA = "_metadata"
-_REPLACEMENT = "\ufffd"
-# Names that Spark decodes by itself; the others are Java's, which it must be told to allow.
-_SPARK_CHARSETS = {"latin-1": "ISO-8859-1", "us-ascii": "US-ASCII"}
+# Encodings of Java by their names, and U+FFFD for bytes that one does not know, which make the row
+# a bad row: else the task would fail.
 _JAVA_CHARSETS = {
     "spark.sql.legacy.javaCharsets": "true",
     "spark.sql.legacy.codingErrorAction": "true",
@@ -182,28 +159,18 @@ _JAVA_CHARSETS = {
 
 
 def read_lines(spark: SparkSession, config: SourceConfig, files: Sequence[InputFile]) -> DataFrame:
-    """Reads the lines of text files.
-
-    Returns:
-        A frame of `__raw` (the bytes), `__line` (the text), `__file` and Spark's `_metadata`.
-    """
-    paths = [escape_path(file.path) for file in files]
-    lines = spark.read.text(paths).select(F.col("value").alias(RAW_COLUMN), _METADATA)
-    # Spark takes these settings into the plan. Bytes that the charset does not know become U+FFFD,
-    # which makes the row a bad row, not a failed task.
-    is_plain = config.encoding in ("utf-8", "latin-1")
-    with changed_settings(spark, {} if is_plain else _JAVA_CHARSETS):
-        return lines.withColumn(LINE_COLUMN, _decode(config)).withColumn(
-            FILE_COLUMN, F.col(f"{_METADATA}.file_path")
-        )
-
-
-def _decode(config: SourceConfig) -> Column:
-    raw = F.col(RAW_COLUMN)
+    """Reads lines as `__raw` (the bytes), `__line` (the text), `__file` and `_metadata`."""
+    raw, file = F.col(RAW_COLUMN), F.col("_metadata.file_path")
+    lines = spark.read.text([escape_path(file.path) for file in files])
+    lines = lines.select(F.col("value").alias(RAW_COLUMN), "_metadata").withColumn(
+        FILE_COLUMN, file
+    )
     if config.encoding == "utf-8":
-        return F.make_valid_utf8(raw)
-    charset = _SPARK_CHARSETS.get(config.encoding, config.encoding)
-    return F.decode(raw.cast("binary"), charset)
+        return lines.withColumn(LINE_COLUMN, F.make_valid_utf8(raw))
+    charset = config.encoding.replace("latin-1", "iso-8859-1")
+    # Spark takes these settings into the plan.
+    with changed_settings(spark, _JAVA_CHARSETS):
+        return lines.withColumn(LINE_COLUMN, F.decode(raw.cast("binary"), charset))
 
 
 # A URI made of a path writes these characters as they are, by any library.
@@ -220,21 +187,18 @@ def file_order(name: str, files: Sequence[InputFile]) -> Column:
     paths = sorted(file.path for file in files)
     digits = len(str(len(paths)))
     numbers = {path: f"{name}/{number:0{digits}d}" for number, path in enumerate(paths)}
-    uri = F.col(f"{_METADATA}.file_path")
-    place = value_of_path(numbers, uri, is_plain=all(map(_PLAIN_PATH.fullmatch, paths)))
+    uri = F.col("_metadata.file_path")
     unknown = F.raise_error(F.concat(F.lit("not one of the input's files: "), uri))
     return F.struct(
-        F.coalesce(place, unknown.cast("string")).alias("file"),
-        F.col(f"{_METADATA}.file_block_start").alias("block"),
+        F.coalesce(value_of_path(numbers, uri), unknown.cast("string")).alias("file"),
+        F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("line"),
     )
 
 
-def value_of_path(
-    values: Mapping[str, str | None], uri: Column, *, is_plain: bool = False
-) -> Column:
+def value_of_path(values: Mapping[str, str | None], uri: Column) -> Column:
     """The text that a path stands for; Spark gives the URI, which a plain path is as it is."""
-    if is_plain:
+    if all(map(_PLAIN_PATH.fullmatch, values)):
         values = {f"{root}{path}": text for path, text in values.items() for root in _ROOTS}
         path = uri
     else:
@@ -245,20 +209,16 @@ def value_of_path(
     return F.try_element_at(F.from_json(F.lit(json.dumps(values)), "map<string,string>"), path)
 
 
-def line_faults(config: SourceConfig, header: bytes | None) -> list[Fault]:
+def line_faults(config: SourceConfig, header: bytes | None) -> Iterator[Fault]:
     """What may be wrong with a line before it is taken apart."""
-    faults = []
-    if header is not None:
-        is_header = F.col(RAW_COLUMN).cast("binary") == F.lit(header)
-        faults.append((is_header, REPEATED_HEADER))
-    # Spaces alone come before all that can be seen: few lines need to be trimmed.
     line = F.col(LINE_COLUMN)
-    faults.append(((line < "!") & (F.trim(line) == ""), "empty_line"))
+    if header is not None:
+        yield F.col(RAW_COLUMN).cast("binary") == F.lit(header), REPEATED_HEADER
+    # Spaces alone come before all that can be seen: few lines need to be trimmed.
+    yield (line < "!") & (F.trim(line) == ""), "empty_line"
     # UTF-16 in the place of another encoding, or what a crash left of a log.
-    faults.append((F.contains(RAW_COLUMN, F.lit("\0")), "nul_byte"))
+    yield F.contains(RAW_COLUMN, F.lit("\0")), "nul_byte"
     if config.encoding == "utf-8":
-        faults.append((~F.is_valid_utf8(RAW_COLUMN), "not_utf8"))
+        yield ~F.is_valid_utf8(RAW_COLUMN), "not_utf8"
     elif config.encoding != "latin-1":
-        undecoded = F.contains(F.col(LINE_COLUMN), F.lit(_REPLACEMENT))
-        faults.append((undecoded, f"not_{config.encoding}"))
-    return faults
+        yield F.contains(line, F.lit("\ufffd")), f"not_{config.encoding}"

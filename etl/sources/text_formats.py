@@ -12,51 +12,80 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from conf.etl.sources import EPOCH_UNITS, PAIR_SEPARATOR, SPARK_TYPES, ColumnConfig, SourceConfig
-from etl.sources.source import LINE_COLUMN, Fault, ParsedColumn
+from etl.sources.source import LINE_COLUMN, NEW_COLUMN, Fault, ParsedColumn, ParsedRows
 from etl.tfrecord.spark.schema import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
+def parse_column(
+    column: ColumnConfig, text: Column, entries: Column | None = None
+) -> dict[str, ParsedColumn]:
+    """Parses the text of a declared column: it by its name, and its second column if it has one.
+
+    `entries` are the texts in a list that the input has taken apart; else its separator does.
+    """
+    if entries is None and column.type != "string":
+        text = F.nullif(text, F.lit(""))
+    if entries is None and column.is_list:
+        entries = F.split(text, re.escape(column.separator or ""), -1)
+    if (second := column.second) is not None:
+        return parse_pairs(column, second, text, F.array(text) if entries is None else entries)
+    if entries is None:
+        value = parse_scalar(column, text)
+    else:
+        value = _unless_java(column, text, entries.try_cast(SPARK_TYPES[column.type]))
+    return {column.name: ParsedColumn(value, text.isNotNull(), text)}
+
+
 def parse_pairs(
     column: ColumnConfig, second: ColumnConfig, text: Column, entries: Column
 ) -> dict[str, ParsedColumn]:
-    """Takes entries apart into two columns, aligned where they are lists.
+    """Takes entries `<value>` or `<value>_<second>` apart into two columns, aligned if lists."""
 
-    An entry is a value, or a value, `_` once, and a second value. All else makes
-    the row a bad row: an empty entry (`empty_entry`), nothing before the separator
-    (`missing_value`), nothing after it or one more separator (`malformed_entry`).
-    """
-    firsts = F.transform(entries, lambda e: F.substring_index(e, PAIR_SEPARATOR, 1))
-    seconds = F.transform(entries, lambda e: _second_text(e, column))
-    values = {}
-    for part, texts in ((column, firsts), (second, seconds)):
-        parsed = texts.try_cast(f"array<{SPARK_TYPES[part.element_type]}>")
-        values[part.name] = parsed if column.is_list else F.get(parsed, F.lit(0))
-    present = text.isNotNull()
-    first = ParsedColumn(values[column.name], present, text, _entry_faults(column, entries))
-    if column.pair_default is None:
-        present = F.contains(text, F.lit(PAIR_SEPARATOR))
-    return {column.name: first, second.name: ParsedColumn(values[second.name], present, text)}
+    def second_text(entry: Column) -> Column:
+        written = F.substring_index(entry, PAIR_SEPARATOR, -1)
+        default = F.lit(None if column.pair_default is None else str(column.pair_default))
+        return F.when(F.contains(entry, mark), written).when(entry.isNotNull(), default)
 
+    def read(part: ColumnConfig, texts: Column) -> Column:
+        values = texts.try_cast(f"array<{SPARK_TYPES[part.element_type]}>")
+        return values if column.is_list else F.get(values, F.lit(0))
 
-def _second_text(entry: Column, column: ColumnConfig) -> Column:
-    has_second = F.contains(entry, F.lit(PAIR_SEPARATOR))
-    written = F.substring_index(entry, PAIR_SEPARATOR, -1)
-    default = F.lit(None if column.pair_default is None else str(column.pair_default))
-    return F.when(has_second, written).when(entry.isNotNull(), default)
+    mark, present = F.lit(PAIR_SEPARATOR), text.isNotNull()
+    has_second = F.contains(text, mark) if column.pair_default is None else present
+    first = read(column, F.transform(entries, lambda e: F.substring_index(e, PAIR_SEPARATOR, 1)))
+    other = read(second, F.transform(entries, second_text))
+    return {
+        column.name: ParsedColumn(first, present, text, _entry_faults(column, entries)),
+        second.name: ParsedColumn(other, has_second, text),
+    }
 
 
 def _entry_faults(column: ColumnConfig, entries: Column) -> tuple[Fault, ...]:
     part = f"[^{PAIR_SEPARATOR}]++"
-    well_formed = f"^{part}(?:{PAIR_SEPARATOR}{part})?$"
     kinds = {
         "empty_entry": lambda e: e == "",
         "missing_value": lambda e: F.startswith(e, F.lit(PAIR_SEPARATOR)),
-        "malformed_entry": lambda e: ~e.rlike(f"(?s){well_formed}"),
+        "malformed_entry": lambda e: ~e.rlike(f"(?s)^{part}(?:{PAIR_SEPARATOR}{part})?$"),
     }
     return tuple((F.exists(entries, test), f"{name}:{column.name}") for name, test in kinds.items())
+
+
+# Java's names of types behind a number, and its hexadecimal floats: Spark casts 5D, 1f and 0x1p3.
+_JAVA_NUMBER = "[0-9.][dDfFxXpP]"
+
+
+def _unless_java(column: ColumnConfig, text: Column, value: Column) -> Column:
+    return F.when(~text.rlike(_JAVA_NUMBER), value) if column.is_float else value
+
+
+def parse_scalar(column: ColumnConfig, text: Column) -> Column:
+    """Parses the text of one value, or of one in a list."""
+    if column.type == "timestamp":
+        return _parse_timestamp(text, column.timestamp_format)
+    return _unless_java(column, text, text.try_cast(SPARK_TYPES[column.element_type]))
 
 
 # A time of day alone would be taken for one of today.
@@ -64,44 +93,8 @@ def _entry_faults(column: ColumnConfig, entries: Column) -> tuple[Fault, ...]:
 _IS_ISO = r"^\s*[+-]?\d{4,6}-\d(?!.*(?<![A-Za-z/_+-])(?!(?:UTC|GMT|UT)\s*$)[A-Za-z]{2,}\s*$)"
 
 
-def parse_column(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
-    """Parses the text of a declared column: it by its name, and its second column if it has one."""
-    if column.type != "string":
-        text = F.nullif(text, F.lit(""))
-    if (second := column.second) is not None:
-        entries = split_list(column, text) if column.is_list else F.array(text)
-        return parse_pairs(column, second, text, entries)
-    if column.is_list:
-        entries = split_list(column, _without_suffix(column, text))
-        value = entries.try_cast(SPARK_TYPES[column.type])
-    else:
-        value = parse_scalar(column, text)
-    return {column.name: ParsedColumn(value, text.isNotNull(), text)}
-
-
-# Java's names of types behind a number, and its hexadecimal floats: Spark casts 5D, 1f and 0x1p3.
-_NO_NUMBER = "[0-9.][dDfFxXpP]"
-
-
-def _without_suffix(column: ColumnConfig, text: Column) -> Column:
-    """The text of a column; null where Spark alone would take it for a float, or a list of some."""
-    return F.when(~text.rlike(_NO_NUMBER), text) if column.is_float else text
-
-
-def parse_scalar(column: ColumnConfig, text: Column) -> Column:
-    """Parses the text of one value, or of one in a list."""
-    if column.type == "timestamp":
-        return parse_timestamp(text, column.timestamp_format)
-    return _without_suffix(column, text).try_cast(SPARK_TYPES[column.element_type])
-
-
-def split_list(column: ColumnConfig, text: Column) -> Column:
-    """Splits the text of a list."""
-    return F.split(text, re.escape(column.separator or ""), -1)
-
-
-def parse_timestamp(text: Column, written: str | None) -> Column:
-    """Reads a timestamp as milliseconds since 1970, UTC."""
+def _parse_timestamp(text: Column, written: str | None) -> Column:
+    """Milliseconds since 1970, UTC."""
     if written is None:
         return F.unix_millis(F.when(text.rlike(_IS_ISO), text.try_cast("timestamp")))
     if written in EPOCH_UNITS:
@@ -139,12 +132,17 @@ _END = "\n"
 
 def split_lines(
     lines: DataFrame, config: SourceConfig, fields: Sequence[str], folders: Mapping[str, Column]
-) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
-    """Takes separated fields, or the groups of a pattern, apart into the declared columns.
-
-    Returns the lines with what was split, the columns, and what may be wrong with a line's shape.
-    """
-    split, faults = _split_by_separator(lines, config)
+) -> ParsedRows:
+    """Takes separated fields, or the groups of a pattern, apart into the declared columns."""
+    line, faults = F.col(LINE_COLUMN), []
+    if config.pattern is not None:
+        found = _match(line, config)
+    elif config.quote_mark is None:
+        found = F.split(line, re.escape(config.field_separator), -1)
+    else:
+        lines = lines.withColumn(_QUOTED, _find_quoted(line, config))
+        found = F.transform(_QUOTED, lambda text: _unquote(text, config))
+        faults.append((_are_cut(F.col(_QUOTED), line, config), "malformed_quotes"))
     shape = "pattern_mismatch" if config.format == "pattern" else "wrong_field_count"
     faults.append((F.size(_FIELDS) != len(fields), shape))
     columns: dict[str, ParsedColumn] = {}
@@ -159,19 +157,7 @@ def split_lines(
         if config.null_values:
             text = F.when(~text.isin(*config.null_values), text)
         columns |= parse_column(column, text)
-    return split, columns, faults
-
-
-def _split_by_separator(lines: DataFrame, config: SourceConfig) -> tuple[DataFrame, list[Fault]]:
-    line = F.col(LINE_COLUMN)
-    if config.pattern is not None:
-        return lines.withColumn(_FIELDS, _match(line, config)), []
-    if config.quote_mark is None:
-        fields = F.split(line, re.escape(config.field_separator), -1)
-        return lines.withColumn(_FIELDS, fields), []
-    split = lines.withColumn(_QUOTED, _find_quoted(line, config))
-    split = split.withColumn(_FIELDS, F.transform(_QUOTED, lambda text: _unquote(text, config)))
-    return split, [(_are_cut(F.col(_QUOTED), line), "malformed_quotes")]
+    return ParsedRows(lines.withColumn(_FIELDS, found), columns, tuple(faults))
 
 
 def _match(line: Column, config: SourceConfig) -> Column:
@@ -182,11 +168,12 @@ def _match(line: Column, config: SourceConfig) -> Column:
 
 def has_bad_quotes(line: Column, config: SourceConfig) -> Column:
     """Whether a line has a quote without an end, or text behind its end."""
-    return F.contains(line, F.lit(config.quote_mark)) & _are_cut(_find_quoted(line, config), line)
+    cut = _are_cut(_find_quoted(line, config), line, config)
+    return F.contains(line, F.lit(config.quote_mark)) & cut
 
 
 def _find_quoted(line: Column, config: SourceConfig) -> Column:
-    """The fields as they are written, each with the separator behind it.
+    """The fields as they are written, with their quotes.
 
     The pattern is possessive, so that no line is too long for the stack.
     """
@@ -197,20 +184,17 @@ def _find_quoted(line: Column, config: SourceConfig) -> Column:
     plain = f"(?!{quote})(?:(?!{separator})[^{_END}])*+"
     if len(config.field_separator) == 1:
         plain = f"(?!{quote})[^{separator}{_END}]*+"
-    pattern = rf"(?s)\G(?:{quoted}|{plain})(?:{separator}|{_END})"
-    return F.regexp_extract_all(F.concat(line, F.lit(_END)), F.lit(pattern), F.lit(0))
+    pattern = rf"(?s)\G({quoted}|{plain})(?:{separator}|{_END})"
+    return F.regexp_extract_all(F.concat(line, F.lit(_END)), F.lit(pattern), F.lit(1))
 
 
-def _are_cut(quoted: Column, line: Column) -> Column:
+def _are_cut(quoted: Column, line: Column, config: SourceConfig) -> Column:
     """Whether fields, which follow each other without a gap, end early: the rest is none."""
-    return F.array_join(quoted, "") != F.concat(line, F.lit(_END))
+    return F.array_join(quoted, config.field_separator) != line
 
 
 def _unquote(text: Column, config: SourceConfig) -> Column:
     """A field without its quotes; null where nothing is written, while `""` is an empty text."""
-    ending = F.when(F.endswith(text, F.lit(_END)), len(_END))
-    ending = ending.otherwise(len(config.field_separator))
-    text = F.substr(text, F.lit(1), F.length(text) - ending)
     quote, escape, _ = _literals(config)
     inner = F.substr(text, F.lit(2), F.length(text) - 2)
     inner = F.regexp_replace(inner, f"(?s){escape}([{escape}{quote}])", "$1")
@@ -230,42 +214,37 @@ _PAIRS = "__pairs"
 _QID = "qid:"
 
 
-def split_sparse_lines(
-    lines: DataFrame, config: SourceConfig
-) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault]]:
+def split_sparse_lines(lines: DataFrame, config: SourceConfig) -> ParsedRows:
     """Takes lines `label [qid:id] [field:]index:value … # comment` apart.
 
     A pair that has not all of its parts, or one part too many, makes the row a bad row
-    (`malformed_pair`): nothing is dropped out of a list. Returns what `split_lines` does.
+    (`malformed_pair`): nothing is dropped out of a list.
     """
     bare = F.trim(F.regexp_replace(LINE_COLUMN, "#.*", ""))
-    tokens = F.split(bare, r"\s+")
     second = F.get(_TOKENS, F.lit(1))
     has_qid = F.startswith(second, F.lit(_QID))
     pairs = F.slice(_TOKENS, F.when(has_qid, 3).otherwise(2), F.size(_TOKENS))
-    split = lines.withColumn(_TOKENS, tokens).withColumn(_PAIRS, pairs)
-    texts = {
+    lines = lines.withColumn(_TOKENS, F.split(bare, r"\s+")).withColumn(_PAIRS, pairs)
+    single = {
         "label": F.nullif(F.get(_TOKENS, F.lit(0)), F.lit("")),
         "qid": F.when(has_qid, F.substr(second, F.lit(len(_QID) + 1))),
     }
-    columns = {}
+    columns: dict[str, ParsedColumn] = {}
     for column in config.columns:
-        if (text := texts.get(column.field_name)) is not None:
+        if (text := single.get(column.field_name)) is not None:
             value = parse_scalar(column, text)
             columns[column.name] = ParsedColumn(value, text.isNotNull(), text)
         else:
-            columns[column.name] = _parse_part(column, config.pair_parts.index(column.field_name))
+            parts = _take_part(config.pair_parts.index(column.field_name))
+            columns |= parse_column(column, F.array_join(parts, " "), parts)
     comment = F.startswith(F.trim(LINE_COLUMN), F.lit("#"))
     whole = f"^{':'.join(['[^:]+'] * len(config.pair_parts))}$"
     malformed = F.exists(_PAIRS, lambda pair: ~pair.rlike(whole))
-    return split, columns, [(comment, "comment_line"), (malformed, "malformed_pair")]
+    return ParsedRows(lines, columns, ((comment, "comment_line"), (malformed, "malformed_pair")))
 
 
-def _parse_part(column: ColumnConfig, number: int) -> ParsedColumn:
-    texts = F.transform(_PAIRS, lambda pair: F.get(F.split(pair, ":"), F.lit(number)))
-    joined = F.array_join(texts, " ")
-    plain = F.when(_without_suffix(column, joined).isNotNull(), texts)
-    return ParsedColumn(plain.try_cast(SPARK_TYPES[column.type]), F.lit(True), joined)
+def _take_part(number: int) -> Column:
+    return F.transform(_PAIRS, lambda pair: F.get(F.split(pair, ":"), F.lit(number)))
 
 
 _OBJECT = "__object"
@@ -284,12 +263,11 @@ _BEYOND_FLOAT64 = r"[0-9][eE]\+?0*+(?:309|3[1-9][0-9]|[4-9][0-9]{2}|[1-9][0-9]{3
 
 def parse_json_lines(
     lines: DataFrame, config: SourceConfig, folders: Mapping[str, Column]
-) -> tuple[DataFrame, dict[str, ParsedColumn], list[Fault], Column]:
-    """Takes objects apart into the declared columns.
+) -> ParsedRows:
+    """Takes objects apart into the declared columns; folders say what an object has no value of.
 
     Every value is first taken as it is written, so that one that does not fit its column is told
-    from one that is not there. Folders say what an object has no value of. Returns what
-    `split_lines` does, and the keys of each object that are not declared.
+    from one that is not there. `__new` has the keys of an object that are not declared.
     """
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
     paths = [column.field_name for column in config.columns]
@@ -298,20 +276,29 @@ def parse_json_lines(
     # A bare NaN would become the text "NaN".
     options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
     options["columnNameOfCorruptRecord"] = _CORRUPT
-    parsed = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
+    frame = lines.withColumn(_OBJECT, F.from_json(LINE_COLUMN, schema, options))
+    if config.new_columns != "ignore":
+        new = F.array_except(F.json_object_keys(LINE_COLUMN), F.array(*map(F.lit, keys)))
+        frame = frame.withColumn(NEW_COLUMN, new)
     columns: dict[str, ParsedColumn] = {}
     for column in config.columns:
         text = _at_path(column.field_name)
         if column.field_name in folders:
             text = F.coalesce(text, folders[column.field_name])
-        columns |= _parse_json_value(column, text)
+        is_array = column.is_list and column.separator is None
+        entries = F.from_json(text, "array<string>") if is_array else None
+        columns |= parse_column(column, text, entries)
+    return ParsedRows(frame, columns, ((_is_malformed(), "malformed_json"),))
+
+
+def _is_malformed() -> Column:
+    """Whether a line is no single object, or has what Spark would read as something else."""
     line = F.trim(LINE_COLUMN)
     bare = F.regexp_replace(line, _TEXTS, "")
     several, infinite = (line.rlike(p) & bare.rlike(p) for p in (_TWO_OBJECTS, _BEYOND_FLOAT64))
     whole = F.startswith(line, F.lit("{")) & F.endswith(line, F.lit("}"))
     corrupt = F.col(_OBJECT)[_CORRUPT].isNotNull() | line.rlike(_HALF)
-    new = F.array_except(F.json_object_keys(LINE_COLUMN), F.array(*map(F.lit, keys)))
-    return parsed, columns, [(corrupt | ~whole | several | infinite, "malformed_json")], new
+    return corrupt | ~whole | several | infinite
 
 
 def split_path(path: str) -> list[tuple[str, str]]:
@@ -331,13 +318,3 @@ def _at_path(path: str, above: Column | None = None) -> Column:
 
     below = [_at_path(rest, get(head)) for head, rest in split_path(path)]
     return F.coalesce(get(path), *below)
-
-
-def _parse_json_value(column: ColumnConfig, text: Column) -> dict[str, ParsedColumn]:
-    if not column.is_list or column.separator is not None:
-        return parse_column(column, text)
-    entries = F.from_json(text, "array<string>")
-    if (second := column.second) is not None:
-        return parse_pairs(column, second, text, entries)
-    value = F.transform(entries, lambda entry: parse_scalar(column, entry))
-    return {column.name: ParsedColumn(value, text.isNotNull(), text)}

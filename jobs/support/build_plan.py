@@ -81,14 +81,16 @@ def find_inputs(config: BuildConfig, dates: DateRange | None) -> list[InputFile]
         InputDataError: A file of a source or a vocabulary is missing, or a source is empty.
         UpstreamNotReadyError: A day of the run has no file yet, or, where days may be empty, all.
     """
-    from etl.sources.files import find_files
+    from etl.sources.files import check_files, list_files
     from etl.sources.snapshot import find_token_files
 
     log = config.events.source
     inputs = [
         file
         for name, source in config.used_sources.items()
-        for file in find_files(name, source, config.data_dir, dates, is_log=name == log)
+        for file in check_files(
+            list_files(name, source, config.data_dir, dates), dates, is_log=name == log
+        )
     ]
     list(find_token_files(config))
     return inputs

@@ -242,7 +242,7 @@ def expected(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) ->
 
 def write_rows(spark: Any, folder: Path, kind: str, label: str) -> Path:
     config = build_config(write_log(folder / "log", kind, label), kind)
-    target = folder / "rows.parquet"
+    target = folder / "some rows.parquet"
     write_rows_to_score(spark, config, DateRange(LAST, LAST), target)
     return target
 

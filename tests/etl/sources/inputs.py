@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ def declare(*columns: dict[str, Any], **options: Any) -> SourceConfig:
 
 def read(spark: Any, folder: Path, config: SourceConfig, dates: Any = None) -> Source:
     return read_source(spark, "log", config, str(folder), dates)
+
+
+def write_lines(folder: Path, lines: Sequence[str], name: str = "in") -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def parse(
+    spark: Any, folder: Path, lines: Sequence[str], *columns: dict[str, Any], **options: Any
+) -> list[Any]:
+    """What becomes of each line."""
+    write_lines(folder, lines)
+    return outcomes(read(spark, folder, declare(*columns, **options)))
 
 
 def good(source: Source) -> list[tuple[Any, ...]]:

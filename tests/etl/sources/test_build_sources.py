@@ -40,61 +40,48 @@ def write_logs(root: Path) -> None:
     pq.write_table(pa.table({"id": ids, "kind": kinds, "image": images}), root / "videos.parquet")
 
 
+CLICKS = {
+    "path": "logs/date={date}",
+    "format": "json",
+    "max_bad_rows": 0.1,
+    "columns": [
+        {"name": "user", "field": "u", "type": "int64"},
+        {"name": "video", "type": "int64", "pair": "channel", "pair_default": 0},
+        {"name": "at", "type": "timestamp"},
+    ],
+}
+VIDEOS = {
+    "path": "videos.parquet",
+    "format": "parquet",
+    "key": "video_id",
+    "columns": [
+        {"name": "video_id", "field": "id", "type": "int64"},
+        {"name": "kind", "type": "string"},
+        {"name": "image", "type": "bytes"},
+    ],
+}
+
+
 def build_config(root: Path) -> BuildConfig:
+    as_is = {"encoding": {"kind": "identity"}}
     return BuildConfig.model_validate(
         {
             "name": "clicks",
             "data_dir": str(root),
-            "sources": {
-                "clicks": {
-                    "path": "logs/date={date}",
-                    "format": "json",
-                    "max_bad_rows": 0.1,
-                    "columns": [
-                        {"name": "user", "field": "u", "type": "int64"},
-                        {
-                            "name": "video",
-                            "type": "int64",
-                            "pair": "channel", "pair_default": 0,
-                        },
-                        {"name": "at", "type": "timestamp"},
-                    ],
-                },
-                "videos": {
-                    "path": "videos.parquet",
-                    "format": "parquet",
-                    "key": "video_id",
-                    "columns": [
-                        {"name": "video_id", "field": "id", "type": "int64"},
-                        {"name": "kind", "type": "string"},
-                        {"name": "image", "type": "bytes"},
-                    ],
-                },
-            },
-            "events": {
-                "source": "clicks", "user": "user", "item": "video", "time": "at",
-            },
+            "sources": {"clicks": CLICKS, "videos": VIDEOS},
+            "events": {"source": "clicks", "user": "user", "item": "video", "time": "at"},
             "joins": [{"source": "videos", "column": "video"}],
             "features": [
                 {"name": "user", "column": "user", "role": "user"},
                 {"name": "video", "column": "video", "role": "item"},
                 {"name": "kind", "column": "kind", "role": "item"},
-                {
-                    "name": "image", "column": "image", "role": "item",
-                    "encoding": {"kind": "identity"},
-                },
-                {
-                    "name": "channel", "column": "channel", "role": "context",
-                    "encoding": {"kind": "identity"},
-                },
-                {
-                    "name": "at", "column": "at", "role": "context",
-                    "encoding": {"kind": "identity"},
-                },
+                {"name": "image", "column": "image", "role": "item", **as_is},
+                {"name": "channel", "column": "channel", "role": "context", **as_is},
+                {"name": "at", "column": "at", "role": "context", **as_is},
             ],
             "output": {"root": str(root / "out"), "shards": 1, "eval_shards": 1},
         }
-    )  # fmt: skip
+    )
 
 
 def test_json_clicks_and_a_parquet_dictionary_become_a_dataset(spark, tmp_path):

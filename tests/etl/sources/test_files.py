@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -11,20 +12,24 @@ import pytest
 
 from conf.dates import DateRange
 from conf.errors import InputDataError, UpstreamNotReadyError
+from conf.etl.sources import SourceConfig
 from etl.sources.bad_rows import count_rows
-from etl.sources.files import find_files
-from tests.etl.sources.inputs import INT, declare, good, outcomes, read
+from etl.sources.files import check_files, list_files
+from tests.etl.sources.inputs import INT, declare, good, outcomes, read, write_lines
+
+
+def find_files(config: SourceConfig, folder: Path, dates: DateRange | None = None, **options: bool):
+    return check_files(list_files("log", config, str(folder), dates), dates, **options)
 
 
 def found(path: str, data_dir: Path) -> list[str]:
-    files = find_files("log", declare(INT, path=path), str(data_dir))
+    files = find_files(declare(INT, path=path), data_dir)
     return [Path(file.path).relative_to(data_dir.resolve()).as_posix() for file in files]
 
 
 def write(folder: Path, *names: str) -> None:
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("1\n")
+        write_lines(folder, ["1"], name)
 
 
 @pytest.mark.parametrize(
@@ -55,19 +60,14 @@ def test_hidden_files_and_folders_are_left_out(tmp_path, path, files):
 
 
 @pytest.mark.parametrize(("name", "format"), [("b.parquet", "parquet"), ("b.csv.gz", "csv")])
-def test_an_upload_that_ended_at_the_first_byte_is_refused(tmp_path, name, format):
-    write(tmp_path, f"d/a{name[1:]}")
+def test_an_upload_that_ended_at_the_first_byte_is_refused(tmp_path, name, format, caplog):
+    write(tmp_path, "d/a.csv")
+    (tmp_path / "d" / "c.csv").touch()
+    assert len(find_files(declare(INT, path="d"), tmp_path)) == 2
+    assert re.search(r"source log: 1 of 2 files are empty, such as .*c\.csv", caplog.text)
     (tmp_path / "d" / name).touch()
     with pytest.raises(InputDataError, match=name):
-        find_files("log", declare(INT, path="d", format=format), str(tmp_path))
-
-
-def test_empty_parts_of_text_are_said(tmp_path, caplog):
-    write(tmp_path, "d/a.csv")
-    (tmp_path / "d" / "b.csv").touch()
-    assert len(find_files("log", declare(INT, path="d"), str(tmp_path))) == 2
-    assert "source log: 1 of 2 files are empty, such as" in caplog.text
-    assert "b.csv" in caplog.text
+        find_files(declare(INT, path="d", format=format), tmp_path)
 
 
 def test_a_file_reached_by_a_link_counts_once(tmp_path):
@@ -103,7 +103,7 @@ def test_file_uris_are_paths(tmp_path):
 def test_files_that_were_written_are_other_inputs(tmp_path):
     write(tmp_path, "d/same", "d/gone", "d/longer", "d/swapped", "d/touched")
     config = declare(INT, path="d")
-    before = find_files("log", config, str(tmp_path))
+    before = find_files(config, tmp_path)
     (tmp_path / "d" / "gone").unlink()
     (tmp_path / "d" / "longer").write_text("1\n2\n")
     os.utime(tmp_path / "d" / "touched", (1, 1))
@@ -113,7 +113,7 @@ def test_files_that_were_written_are_other_inputs(tmp_path):
         os.utime(tmp_path / "d" / "swapped", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     os.utime(tmp_path / "d" / "swapped", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     write(tmp_path, "d/new", "d/_hidden")
-    changed = {Path(f.path).name for f in {*before} ^ {*find_files("log", config, str(tmp_path))}}
+    changed = {Path(f.path).name for f in {*before} ^ {*find_files(config, tmp_path)}}
     assert changed == {"gone", "longer", "new", "swapped", "touched"}
 
 
@@ -125,14 +125,13 @@ def days(first: int, last: int) -> DateRange:
 
 
 def write_day(folder: Path, offset: int, text: str, name: str = "part-0") -> None:
-    place = folder / "logs" / f"date={FIRST + datetime.timedelta(offset)}"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / name).write_text(text)
+    lines = text.splitlines()
+    write_lines(folder / "logs" / f"date={FIRST + datetime.timedelta(offset)}", lines, name)
 
 
 def days_found(folder: Path, dates: DateRange | None = None, **options) -> list[str]:
     config = declare(INT, **{"path": "logs/date={date}", **options})
-    files = find_files("log", config, str(folder), dates)
+    files = find_files(config, folder, dates)
     return [Path(file.path).relative_to(folder / "logs").as_posix() for file in files]
 
 
@@ -182,7 +181,7 @@ def test_days_may_be_empty_but_not_all_of_a_run(week, first, last, lookback, is_
         path="logs/date={date}",
         days={"allow_empty_days": True, "lookback_days": lookback},
     )
-    find = partial(find_files, "log", config, str(week), days(first, last), is_log=is_log)
+    find = partial(find_files, config, week, days(first, last), is_log=is_log)
     if found is not None:
         assert len(find()) == found
         return
@@ -205,9 +204,7 @@ def test_a_day_that_is_a_copy_of_another_or_a_link_is_refused(week):
 
 def test_days_in_file_names_in_folders_of_folders_and_in_globs(tmp_path):
     for name in ("2024/02/28/a.tsv", "2024/02/29/b.tsv", "x-20240228.tsv", "y-20240229.tsv"):
-        path = tmp_path / "logs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{name}\n")
+        write_lines(tmp_path / "logs", [name], name)
     by_folder = {"path": "logs/{date}", "days": {"format": "%Y/%m/%d"}}
     assert days_found(tmp_path, days(1, 1), **by_folder) == ["2024/02/29/b.tsv"]
     assert len(days_found(tmp_path, **by_folder)) == 2
@@ -255,7 +252,7 @@ AT = {"name": "at", "type": "timestamp"}
 
 def test_rows_of_other_days_are_not_read_and_a_day_without_rows_is_refused(spark, tmp_path):
     lines = ["1\t2024-02-28", "2\t2024-02-29T23:59:59.999", "3\tyesterday", "4\t2024-03-02"]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    write_lines(tmp_path, lines)
     config = declare(INT, AT, days={"column": "at", "lookback_days": 1})
     source = read(spark, tmp_path, config, days(1, 1))
     assert [row if isinstance(row, str) else row[0] for row in outcomes(source)] == [

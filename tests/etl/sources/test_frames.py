@@ -17,6 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from conf.errors import ConfigError, InputDataError
 from etl.sources.bad_rows import check_columns, count_rows
+from etl.sources.source import Source
 from tests.etl.sources.inputs import INT, declare, good, outcomes, read, reasons
 
 DECIMAL = pa.decimal128(25, 1)
@@ -30,6 +31,10 @@ def write(folder: Path, name: str = "a.parquet", **columns: Any) -> None:
 
 def column(kind: str, name: str = "x", **options: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, **options}
+
+
+def parquet(spark: Any, folder: Path, *columns: dict[str, Any], **options: Any) -> Source:
+    return read(spark, folder, declare(*columns, format="parquet", **options))
 
 
 def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
@@ -51,7 +56,7 @@ def test_wider_types_are_cast_and_what_does_not_fit_is_counted(spark, tmp_path):
     kinds |= {"blob": "string", "day": "timestamp", "at": "timestamp", "text": "float64"}
     columns = [column(kind, name) for name, kind in {**kinds, "w": "list<float32>"}.items()]
     ms = 1_709_251_200_000
-    assert outcomes(read(spark, tmp_path, declare(*columns, format="parquet"))) == [
+    assert outcomes(parquet(spark, tmp_path, *columns)) == [
         (1, 7, 2, 1, "1.50", "café", ms, ms + 1000, 1.0, [1.5, 2.0]),
         "not_int64:big",
         "not_int64:big",
@@ -81,11 +86,11 @@ def test_types_that_spark_does_not_read_are_no_matter_where_no_column_is_declare
         part = {"id": [number], kind: values, "s": view, "a.b": [1.5], "user": nested}
         write(tmp_path, f"{kind}.parquet", **part)
     columns = [INT, column("string", "s"), column("float64", field="a.b")]
-    config = declare(*columns, column("int64", "user", field="user.id"), format="parquet")
-    source = read(spark, tmp_path, config)
+    columns.append(column("int64", "user", field="user.id"))
+    source = parquet(spark, tmp_path, *columns)
     assert sorted(outcomes(source)) == [(n, "a", 1.5, 7) for n in range(len(UNREAD))]
     with pytest.raises(InputDataError) as error:
-        read(spark, tmp_path, config.model_copy(update={"new_columns": "fail"}))
+        parquet(spark, tmp_path, *columns, new_columns="fail")
     assert all(kind in str(error.value.received) for kind in UNREAD)
 
 
@@ -109,8 +114,8 @@ def write_decimals(spark: Any, path: Path, cents: list[int | None]) -> None:
 def test_decimals_in_byte_arrays_are_read(spark, tmp_path):
     write_decimals(spark, tmp_path / "in" / "a.parquet", [150, -225, None])
     for kind, expected in (("float64", [1.5, -2.25, None]), ("string", ["1.50", "-2.25", None])):
-        config = declare(column(kind, nullable=True), format="parquet")
-        assert outcomes(read(spark, tmp_path, config)) == [(value,) for value in expected]
+        source = parquet(spark, tmp_path, column(kind, nullable=True))
+        assert outcomes(source) == [(value,) for value in expected]
 
 
 def test_epochs_with_a_fraction_are_rounded_down(spark, tmp_path):
@@ -122,7 +127,7 @@ def test_epochs_with_a_fraction_are_rounded_down(spark, tmp_path):
         for name in ("at", "exact")
     ]
     moment = 1_593_878_903_438
-    assert outcomes(read(spark, tmp_path, declare(*columns, format="parquet"))) == [
+    assert outcomes(parquet(spark, tmp_path, *columns)) == [
         (moment, moment),
         (-1, None),
         "not_timestamp:at",
@@ -131,10 +136,9 @@ def test_epochs_with_a_fraction_are_rounded_down(spark, tmp_path):
 
 def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
     write(tmp_path, id=[1, 2, 3], x=[1.5, float("nan"), float("inf")])
-    floats = column("float32", nullable=True, maximum=9)
-    source = read(spark, tmp_path, declare(INT, floats, format="parquet"))
-    assert outcomes(source) == [(1, 1.5), (2, None), "not_finite:x"]
-    strict = read(spark, tmp_path, declare(INT, column("float32"), format="parquet"))
+    floats = parquet(spark, tmp_path, INT, column("float32", nullable=True, maximum=9))
+    assert outcomes(floats) == [(1, 1.5), (2, None), "not_finite:x"]
+    strict = parquet(spark, tmp_path, INT, column("float32"))
     assert reasons(strict) == ["not_finite:x", "not_finite:x"]
 
 
@@ -142,7 +146,7 @@ def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
     bytes_ = pa.array([b"ok", b"\xff", None], pa.binary())
     write(tmp_path, x=bytes_, id=["1", "2", "3"], n=pa.array(["12_3 4", "_3", "5"]))
     clicks = column("list<int64>", "n", separator=" ", pair="c", pair_default=0)
-    source = read(spark, tmp_path, declare(INT, column("string"), clicks, format="parquet"))
+    source = parquet(spark, tmp_path, INT, column("string"), clicks)
     assert good(source) == [(1, "ok", [12, 4], [3, 0])]
     assert reasons(source) == ["not_utf8:x", "null:x"]
     assert '"id":"3"' in source.bad.where("reason = 'null:x'").first()["line"]
@@ -151,7 +155,7 @@ def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
 def test_bytes_are_read_as_they_are(spark, tmp_path):
     vector = np.array([0.1, -2.5]).tobytes()
     write(tmp_path, id=["1", "2", "3"], x=pa.array([vector, b"", None], pa.binary()))
-    source = read(spark, tmp_path, declare(INT, column("bytes"), format="parquet"))
+    source = parquet(spark, tmp_path, INT, column("bytes"))
     assert good(source) == [(1, vector), (2, b"")]
     assert reasons(source) == ["null:x"]
     with pytest.raises(ValidationError):
@@ -164,7 +168,7 @@ def test_lists_of_texts_are_read_value_by_value(spark, tmp_path):
     texts = [["a", "é"], [], None, ["b"], ["b", None], ["b"]]
     write(tmp_path, x=texts, id=[["1", "2"], [], ["4"], ["3", "x"], ["5"], None])
     columns = [column("list<string>", nullable=True), column("list<int64>", "id")]
-    source = read(spark, tmp_path, declare(*columns, format="parquet"))
+    source = parquet(spark, tmp_path, *columns)
     # An empty list is no null list, and a list holds no null.
     whole = [(["a", "é"], [1, 2]), ([], []), (None, [4])]
     bad = ["not_list<int64>:id", "not_list<string>:x", "null:id"]
@@ -177,10 +181,10 @@ def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
     schema = StructType([StructField("id", LongType()), StructField("x", VectorUDT())])
     frame = spark.createDataFrame(rows, schema)
     frame.coalesce(1).write.parquet(str(tmp_path / "in"))
-    source = read(spark, tmp_path, declare(INT, column("list<float32>"), format="parquet"))
+    source = parquet(spark, tmp_path, INT, column("list<float32>"))
     assert outcomes(source) == [(0, [1.5, 0.0, -2.0]), (1, [0.0, 4.0, 0.0]), "null:x"]
     with pytest.raises(InputDataError):
-        read(spark, tmp_path, declare(INT, column("float32"), format="parquet"))
+        parquet(spark, tmp_path, INT, column("float32"))
 
 
 NESTED = pa.array([{"ns": 1}], pa.struct([("ns", pa.timestamp("ns"))]))
@@ -204,45 +208,49 @@ NESTED = pa.array([{"ns": 1}], pa.struct([("ns", pa.timestamp("ns"))]))
 def test_columns_that_cannot_be_read_as_declared_are_refused(spark, tmp_path, values, declared):
     write(tmp_path, id=[1], x=values)
     with pytest.raises(InputDataError):
-        read(spark, tmp_path, declare(INT, declared, format="parquet"))
+        parquet(spark, tmp_path, INT, declared)
 
 
 def test_a_column_whose_type_changes_from_file_to_file(spark, tmp_path):
     write(tmp_path, "1.parquet", id=pa.array([1, 2], pa.int32()))
     write(tmp_path, "2.parquet", id=pa.array(["3", "x"]), more=[1, 1])
     write(tmp_path, "3.parquet", id=pa.array([5], pa.int64()))
-    source = read(spark, tmp_path, declare(INT, format="parquet"))
+    source = parquet(spark, tmp_path, INT)
     assert outcomes(source) == [(1,), (2,), (3,), "not_int64:id", (5,)]
+
+
+def test_a_value_that_spark_does_not_read_is_no_null(spark, tmp_path):
+    write(tmp_path, "1.parquet", id=[1], x=NESTED)
+    write(tmp_path, "2.parquet", id=[2], x=[{"ns": 1}])
+    with pytest.raises(InputDataError):
+        parquet(spark, tmp_path, INT, column("int64", field="x.ns", nullable=True))
 
 
 def test_a_column_that_some_files_lack_is_null_there(spark, tmp_path):
     write(tmp_path, "1.parquet", id=[1])
     write(tmp_path, "2.parquet", id=[2], x=["a"])
-    columns = [INT, column("string", nullable=True)]
-    assert good(read(spark, tmp_path, declare(*columns, format="parquet"))) == [(1, None), (2, "a")]
-    strict = read(spark, tmp_path, declare(INT, column("string"), format="parquet"))
-    assert reasons(strict) == ["null:x"]
+    source = parquet(spark, tmp_path, INT, column("string", nullable=True))
+    assert good(source) == [(1, None), (2, "a")]
+    assert reasons(parquet(spark, tmp_path, INT, column("string"))) == ["null:x"]
 
 
 @pytest.mark.parametrize("kind", ["list<int64>", "list<float32>", "list<string>"])
 def test_a_list_that_some_files_lack_is_null_there(spark, tmp_path, kind):
     write(tmp_path, "1.parquet", id=[1])
     write(tmp_path, "2.parquet", id=[2], x=[["7"]])
-    config = declare(INT, column(kind, nullable=True), format="parquet")
-    (_, first), (_, second) = good(read(spark, tmp_path, config))
-    assert first is None
-    assert len(second) == 1
+    source = parquet(spark, tmp_path, INT, column(kind, nullable=True))
+    assert [value and len(value) for _, value in good(source)] == [None, 1]
 
 
 def test_new_and_empty_columns_are_reported_by_policy(spark, tmp_path, caplog):
     write(tmp_path, id=[1], x=pa.array([None], pa.string()), y=[1])
     columns = [INT, column("string", nullable=True)]
-    config = declare(*columns, format="parquet")
-    check_columns("log", config, count_rows(read(spark, tmp_path, config)))
+    counts = count_rows(parquet(spark, tmp_path, *columns))
+    check_columns("log", declare(*columns, format="parquet"), counts)
     assert "not declared: y" in caplog.text
     assert "single value: x" in caplog.text
     with pytest.raises(InputDataError):
-        read(spark, tmp_path, declare(*columns, format="parquet", new_columns="fail"))
+        parquet(spark, tmp_path, *columns, new_columns="fail")
 
 
 def test_names_in_the_input_paths_into_structs_and_orc(spark, tmp_path):
@@ -251,8 +259,7 @@ def test_names_in_the_input_paths_into_structs_and_orc(spark, tmp_path):
     )
     frame.write.orc(str(tmp_path / "in"))
     columns = [{**INT, "field": "user.id"}, column("string", field="Who.id")]
-    config = declare(*columns, format="orc", new_columns="ignore")
-    assert good(read(spark, tmp_path, config)) == [(1, "a")]
+    assert good(read(spark, tmp_path, declare(*columns, format="orc"))) == [(1, "a")]
 
 
 def test_names_inside_of_structs_may_have_dots(spark, tmp_path):
@@ -260,14 +267,14 @@ def test_names_inside_of_structs_may_have_dots(spark, tmp_path):
     write(tmp_path, **{"id": [1], "user": info, "user.id": ["a"], "a.b": [{"c": 2}]})
     fields = {"name": "user.id", "age": "user.more.info.age", "c": "a.b.c"}
     columns = [column("string", name, field=field) for name, field in fields.items()]
-    config = declare(INT, *columns, format="parquet", new_columns="fail")
-    assert good(read(spark, tmp_path, config)) == [(1, "a", "3", "2")]
+    source = parquet(spark, tmp_path, INT, *columns, new_columns="fail")
+    assert good(source) == [(1, "a", "3", "2")]
 
 
 def test_damaged_files_are_an_input_error(spark, tmp_path):
     (tmp_path / "in").write_bytes(b"PAR1 not really PAR1")
     with pytest.raises(InputDataError):
-        read(spark, tmp_path, declare(INT, format="parquet"))
+        parquet(spark, tmp_path, INT)
 
 
 def test_avro_is_read_or_what_it_needs_is_said(spark, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc
@@ -17,11 +16,9 @@ from conf.errors import InputDataError
 from tests.etl.sources.inputs import declare, good, outcomes, read
 
 IDS = {"country=DE/h=08": 1, "country=NO/h=11": 2, "country=a%2Fb+c d/h=00": 3}
-COLUMNS = [
-    {"name": "land", "type": "string", "field": "country"},
-    {"name": "id", "type": "int64"},
-    {"name": "h", "type": "string"},
-]
+LAND = {"name": "country", "type": "string"}
+ID = {"name": "id", "type": "int64"}
+HOUR = {"name": "h", "type": "string"}
 EXPECTED = [("DE", 1, "08"), ("NO", 2, "11"), ("a/b+c d", 3, "00")]
 
 
@@ -60,43 +57,35 @@ def test_each_format_takes_what_its_files_lack_from_their_folders(
     spark, tmp_path, content, options
 ):
     write(tmp_path, content)
-    fields = options.get("format") in ("parquet", "orc", "json") or "header" in options
-    named = fields and options.get("header") is not True
-    columns = COLUMNS if named else [{**COLUMNS[0], "name": "country"}, *COLUMNS[1:]]
-    columns = [{k: v for k, v in c.items() if named or k != "field"} for c in columns]
-    assert sorted(good(read(spark, tmp_path, declare(*columns, **options)))) == EXPECTED
+    land = LAND
+    if options.get("header") == "by_name" or options.get("format") in ("parquet", "orc", "json"):
+        land = {**LAND, "name": "land", "field": "country"}
+    assert sorted(good(read(spark, tmp_path, declare(land, ID, HOUR, **options)))) == EXPECTED
 
 
 def test_values_have_the_declared_type(spark, tmp_path):
     write(tmp_path, write_table, {"dt=2024-03-01/h=08": 1, "dt=2024-03-02/h=x": 2})
-    columns: list[dict[str, Any]] = [
-        {"name": "dt", "type": "timestamp"},
-        {"name": "h", "type": "int64", "maximum": 23},
-        COLUMNS[1],
-    ]
-    source = read(spark, tmp_path, declare(*columns, format="parquet"))
+    day, hour = {"name": "dt", "type": "timestamp"}, {"name": "h", "type": "int64", "maximum": 23}
+    source = read(spark, tmp_path, declare(day, hour, ID, format="parquet"))
     assert outcomes(source) == [(1_709_251_200_000, 8, 1), "not_int64:h"]
 
 
 def test_null_is_null_and_a_folder_without_the_column_too(spark, tmp_path):
     ids = {"h=__HIVE_DEFAULT_PARTITION__": 1, "h=08": 2, "plain": 3}
     write(tmp_path, write_text("{}\n"), ids)
-    nullable = {**COLUMNS[2], "nullable": True}
-    source = read(spark, tmp_path, declare(COLUMNS[1], nullable))
+    source = read(spark, tmp_path, declare(ID, {**HOUR, "nullable": True}))
     assert sorted(good(source), key=str) == [(1, None), (2, "08"), (3, None)]
 
 
 def test_what_files_have_is_theirs(spark, tmp_path):
     write(tmp_path, write_text("{},9\n"), {"h=08": 1})
-    by_place = declare(COLUMNS[1], COLUMNS[2], format="csv")
-    assert good(read(spark, tmp_path, by_place)) == [(1, "9")]
+    assert good(read(spark, tmp_path, declare(ID, HOUR, format="csv"))) == [(1, "9")]
     part = tmp_path / "in" / "h=08" / "part-0"
     part.write_text('{"id": 1, "h": "9"}\n{"id": 2}\n')
-    lines = declare(COLUMNS[1], COLUMNS[2], format="json")
-    assert good(read(spark, tmp_path, lines)) == [(1, "9"), (2, "08")]
+    lines = read(spark, tmp_path, declare(ID, HOUR, format="json"))
+    assert good(lines) == [(1, "9"), (2, "08")]
     pa.parquet.write_table(pa.table({"id": [1], "h": ["9"]}), part)
-    frame = declare(COLUMNS[1], COLUMNS[2], format="parquet")
-    assert good(read(spark, tmp_path, frame)) == [(1, "9")]
+    assert good(read(spark, tmp_path, declare(ID, HOUR, format="parquet"))) == [(1, "9")]
 
 
 def test_folders_that_links_lead_to_and_those_in_the_path_count(spark, tmp_path):
@@ -104,19 +93,18 @@ def test_folders_that_links_lead_to_and_those_in_the_path_count(spark, tmp_path)
     (tmp_path / "in" / "h=08").mkdir(parents=True)
     (tmp_path / "in" / "h=08" / "country=DE").symlink_to(tmp_path / "else" / "in" / "x")
     for path in ("in", "in/h=08", "in/h=*/country=DE/*", "in/h=08/country=DE/part-0"):
-        source = read(spark, tmp_path, declare(*COLUMNS, path=path, format="parquet"))
+        source = read(spark, tmp_path, declare(LAND, ID, HOUR, path=path, format="parquet"))
         assert good(source) == [("DE", 1, "08")]
     data = tmp_path / "in" / "h=08"
     with pytest.raises(InputDataError):
         # What lies above the source's path is none of its folders.
-        read(spark, data, declare(*COLUMNS, path="country=DE", format="parquet"))
+        read(spark, data, declare(LAND, ID, HOUR, path="country=DE", format="parquet"))
 
 
 def test_the_day_of_a_path_may_be_a_declared_column(spark, tmp_path):
     write(tmp_path, write_table, {f"dt=2024-03-0{day}/h=08": day for day in (1, 2, 3)})
-    config = declare(
-        {"name": "dt", "type": "string"}, *COLUMNS[1:], path="in/dt={date}", format="parquet"
-    )
+    day = {"name": "dt", "type": "string"}
+    config = declare(day, ID, HOUR, path="in/dt={date}", format="parquet")
     days = DateRange(datetime.date(2024, 3, 2), datetime.date(2024, 3, 3))
     rows = [("2024-03-02", 2, "08"), ("2024-03-03", 3, "08")]
     assert good(read(spark, tmp_path, config, days)) == rows

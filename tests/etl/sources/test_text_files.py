@@ -11,22 +11,19 @@ from typing import Any
 import pytest
 
 from conf.errors import InputDataError
-from conf.etl.sources import SourceConfig
 from etl.sources.bad_rows import count_rows
-from etl.sources.read import read_source
-from etl.sources.source import ORDER_COLUMN, Source
+from etl.sources.source import Source
 from etl.sources.text_files import header_names
-from tests.etl.sources.inputs import INT, declare, outcomes
-from tests.etl.sources.inputs import read as inputs_read
+from tests.etl.sources.inputs import INT, declare, good, outcomes
+from tests.etl.sources.inputs import read as read_declared
 
-COLUMNS = [{"name": "id", "type": "int64"}, {"name": "kind", "type": "string"}]
+COLUMNS = [INT, {"name": "kind", "type": "string"}]
+TEXT = {"name": "text", "type": "string"}
 
 
 def read(spark, folder: Path, **changes: Any) -> Source:
-    config = SourceConfig.model_validate(
-        {"path": "d", "separator": ",", "columns": COLUMNS, "header": True, **changes}
-    )
-    return read_source(spark, "log", config, str(folder))
+    options = {"path": "d", "separator": ",", "columns": COLUMNS, "header": True, **changes}
+    return read_declared(spark, folder, declare(**options))
 
 
 def write(folder: Path, name: str, content: bytes) -> None:
@@ -34,17 +31,12 @@ def write(folder: Path, name: str, content: bytes) -> None:
     (folder / "d" / name).write_bytes(content)
 
 
-def rows(source: Source) -> list[tuple]:
-    good = source.good.orderBy(ORDER_COLUMN).drop(ORDER_COLUMN)
-    return [tuple(row) for row in good.collect()]
-
-
 def test_the_first_line_of_each_file_is_taken_out_whatever_its_names(spark, tmp_path):
     write(tmp_path, "a.csv", b"user,type\n1,x\n2,y\n")
     write(tmp_path, "b.csv", b"user,type\n3,x\n")
     write(tmp_path, "c.csv", b"")
     source = read(spark, tmp_path)
-    assert rows(source) == [(1, "x"), (2, "y"), (3, "x")]
+    assert good(source) == [(1, "x"), (2, "y"), (3, "x")]
     counts = count_rows(source)
     assert (counts.read, counts.bad) == (3, {})
     assert source.bad.count() == 0
@@ -70,7 +62,7 @@ def test_later_lines_equal_to_it_are_bad_rows_and_counted(spark, tmp_path):
 def test_a_first_line_that_looks_like_data_takes_no_other_with_it_uncounted(spark, tmp_path):
     write(tmp_path, "a.csv", b"1,x\n2,y\n1,x\n")
     source = read(spark, tmp_path)
-    assert rows(source) == [(2, "y")]
+    assert good(source) == [(2, "y")]
     assert count_rows(source).bad == {"repeated_header": 1}
 
 
@@ -81,7 +73,7 @@ def test_line_ends_byte_order_mark_and_compression(spark, tmp_path):
     write(tmp_path, "d.csv.bz2", bz2.compress(b"id,kind\n4,x\n"))
     write(tmp_path, "e.csv", b"id,kind")
     source = read(spark, tmp_path)
-    assert rows(source) == [(i, "x") for i in range(1, 5)]
+    assert good(source) == [(i, "x") for i in range(1, 5)]
     assert count_rows(source).bad == {}
 
 
@@ -111,7 +103,7 @@ def test_headers_that_cannot_be_meant_are_refused(spark, tmp_path, header, conte
 def test_headers_that_name_the_columns_may_have_any_order(spark, tmp_path):
     write(tmp_path, "a.csv", b"id,kind\n1,x\n")
     write(tmp_path, "b.csv", b"kind,id\ny,2\n")
-    assert rows(read(spark, tmp_path)) == [(1, "x"), (2, "y")]
+    assert good(read(spark, tmp_path)) == [(1, "x"), (2, "y")]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +124,10 @@ def test_a_header_is_taken_apart_as_the_lines_below_it_are(options, header, name
 
 def test_separators_in_the_quotes_of_a_header_do_not_separate(spark, tmp_path):
     write(tmp_path, "a.csv", b'"id, the first",kind\n1,x\n')
-    assert rows(read(spark, tmp_path, format="csv")) == [(1, "x")]
+    assert good(read(spark, tmp_path, format="csv")) == [(1, "x")]
     columns = [{**COLUMNS[0], "field": "id, the first"}, COLUMNS[1]]
     by_name = read(spark, tmp_path, format="csv", header="by_name", columns=columns)
-    assert rows(by_name) == [(1, "x")]
+    assert good(by_name) == [(1, "x")]
 
 
 def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, caplog):
@@ -147,7 +139,7 @@ def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, ca
     with caplog.at_level(logging.WARNING, "sluice.sources"):
         source = read(spark, tmp_path, header="by_name", columns=columns)
     assert "not declared: more" in caplog.text
-    assert rows(source) == [(1, "x"), (2, "y"), (3, "z"), (4, None), (5, "w")]
+    assert good(source) == [(1, "x"), (2, "y"), (3, "z"), (4, None), (5, "w")]
     counts = count_rows(source)
     # A header is one only in the files that begin with it.
     assert (counts.read, counts.bad) == (7, {"repeated_header": 1, "wrong_field_count": 1})
@@ -156,17 +148,11 @@ def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, ca
         read(spark, tmp_path, header="by_name", columns=columns, new_columns="fail")
 
 
-TEXT = {"name": "text", "type": "string"}
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "windows-1251"])
 def test_lines_of_utf16_and_blocks_that_a_crash_left_are_bad_rows(spark, tmp_path, encoding):
     lines = ["1,a\n2,b\n".encode("utf-16-le"), b"\n3,c\n\0\0\0\0 4,d\n5,e\0\0\n"]
-    (tmp_path / "in").write_bytes(b"".join(lines))
-    config = declare(INT, TEXT, format="csv", encoding=encoding)
-
-    found = outcomes(inputs_read(spark, tmp_path, config))
-
+    write(tmp_path, "a", b"".join(lines))
+    found = outcomes(read(spark, tmp_path, header=False, encoding=encoding))
     assert found == ["nul_byte", "nul_byte", "nul_byte", (3, "c"), "nul_byte", "nul_byte"]
 
 
@@ -177,19 +163,19 @@ def test_lines_of_utf16_and_blocks_that_a_crash_left_are_bad_rows(spark, tmp_pat
         ("gb18030", "视频 栏目", b"\xff"),
         ("shift_jis", "動画ソ", b"\xff"),
         ("us-ascii", "plain", b"\xe9"),
+        ("utf-8", "é", b"\xe9"),
     ],
 )
 def test_each_encoding_is_read_and_its_unknown_bytes_are_not(
     spark, tmp_path, encoding, text, unknown
 ):
-    (tmp_path / "in").write_bytes(text.encode(encoding) + b"\n" + unknown + b"\n")
-    source = inputs_read(spark, tmp_path, declare(TEXT, encoding=encoding))
-    assert outcomes(source) == [(text,), f"not_{encoding}"]
+    write(tmp_path, "a", text.encode(encoding) + b"\n" + unknown + b"\n")
+    source = read(spark, tmp_path, header=False, columns=[TEXT], encoding=encoding)
+    assert outcomes(source) == [(text,), f"not_{encoding.replace('utf-', 'utf')}"]
     assert spark.conf.get("spark.sql.legacy.javaCharsets") == "false"
 
 
-def test_a_line_that_is_no_utf8_is_a_bad_row(spark, tmp_path):
-    (tmp_path / "in").write_bytes("é\n".encode() + b"\xe9\n")
-    assert outcomes(inputs_read(spark, tmp_path, declare(TEXT))) == [("é",), "not_utf8"]
-    latin = declare(TEXT, encoding="latin-1")
-    assert outcomes(inputs_read(spark, tmp_path, latin)) == [("Ã©",), ("é",)]
+def test_bytes_of_latin_1_are_letters_whatever_they_are(spark, tmp_path):
+    write(tmp_path, "a", "é\n".encode() + b"\xe9\n")
+    latin = read(spark, tmp_path, header=False, columns=[TEXT], encoding="latin-1")
+    assert outcomes(latin) == [("Ã©",), ("é",)]

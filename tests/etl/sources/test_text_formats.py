@@ -1,4 +1,4 @@
-"""Text formats: delimited fields, JSON lines, libsvm, click sequences, values and their types."""
+"""Text formats: fields, patterns, JSON lines, libsvm, click sequences, values and their types."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from conf.dates import DateRange
 from conf.errors import ConfigError, InputDataError
 from etl.sources.bad_rows import check_columns, count_rows
-from tests.etl.sources.inputs import INT, declare, outcomes, read
+from tests.etl.sources.inputs import INT, declare, outcomes, parse, read, write_lines
 
 DAY = datetime.date(2024, 3, 1)
 BAD = "not_timestamp:at"
 DAY_MS = 1_709_251_200_000
+TEXT = {"name": "text", "type": "string", "nullable": True}
 
 
 def times(written: str | None, **options: object) -> dict[str, object]:
@@ -59,12 +60,11 @@ NO_TIMES += ["\u0662\u0660\u0662\u0664-03-01", "\u00a02024-03-01"]
     ],
 )
 def test_times_are_read_as_milliseconds(spark, tmp_path, written, texts, expected):
-    (tmp_path / "in").write_text("\n".join(texts) + "\n")
-    assert outcomes(read(spark, tmp_path, declare(times(written)))) == expected
+    assert parse(spark, tmp_path, texts, times(written)) == expected
 
 
 def test_the_future_is_after_the_run_not_after_the_clock(spark, tmp_path):
-    (tmp_path / "in").write_text(f"{DAY_MS + 86_399_999}\n{DAY_MS + 86_400_000}\n")
+    write_lines(tmp_path, [str(DAY_MS + 86_399_999), str(DAY_MS + 86_400_000)])
     config = declare(times("epoch_ms", not_after="run_date"))
     source = read(spark, tmp_path, config, DateRange(DAY - datetime.timedelta(3), DAY))
     assert outcomes(source) == [(DAY_MS + 86_399_999,), "in_future:at"]
@@ -78,8 +78,7 @@ def test_lists_of_floats_bounds_in_lists_and_ids_beyond_int64(spark, tmp_path):
     weights = {"name": "w", "type": "list<float32>", "separator": ",", "minimum": 0}
     lines = ["1\t0.5,1", "2\t0.5,-1", "3\t0.5,nan", "4\t0.5,", "9223372036854775808\t1"]
     lines += ["-9223372036854775808\t1e39", "9223372036854775807\t2"]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    assert outcomes(read(spark, tmp_path, declare(INT, weights))) == [
+    assert parse(spark, tmp_path, lines, INT, weights) == [
         (1, [0.5, 1.0]),
         "below_minimum:w",
         "not_finite:w",
@@ -94,54 +93,48 @@ def test_lists_of_floats_bounds_in_lists_and_ids_beyond_int64(spark, tmp_path):
 def test_text_that_is_no_number(spark, tmp_path, text):
     reals = {"name": "x", "type": "float32", "nullable": True}
     lists = {"name": "xs", "type": "list<float64>", "separator": ",", "nullable": True}
-    write(tmp_path, f"{text}\t1\t1", f"1\t{text}\t1", f"1\t1\t1,{text}", " +1 \t +1. \t-.5E-1,7.")
-    assert outcomes(read(spark, tmp_path, declare(INT, reals, lists))) == [
+    lines = [f"{text}\t1\t1", f"1\t{text}\t1", f"1\t1\t1,{text}", " +1 \t +1. \t-.5E-1,7."]
+    assert parse(spark, tmp_path, lines, INT, reals, lists) == [
         "not_int64:id",
         "not_float32:x",
         "not_list<float64>:xs",
         (1, 1.0, [-0.05, 7.0]),
     ]
-    write(tmp_path, json.dumps({"id": 1, "xs": [text]}))
-    in_json = read(spark, tmp_path, declare(INT, {**lists, "separator": None}, format="json"))
-    assert outcomes(in_json) == ["not_list<float64>:xs"]
+    lines = [json.dumps({"id": 1, "xs": [text]})]
+    in_json = parse(spark, tmp_path, lines, INT, {**lists, "separator": None}, format="json")
+    assert in_json == ["not_list<float64>:xs"]
 
 
-def test_epochs_of_json_may_have_fractions(spark, tmp_path):
-    rows = [{"at": 1593878903.438}, {"at": "1593878903.438"}, {"at": 1593878903}]
-    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    source = read(spark, tmp_path, declare(times("epoch_s"), format="json"))
-    moment = 1_593_878_903_438
-    assert outcomes(source) == [(moment,), (moment,), (moment - 438,)]
-
-
-TEXT = {"name": "text", "type": "string", "nullable": True}
-
-
-def test_quotes_hold_separators_and_doubled_quotes(spark, tmp_path):
-    lines = [
-        '1,"a,b"',
-        '2,"say ""hi"""',
-        '3,""',
-        "4,",
-        '5,5" pipe',
-        '6,"open',
-        '7,"closed" late',
-        "8,a,b",
-        '"9",é',
-    ]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    source = read(spark, tmp_path, declare(INT, TEXT, format="csv"))
-    assert outcomes(source) == [
-        (1, "a,b"),
-        (2, 'say "hi"'),
-        (3, ""),
-        (4, None),
-        (5, '5" pipe'),
-        "malformed_quotes",
-        "malformed_quotes",
-        "wrong_field_count",
-        (9, "é"),
-    ]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"format": "csv"},
+            {
+                '1,"a,b"': (1, "a,b"),
+                '2,"say ""hi"""': (2, 'say "hi"'),
+                '3,""': (3, ""),
+                "4,": (4, None),
+                '5,5" pipe': (5, '5" pipe'),
+                '6,"open': "malformed_quotes",
+                '7,"closed" late': "malformed_quotes",
+                "8,a,b": "wrong_field_count",
+                '"9",é': (9, "é"),
+            },
+        ),
+        (
+            {"separator": "||", "quote": "'", "escape": "\\"},
+            {
+                r"1||'it\'s'": (1, "it's"),
+                r"2||'a||b\\'": (2, "a||b\\"),
+                "3||plain|": (3, "plain|"),
+                r"4||'open\'": "malformed_quotes",
+            },
+        ),
+    ],
+)
+def test_quotes_hold_separators_and_quotes(spark, tmp_path, options, expected):
+    assert parse(spark, tmp_path, list(expected), INT, TEXT, **options) == list(expected.values())
 
 
 @settings(
@@ -163,21 +156,10 @@ def test_what_a_csv_writer_writes_is_read_back(spark, tmp_path, texts):
     assert outcomes(source) == list(enumerate(texts))
 
 
-def test_an_escape_and_a_separator_of_several_characters(spark, tmp_path):
-    lines = [r"1||'it\'s'", r"2||'a||b\\'", "3||plain|", r"4||'open\'"]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    config = declare(INT, TEXT, separator="||", quote="'", escape="\\")
-    assert outcomes(read(spark, tmp_path, config)) == [
-        (1, "it's"), (2, "a||b\\"), (3, "plain|"), "malformed_quotes",
-    ]  # fmt: skip
-
-
 def test_texts_that_mean_null_and_columns_by_name(spark, tmp_path):
-    (tmp_path / "in").write_text('"text",more,userId\n\\N,x,1\nNULL,x,2\na,x,\\N\na,x\n')
-    config = declare(
-        {**INT, "field": "userId"}, TEXT, format="csv", header="by_name", null_values=["\\N"]
-    )
-    assert outcomes(read(spark, tmp_path, config)) == [
+    lines = ['"text",more,userId', "\\N,x,1", "NULL,x,2", "a,x,\\N", "a,x"]
+    options = {"format": "csv", "header": "by_name", "null_values": ["\\N"]}
+    assert parse(spark, tmp_path, lines, {**INT, "field": "userId"}, TEXT, **options) == [
         "repeated_header",
         (1, None),
         (2, "NULL"),
@@ -188,77 +170,67 @@ def test_texts_that_mean_null_and_columns_by_name(spark, tmp_path):
 
 def test_a_line_longer_than_any_stack_is_read(spark, tmp_path):
     quoted = '""' * 200_000
-    (tmp_path / "in").write_text(f'1,"{quoted}"\n')
-    ((_, text),) = outcomes(read(spark, tmp_path, declare(INT, TEXT, format="csv")))
+    ((_, text),) = parse(spark, tmp_path, [f'1,"{quoted}"'], INT, TEXT, format="csv")
     assert text == '"' * 200_000
 
 
-def write(folder, *lines):
-    (folder / "in").write_text("\n".join(lines) + "\n")
-
-
-def test_libsvm_lines_and_their_faults(spark, tmp_path):
-    write(
-        tmp_path,
-        "+1 3:1 11:0.5  14:-2e-1 ",
-        "-1",
-        "0 7:1 # a comment 9",
-        "1 3:1 4",
-        "1 3:1:2",
-        "1 3: 4:1",
-        "1 x:1",
-        "1 -3:1",
-        "1 3:x",
-        "1 3:inf",
-        "1 3:5D",
-        "yes 3:1",
-        "",
-        "1 9223372036854775808:1",
-        "1 9223372036854775807:1\r",
-    )
-    assert outcomes(read(spark, tmp_path, declare(format="libsvm"))) == [
-        (1.0, [3, 11, 14], [1.0, 0.5, -0.20000000298023224]),
-        (-1.0, [], []),
-        (0.0, [7], [1.0]),
-        "malformed_pair",
-        "malformed_pair",
-        "malformed_pair",
-        "not_list<int64>:indices",
-        "below_minimum:indices",
-        "not_list<float32>:values",
-        "not_finite:values",
-        "not_list<float32>:values",
-        "not_float32:label",
-        "empty_line",
-        "not_list<int64>:indices",
-        (1.0, [2**63 - 1], [1.0]),
+def test_pattern_reads_groups_and_rejects_what_does_not_match(spark, tmp_path):
+    others = {"name": "others", "type": "list<int64>", "separator": "\t"}
+    lines = ["(1,2)\t3\t4", "(1;2)\t3", "(1,2)\t3\tx"]
+    pattern = r"\((\d+),(\d+)\)\t(.*)"
+    columns = INT, {**INT, "name": "item"}, others
+    assert parse(spark, tmp_path, lines, *columns, format="pattern", pattern=pattern) == [
+        (1, 2, [3, 4]),
+        "pattern_mismatch",
+        "not_list<int64>:others",
     ]
 
 
-def test_libffm_has_fields(spark, tmp_path):
-    write(tmp_path, "1 0:3:1 2:11:0.5", "0 3:1")
+LIBSVM = {
+    "+1 3:1 11:0.5  14:-2e-1 ": (1.0, [3, 11, 14], [1.0, 0.5, -0.20000000298023224]),
+    "-1": (-1.0, [], []),
+    "0 7:1 # a comment 9": (0.0, [7], [1.0]),
+    "# a comment": "comment_line",
+    "1 3:1 4": "malformed_pair",
+    "1 3:1:2": "malformed_pair",
+    "1 3: 4:1": "malformed_pair",
+    "1 x:1": "not_list<int64>:indices",
+    "1 -3:1": "below_minimum:indices",
+    "1 3:x": "not_list<float32>:values",
+    "1 3:inf": "not_finite:values",
+    "1 3:5D": "not_list<float32>:values",
+    "yes 3:1": "not_float32:label",
+    "": "empty_line",
+    "1 9223372036854775808:1": "not_list<int64>:indices",
+    "1 9223372036854775807:1\r": (1.0, [2**63 - 1], [1.0]),
+}
+
+
+def test_sparse_lines_and_their_faults(spark, tmp_path):
+    assert parse(spark, tmp_path, list(LIBSVM), format="libsvm") == list(LIBSVM.values())
+    write_lines(tmp_path, ["1 0:3:1 2:11:0.5", "0 3:1"])
     source = read(spark, tmp_path, declare(format="libffm"))
     assert outcomes(source) == [(1.0, [0, 2], [3, 11], [1.0, 0.5]), "malformed_pair"]
     assert source.good.columns[:4] == ["label", "fields", "indices", "values"]
 
 
 def test_query_ids_are_read_where_they_are_declared_and_passed_over_else(spark, tmp_path):
-    write(tmp_path, "2 qid:7 1:1 2:0.5", "1 1:1", "0 qid:x 1:1", "2 qid:7 1:1 qid:8")
+    lines = ["2 qid:7 1:1 2:0.5", "1 1:1", "0 qid:x 1:1", "2 qid:7 1:1 qid:8", "1 qid: 1:1"]
     columns = [
         {"name": "clicked", "field": "label", "type": "int64"},
         {"name": "query", "field": "qid", "type": "int64", "nullable": True},
         {"name": "indices", "type": "list<int64>"},
         {"name": "values", "type": "list<float32>"},
     ]
-    source = read(spark, tmp_path, declare(*columns, format="libsvm"))
-    assert outcomes(source) == [
+    assert parse(spark, tmp_path, lines, *columns, format="libsvm") == [
         (2, 7, [1, 2], [1.0, 0.5]),
         (1, None, [1], [1.0]),
         "not_int64:query",
         "not_list<int64>:indices",
+        "not_int64:query",
     ]
-    plain = read(spark, tmp_path, declare(format="libsvm"))
-    assert outcomes(plain)[:2] == [(2.0, [1, 2], [1.0, 0.5]), (1.0, [1], [1.0])]
+    plain = parse(spark, tmp_path, lines, format="libsvm")
+    assert plain[:2] == [(2.0, [1, 2], [1.0, 0.5]), (1.0, [1], [1.0])]
 
 
 COLUMNS = [
@@ -267,66 +239,52 @@ COLUMNS = [
     {"name": "user", "field": "who.user.id", "type": "string", "nullable": True},
     {"name": "tags", "type": "list<string>", "nullable": True},
 ]
+JSON = {
+    '{"id": 1, "score": 0.5, "who": {"user": {"id": "a"}}, "tags": ["x", "}{"]}': (
+        (1, 0.5, "a", ["x", "}{"])
+    ),
+    '{"id": "2", "tags": null}': (2, None, None, None),
+    '{"id": 3, "who": 7}': (3, None, None, None),
+    '{"id": 4, "tags": "x"}': "not_list<string>:tags",
+    '{"id": 5, "tags": ["x", null]}': "not_list<string>:tags",
+    '{"id": 1.5}': "not_int64:id",
+    '{"id": 9223372036854775808}': "not_int64:id",
+    '{"id": true}': "not_int64:id",
+    '{"score": 1}': "null:id",
+    '{"id": 10': "malformed_json",
+    '{"id": 11}{"id": 12}': "malformed_json",
+    '{"id": 13} x': "malformed_json",
+    '[{"id": 14}]': "malformed_json",
+    "": "empty_line",
+    "null": "malformed_json",
+    '{"id": 15, "who": {"user": {"id": NaN}}}': "malformed_json",
+    '{"id": 16, "tags": ["x", NaN]}': "malformed_json",
+    '{"id": 17, "who": {"user": {"id": 1e400}}}': "malformed_json",
+    '{"id": 18, "who": {"user": {"id": "1e400"}}, "score": 25e-2}': (18, 0.25, "1e400", None),
+    # Half a character, which would become a question mark, and a whole one.
+    r'{"id": 19, "tags": ["\ud800"]}': "malformed_json",
+    r'{"id": 20, "tags": ["\udc00"]}': "malformed_json",
+    r'{"id": 21, "tags": ["a\\\ud83d"]}': "malformed_json",
+    r'{"id": 22, "tags": ["\ud83d\ude00", "\\ud800", "?"]}': (
+        (22, None, None, ["\U0001f600", r"\ud800", "?"])
+    ),
+}
 
 
-def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path):
-    lines = [
-        '{"id": 1, "score": 0.5, "who": {"user": {"id": "a"}}, "tags": ["x", "}{"]}',
-        '{"id": "2", "tags": null}',
-        '{"id": 3, "who": 7}',
-        '{"id": 4, "tags": "x"}',
-        '{"id": 5, "tags": ["x", null]}',
-        '{"id": 1.5}',
-        '{"id": 9223372036854775808}',
-        '{"id": true}',
-        '{"score": 1}',
-        '{"id": 10',
-        '{"id": 11}{"id": 12}',
-        '{"id": 13} x',
-        '[{"id": 14}]',
-        "",
-        "null",
-        '{"id": 15, "who": {"user": {"id": NaN}}}',
-        '{"id": 16, "tags": ["x", NaN]}',
-        '{"id": 17, "who": {"user": {"id": 1e400}}}',
-        '{"id": 18, "who": {"user": {"id": "1e400"}}, "score": 25e-2}',
-    ]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    assert outcomes(read(spark, tmp_path, declare(*COLUMNS, format="json"))) == [
-        (1, 0.5, "a", ["x", "}{"]),
-        (2, None, None, None),
-        (3, None, None, None),
-        "not_list<string>:tags",
-        "not_list<string>:tags",
-        "not_int64:id",
-        "not_int64:id",
-        "not_int64:id",
-        "null:id",
-        "malformed_json",
-        "malformed_json",
-        "malformed_json",
-        "malformed_json",
-        "empty_line",
-        "malformed_json",
-        "malformed_json",
-        "malformed_json",
-        "malformed_json",
-        (18, 0.25, "1e400", None),
-    ]
+def test_each_line_of_json_is_a_row_or_has_its_reason(spark, tmp_path):
+    assert parse(spark, tmp_path, list(JSON), *COLUMNS, format="json") == list(JSON.values())
 
 
-def test_half_a_character_makes_a_bad_row(spark, tmp_path):
-    texts = [r"\ud800", r"\udc00", r"a\\\ud83d", r"\ud83d\ude00", r"\\ud800", "?"]
-    (tmp_path / "in").write_text("".join(f'{{"name": "{text}"}}\n' for text in texts))
-    config = declare({"name": "name", "type": "string"}, format="json")
-    found = outcomes(read(spark, tmp_path, config))
-    good_rows = [("\U0001f600",), (r"\ud800",), ("?",)]
-    assert sorted(map(str, found)) == sorted(map(str, [*good_rows, *["malformed_json"] * 3]))
+def test_epochs_of_json_may_have_fractions(spark, tmp_path):
+    lines = ['{"at": 1593878903.438}', '{"at": "1593878903.438"}', '{"at": 1593878903}']
+    moment = 1_593_878_903_438
+    rows = parse(spark, tmp_path, lines, times("epoch_s"), format="json")
+    assert rows == [(moment,), (moment,), (moment - 438,)]
 
 
 def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path, caplog):
     rows = [{"id": 1}, {"id": 2, "colour": "red"}, {"id": 3, "size": 4, "score": None}]
-    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    write_lines(tmp_path, list(map(json.dumps, rows)))
     config = declare(*COLUMNS[:2], format="json", new_columns="fail")
     counts = count_rows(read(spark, tmp_path, config))
     assert (counts.read, counts.bad, counts.values) == (3, {}, {"score": 0})
@@ -340,60 +298,6 @@ def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path, cap
     assert "without a single value: score" in caplog.text
 
 
-CLICKS = {
-    "name": "videos",
-    "type": "list<int64>",
-    "separator": " ",
-    "pair": "channels",
-    "pair_default": -1,
-}
-
-
-def test_sequences_give_two_aligned_lists(spark, tmp_path):
-    lines = ["1\t12_3 7 12_4", "2\t5", "3\t12__3", "4\t_7", "5\t", "6\t12_3  7", "7\t12_"]
-    lines += ["8\t1_2_3", "9\tx_1", "10\t1_x", "11\t12_3 ", "12\t_", "13\t9223372036854775808_1"]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    source = read(spark, tmp_path, declare(INT, CLICKS))
-    assert outcomes(source) == [
-        (1, [12, 7, 12], [3, -1, 4]),
-        (2, [5], [-1]),
-        "malformed_entry:videos",
-        "missing_value:videos",
-        "null:videos",
-        "empty_entry:videos",
-        "malformed_entry:videos",
-        "malformed_entry:videos",
-        "not_list<int64>:videos",
-        "not_list<int64>:channels",
-        "empty_entry:videos",
-        "missing_value:videos",
-        "not_list<int64>:videos",
-    ]
-
-
-def test_one_click_gives_two_columns_and_its_name_is_free(spark, tmp_path):
-    pair = {"pair": "channel", "pair_default": "none"}
-    video = {"name": "video", "type": "string", **pair, "nullable": True}
-    (tmp_path / "in").write_text("1\tv::1_news\n2\tv2\n3\t\n4\tv_\n5\t_news\n")
-    config = declare(INT, video)
-    assert config.column_types == {"id": "int64", "video": "string", "channel": "string"}
-    assert outcomes(read(spark, tmp_path, config)) == [
-        (1, "v::1", "news"),
-        (2, "v2", "none"),
-        (3, None, None),
-        "malformed_entry:video",
-        "missing_value:video",
-    ]
-
-
-def test_sequences_inside_json(spark, tmp_path):
-    clicks = {**CLICKS, "separator": None}
-    lines = ['{"id": 1, "videos": ["12_3", "7", 8]}', '{"id": 2, "videos": ["12_3", ""]}']
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    source = read(spark, tmp_path, declare(INT, clicks, format="json"))
-    assert outcomes(source) == [(1, [12, 7, 8], [3, -1, -1]), "empty_entry:videos"]
-
-
 def test_a_key_with_dots_goes_before_a_path_of_the_same_name(spark, tmp_path):
     rows = [
         {"user.id": 1, "user": {"id": 2, "more.info": {"age": 3}}},
@@ -401,12 +305,59 @@ def test_a_key_with_dots_goes_before_a_path_of_the_same_name(spark, tmp_path):
         {"user.more": {"info": {"age": 6}}, "user.id": None},
         {"user.more.info.age": 7, "user": 8},
     ]
-    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    write_lines(tmp_path, list(map(json.dumps, rows)))
     columns = [
         {"name": name, "type": "int64", "field": field, "nullable": True}
         for name, field in (("id", "user.id"), ("age", "user.more.info.age"))
     ]
-    config = declare(*columns, format="json", new_columns="fail")
-    source = read(spark, tmp_path, config)
+    source = read(spark, tmp_path, declare(*columns, format="json", new_columns="fail"))
     assert outcomes(source) == [(1, 3), (4, 5), (None, 6), (None, 7)]
     assert not count_rows(source).new
+
+
+CLICKS = {
+    "name": "videos",
+    "type": "list<int64>",
+    "separator": " ",
+    "pair": "channels",
+    "pair_default": -1,
+}
+SEQUENCES = {
+    "12_3 7 12_4": (1, [12, 7, 12], [3, -1, 4]),
+    "5": (1, [5], [-1]),
+    "12__3": "malformed_entry:videos",
+    "_7": "missing_value:videos",
+    "": "null:videos",
+    "12_3  7": "empty_entry:videos",
+    "12_": "malformed_entry:videos",
+    "1_2_3": "malformed_entry:videos",
+    "x_1": "not_list<int64>:videos",
+    "1_x": "not_list<int64>:channels",
+    "12_3 ": "empty_entry:videos",
+    "_": "missing_value:videos",
+    "9223372036854775808_1": "not_list<int64>:videos",
+}
+
+
+def test_sequences_give_two_aligned_lists(spark, tmp_path):
+    lines = [f"1\t{text}" for text in SEQUENCES]
+    assert parse(spark, tmp_path, lines, INT, CLICKS) == list(SEQUENCES.values())
+    lines = ['{"id": 1, "videos": ["12_3", "7", 8]}', '{"id": 2, "videos": ["12_3", ""]}']
+    in_json = parse(spark, tmp_path, lines, INT, {**CLICKS, "separator": None}, format="json")
+    assert in_json == [(1, [12, 7, 8], [3, -1, -1]), "empty_entry:videos"]
+
+
+def test_one_click_gives_two_columns_and_its_name_is_free(spark, tmp_path):
+    pair = {"pair": "channel", "pair_default": "none"}
+    video = {"name": "video", "type": "string", **pair, "nullable": True}
+    assert declare(INT, video).column_types == {
+        "id": "int64", "video": "string", "channel": "string",
+    }  # fmt: skip
+    lines = ["1\tv::1_news", "2\tv2", "3\t", "4\tv_", "5\t_news"]
+    assert parse(spark, tmp_path, lines, INT, video) == [
+        (1, "v::1", "news"),
+        (2, "v2", "none"),
+        (3, None, None),
+        "malformed_entry:video",
+        "missing_value:video",
+    ]
