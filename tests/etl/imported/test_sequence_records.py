@@ -30,12 +30,8 @@ ROWS = 24
 
 
 def fill(feature: tf.train.Feature, values: Sequence[Any]) -> None:
-    if values and isinstance(values[0], float):
-        feature.float_list.value.extend(values)
-    elif values and isinstance(values[0], bytes):
-        feature.bytes_list.value.extend(values)
-    else:
-        feature.int64_list.value.extend(values)
+    lists = {float: feature.float_list, bytes: feature.bytes_list}
+    lists.get(type(values[0]) if values else int, feature.int64_list).value.extend(values)
 
 
 def make_sequence(context: dict[str, Any], lists: Lists) -> bytes:
@@ -267,7 +263,7 @@ TURNED = {**FEATURES[4], "order": "oldest_first"}
         ([], {"features": [*FEATURES[:4], TURNED]}, "'click' holds one value"),
         ([], {"aligned": [["history", "click"]]}, "'click' holds one value"),
         ([], {"record_type": "Example", "features": FEATURES[:2], "aligned": [],
-              "keys": {"user": "user"}}, "feature lists in 24 records"),
+              "keys": {"user": "user"}}, "feature lists in 24 of 24 records"),
     ],
 )  # fmt: skip
 def test_records_that_do_not_fit_are_refused_and_nothing_is_published(files, records, change, told):
@@ -290,7 +286,7 @@ def test_sequences_without_a_step_are_taken_where_that_is_declared(files):
     bare = [make_sequence(make_row(i)[0], {}) for i in range(4)]
     assert bare == [make_plain(make_row(i)[0], {}) for i in range(4)]
     write(files / "train-1.tfrecord", bare)
-    with pytest.raises(InputDataError, match="feature lists in none of 4 records"):
+    with pytest.raises(InputDataError, match="feature lists in 0 of 4 records"):
         import_dataset(build(files))
     manifest = import_dataset(build(files, record_type="SequenceExample")).manifest
     assert manifest.statistics["train"]["history"]["missing"] == 4
