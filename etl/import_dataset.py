@@ -219,10 +219,7 @@ def _describe_values(mapping: RecordMapping, survey: Survey, staging: Path) -> d
 
 
 def _count_rows(survey: Survey) -> dict[str, int]:
-    rows = {
-        str(split): sum(shard.info.rows for shard in shards)
-        for split, shards in survey.shards.items()
-    }
+    rows = {split: sum(s.info.rows for s in shards) for split, shards in survey.shards.items()}
     for split, count in rows.items():
         if not count:
             raise InputDataError(

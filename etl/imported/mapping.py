@@ -144,7 +144,8 @@ class RecordMapping:
         is_sequence = self.record_type == SEQUENCE_RECORDS
         # Records of items alone need no sequence, nor do those of a type that is declared.
         may_lack = file.source == CATALOG or self.config.record_type is not None or not rows
-        if with_lists if not is_sequence else not (with_lists or may_lack):
+        fits = (with_lists or may_lack) if is_sequence else not with_lists
+        if not fits:
             raise InputDataError(
                 f"{file.path} holds other records than {self.record_type}",
                 received=f"feature lists in {with_lists:,} of {rows:,} records",

@@ -162,28 +162,26 @@ def test_a_hash_is_no_id_and_is_a_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "declared", "received", "allowed"),
+    ("items", "declared", "received"),
     [
-        ([7, 1000], {}, 1000, "0 to 999"),
-        ([7, 999], {"offset": 1}, 999, "1 to 998"),
-        ([7, 998], {"offset": 2}, 998, "0 to 997"),
+        ([7, 1000], {}, 1000),
+        ([7, 999], {"offset": 1}, 999),
+        ([7, 998], {"offset": 2}, 998),
         # There is a file with a row for each.
-        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, 4999, "0 to 997"),
+        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, 4999),
         # A sum beyond 64 bits is too many ids, not a negative one.
-        ([3, 2**63 - 1], {"offset": 2}, 2**63 - 3, "0 to 997"),
-        ([3, -2], {"offset": 2}, -2, "0 to 3"),
-        ([3, -1], {"offset": 1}, -1, "1 to 3"),
-        ([0, 5], {"offset": 2, "vocabulary_size": 5}, 5, "0 to 4"),
-        ([3, -1], {"offset": 0}, -1, "0 to 3"),
+        ([3, 2**63 - 1], {"offset": 2}, 2**63 - 3),
+        ([3, -2], {"offset": 2}, -2),
+        ([3, -1], {"offset": 1}, -1),
+        ([0, 5], {"offset": 2, "vocabulary_size": 5}, 5),
+        ([3, -1], {"offset": 0}, -1),
     ],
 )
-def test_ids_outside_their_table_are_refused(
-    tmp_path, monkeypatch, items, declared, received, allowed
-):
+def test_ids_outside_their_table_are_refused(tmp_path, monkeypatch, items, declared, received):
     monkeypatch.setattr(mapping, "MOST_IDS", 1000)
     with pytest.raises(InputDataError) as caught:
         publish(tmp_path, {"item": items}, [{**ITEM, **declared}])
-    assert (caught.value.received, caught.value.allowed) == (received, allowed)
+    assert caught.value.received == received
 
 
 @pytest.mark.parametrize(
@@ -199,9 +197,8 @@ def test_a_table_has_a_bound_unless_its_size_is_declared(
     tmp_path, monkeypatch, highest, declared, size
 ):
     monkeypatch.setattr(mapping, "MOST_IDS", 1000)
-    items = {"item": [2, highest]}
-    found = publish(tmp_path, items, [{**ITEM, "offset": 0, **declared}]).manifest
-    assert found.schema["item"].vocabulary_size == size
+    result = publish(tmp_path, {"item": [2, highest]}, [{**ITEM, "offset": 0, **declared}])
+    assert result.manifest.schema["item"].vocabulary_size == size
 
 
 def test_packed_scalars_move_too_and_are_features_of_their_own(tmp_path):
