@@ -130,7 +130,12 @@ def _find_counted_ids(mapping: RecordMapping) -> dict[str, str]:
 def _count_padded(mapping: RecordMapping, batch: pa.RecordBatch) -> dict[str, int]:
     """By feature, the lists that begin with padding and hold ids behind it."""
     lists = (f.name for f in mapping.features if f.is_embedded and f.spec.is_list)
-    return {name: count_padded_in_front(batch.column(name), PAD_ID) for name in lists}
+    found: dict[str, int] = {}
+    for name in lists:
+        values, rows = split_lists(batch.column(name))
+        firsts = rows.offsets[:-1][_count_unpadded(batch.column(name), PAD_ID) > 0]
+        found[name] = int((values.to_numpy()[firsts] == PAD_ID).sum())
+    return found
 
 
 def _bring(source: Path, target: Path, how: str) -> None:
@@ -191,7 +196,7 @@ def _turn(
     """Turns lists round, each up to where its ids, or those beside it, are padded."""
     turned = [feature for feature in mapping.features if feature.config.turns]
     lengths = {f.name: list_lengths(columns[f.name]) for f in turned}
-    ends = {f.name: count_unpadded(columns[f.name], f.pad) for f in turned if f.is_embedded}
+    ends = {f.name: _count_unpadded(columns[f.name], f.pad) for f in turned if f.is_embedded}
     kept = dict(ends)
     for name in (name for name in lengths if name not in ends):
         groups = (group for group in mapping.config.aligned if name in group)
@@ -204,10 +209,10 @@ def _turn(
                     f"{where}: {ids!r} is padded at its end, and {name!r} is as long",
                     fix=f"name them by `aligned: [[{ids}, {name}]]`, so that both are cut",
                 )
-    return {name: turn_list(columns[name], kept[name]) for name in lengths}
+    return {name: _turn_list(columns[name], kept[name]) for name in lengths}
 
 
-def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
+def _count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
     """Number of values of each list without the padding at its end, int64 `[rows]`."""
     values, rows = split_lists(column)
     places = np.where(values.to_numpy() == pad, -1, np.arange(len(values)))
@@ -215,14 +220,7 @@ def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
     return np.maximum(last + 1 - rows.offsets[:-1], 0)
 
 
-def count_padded_in_front(column: pa.ListArray, pad: int) -> int:
-    """Number of lists that begin with padding and hold other values behind it."""
-    values, rows = split_lists(column)
-    firsts = rows.offsets[:-1][count_unpadded(column, pad) > 0]
-    return int((values.to_numpy()[firsts] == pad).sum())
-
-
-def turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
+def _turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
     """Turns the first values of each list round; the others are padding, and left out."""
     values, rows = split_lists(column)
     ends = np.cumsum(kept)

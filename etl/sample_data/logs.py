@@ -153,7 +153,10 @@ def format_ratings(chunk: SampleChunk, config: SampleConfig) -> bytes:
     """`UserID::MovieID::Rating::Timestamp`, dirt mixed in."""
     rng, dirt = config.rng(_DIRT_STREAM, chunk.number), share_dirt(config, chunk.rows)
     clean, user_ids = _join_fields(*chunk.events), chunk.events.user_ids
-    source = rng.choice(len(clean), len(dirt["malformed"]) + len(dirt["unknown"]), replace=False)
+    # A line to spoil for each, once; rounded shares of a chunk may ask for one more than it has.
+    spoiled = len(dirt["malformed"]) + len(dirt["unknown"])
+    chosen = rng.choice(len(clean), min(spoiled, len(clean)), replace=False)
+    source = np.resize(chosen, spoiled)
     rows = [line.split("::") for line in clean[source]]
     extra = [_malform(n, row) for n, row in zip(dirt["malformed"], rows, strict=False)]
     # The n-th unknown line has the n-th id above every known one, so that no two are equal.
