@@ -166,7 +166,7 @@ def test_what_a_build_has_made_is_left_alone(files):
         {"features": [*FEATURES[:2], {"name": "history", "role": "user", "dtype": "int64"}]},
         {"features": [*FEATURES[:2], {"name": "profile", "role": "user", "pad_value": 9}]},
         {"packed": {"feature": ["user"]}, "features": FEATURES[:1]},
-        {"features": [{"name": "profile", "role": "user", "length": 2, "ids": True}]},
+        {"features": [*FEATURES[:2], {**FEATURES[4], "ids": True}]},
     ],
 )
 def test_files_that_do_not_fit_are_refused_and_nothing_is_published(files, change):
