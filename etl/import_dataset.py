@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from conf.manifest import (
 )
 from conf.publication.entries import stage_entry
 from conf.schema import FIRST_TOKEN_ID, FeatureSchema, FeatureSpec, fingerprint
+from conf.splits import CATALOG, USERS
 from conf.storage.atomic_output import write_text_atomic
 from etl.encoders.vocabulary import write_vocabulary
 from etl.imported.mapping import (
@@ -52,7 +52,7 @@ from etl.imported.mapping import (
     find_files,
     map_records,
 )
-from etl.imported.survey import Survey, SurveyedFile
+from etl.imported.survey import Survey
 from etl.quality.lint import refuse_negative_weights
 from etl.quality.statistics import count_labelled, merge_statistics, summarize_statistics
 from etl.quality.version_view import write_statistics
@@ -98,16 +98,13 @@ def import_dataset(config: ImportConfig) -> ImportResult:
         version_id = new_version_id(run.fingerprint)
         with stage_entry(paths.versions, version_id) as staging:
             survey = Survey(mapping, staging)
-            shards = [
-                survey.read(number, file)
-                for _, listed in groupby(files, lambda file: file.source)
-                for number, file in enumerate(listed)
-            ]
+            for file in files:
+                survey.read(file)
             _check_unchanged(files)
+            _warn_of_padding(+survey.padded)
             fields = {
-                **_describe_values(mapping, survey, shards, staging),
-                **_describe_records(mapping, shards),
-                "source": _describe_source(config, files),
+                **_describe_records(mapping, survey, files),
+                **_describe_values(mapping, survey, staging),
             }
             manifest = Manifest(dataset_version=version_id, parent=parent, run=run, **fields)
             version = publish_version(paths, staging, manifest)
@@ -115,12 +112,9 @@ def import_dataset(config: ImportConfig) -> ImportResult:
 
 
 def _fingerprint(config: ImportConfig, files: Sequence[InputFile]) -> str:
-    resolved = {k: v for k, v in config.resolved().items() if k not in ("data_dir", "output")}
+    what = config.model_dump(mode="json", exclude={"data_dir": True, "output": {"root"}})
     inputs = [(file.source, file.path, file.bytes, file.state) for file in files]
-    how = config.output.files
-    return fingerprint(
-        {"config": resolved, "files": how, "inputs": inputs, "code": read_code_version()}
-    )
+    return fingerprint({"config": what, "inputs": inputs, "code": read_code_version()})
 
 
 def _read_current(paths: DatasetPaths, current: str | None) -> Manifest | None:
@@ -146,29 +140,31 @@ def _check_unchanged(files: Sequence[InputFile]) -> None:
             )
 
 
-def _describe_source(config: ImportConfig, files: Sequence[InputFile]) -> SourceSnapshot:
-    resolved = config.resolved()
-    return SourceSnapshot(
-        inputs=tuple(files),
-        event_ts_ms_range=None,
-        config=resolved,
-        config_sha256=fingerprint(resolved),
-    )
+def _warn_of_padding(padded: Mapping[str, int]) -> None:
+    for name, lists in padded.items():
+        logger.warning(
+            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; turn "
+            "lists that are padded in front by `order: oldest_first`",
+            name, f"{lists:,}",
+        )  # fmt: skip
 
 
-def _describe_records(mapping: RecordMapping, shards: Sequence[SurveyedFile]) -> dict[str, Any]:
+def _describe_records(
+    mapping: RecordMapping, survey: Survey, files: Sequence[InputFile]
+) -> dict[str, Any]:
     """What the manifest says of the files and of how records lie in them."""
-    config = mapping.config
+    config, resolved = mapping.config, mapping.config.resolved()
     is_sequence = mapping.record_type == SEQUENCE_RECORDS
     return {
         "dataset_name": config.name,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code_version": read_code_version(),
+        "source": SourceSnapshot(tuple(files), None, resolved, fingerprint(resolved)),
         "record_type": mapping.record_type,
-        "compression": _find_compression(shards),
+        "compression": _find_compression(survey),
         "splits": tuple(
-            SplitInfo(name, tuple(shard.info for shard in shards if shard.split == name))
-            for name in config.splits
+            SplitInfo(split, tuple(shard.info for shard in shards))
+            for split, shards in survey.shards.items()
         ),
         "keys": mapping.keys,
         "slots": () if config.writes_anew else mapping.slots,
@@ -176,20 +172,30 @@ def _describe_records(mapping: RecordMapping, shards: Sequence[SurveyedFile]) ->
     }
 
 
-def _describe_values(
-    mapping: RecordMapping, survey: Survey, shards: Sequence[SurveyedFile], staging: Path
-) -> dict[str, Any]:
+def _find_compression(survey: Survey) -> str | None:
+    shards = (shard for shards in survey.shards.values() for shard in shards)
+    found = {shard.compression: shard.info.path for shard in shards if shard.info.rows}
+    if len(found) > 1:
+        raise InputDataError(
+            "the files are compressed in different ways",
+            received=", ".join(f"{kind or 'plain'}: {path}" for kind, path in found.items()),
+            fix="convert some of them by `sluice convert`, or import two datasets",
+        )
+    return next((kind.lower() for kind in found if kind), None)
+
+
+def _describe_values(mapping: RecordMapping, survey: Survey, staging: Path) -> dict[str, Any]:
     """What the manifest says of values; writes what it lists beside the shards."""
-    rows = _count_rows(mapping.config, shards)
+    rows = _count_rows(survey)
     statistics: dict[str, dict[str, Any]] = {
-        name: merge_statistics([shard.statistics for shard in shards if shard.split == name])
-        for name in rows
+        split: merge_statistics([shard.statistics for shard in shards])
+        for split, shards in survey.shards.items()
     }
     plan = _write_encoders(staging, mapping, build_schema(mapping, statistics), survey.tokens)
     refuse_negative_weights(plan.schema, statistics)
-    _warn_of_padding(+survey.padded_in_front)
-    events = sum(count for name, count in rows.items() if name not in ("catalog", "users"))
+    events = sum(count for split, count in rows.items() if split not in (CATALOG, USERS))
     labelled = count_labelled(statistics, plan.schema)
+    means = _find_means(plan.schema, statistics)
     files = (ENCODERS_FILE, *(vocabulary.file for vocabulary in plan.vocabularies))
     return {
         "schema": plan.schema,
@@ -201,17 +207,41 @@ def _describe_values(
         "statistics_file": write_statistics(staging, statistics),
         "counts": RowCounts({"files": events}, {"files": {}}, events, rows, {}, labelled=labelled),
         "train_counts": write_counts(staging, survey.keys.result()),
-        **_describe_labels(plan.schema, mapping.keys.label, statistics),
+        "label_rate": means.get(mapping.keys.label or "", {}),
+        "label_rates": {
+            label: of_split
+            for label, of_split in means.items()
+            if label != mapping.keys.label and _is_binary(statistics["train"][label])
+        },
     }
 
 
-def _warn_of_padding(padded: Mapping[str, int]) -> None:
-    for name, lists in padded.items():
-        logger.warning(
-            "feature %s: %s lists begin with padding, and `max_len` keeps the first values; turn "
-            "lists that are padded in front by `order: oldest_first`",
-            name, f"{lists:,}",
-        )  # fmt: skip
+def _count_rows(survey: Survey) -> dict[str, int]:
+    rows = {split: sum(s.info.rows for s in shards) for split, shards in survey.shards.items()}
+    for split, count in rows.items():
+        if not count:
+            raise InputDataError(
+                f"the files of split {split} hold no record",
+                fix=f"correct splits.{split}, or leave the split out",
+            )
+    return rows
+
+
+def _find_means(schema: FeatureSchema, statistics: Statistics) -> dict[str, dict[str, float]]:
+    """By label and split."""
+    return {
+        spec.name: {
+            split: float(found[spec.name]["mean"])
+            for split, found in statistics.items()
+            if found[spec.name].get("mean") is not None
+        }
+        for spec in schema.by_role("label")
+    }
+
+
+def _is_binary(feature: Mapping[str, Any]) -> bool:
+    bounds = {feature.get("min"), feature.get("max")}
+    return bounds <= {0, 1} and feature["distinct"]["count"] <= 2
 
 
 def _write_encoders(
@@ -219,8 +249,7 @@ def _write_encoders(
 ) -> EncoderPlan:
     """Writes how features come from the files' values: as they are, or by vocabularies.
 
-    Where ids move, the tokens of their vocabulary are the ids of the files: what shows or takes raw
-    values, such as an exported model, speaks of those.
+    Where ids move, the tokens are the ids of the files: an exported model speaks of those.
     """
     directory = staging / ENCODERS_DIR
     directory.mkdir()
@@ -249,52 +278,3 @@ def _build_vocabulary(feature: MappedFeature, size: int, held: IdCounter) -> pa.
     counts[found.ids] = found.rows
     columns = {"token": ids - feature.offset, "id": ids, "count": counts}
     return pa.table(columns).slice(FIRST_TOKEN_ID)
-
-
-def _count_rows(config: ImportConfig, shards: Sequence[SurveyedFile]) -> dict[str, int]:
-    rows = dict.fromkeys(map(str, config.splits), 0)
-    for shard in shards:
-        rows[shard.split] += shard.info.rows
-    if empty := [name for name, count in rows.items() if not count]:
-        raise InputDataError(
-            f"the files of split {empty[0]} hold no record",
-            fix=f"correct splits.{empty[0]}, or leave the split out",
-        )
-    return rows
-
-
-def _describe_labels(
-    schema: FeatureSchema, label: str | None, statistics: Statistics
-) -> dict[str, dict[str, Any]]:
-    """The mean of the label by split, and of each other one that is 0 or 1."""
-    others = (spec.name for spec in schema.by_role("label") if spec.name != label)
-    return {
-        "label_rate": {} if label is None else _means(statistics, label),
-        "label_rates": {
-            name: rate
-            for name in others
-            if (rate := _means(statistics, name)) and _is_binary(statistics["train"][name])
-        },
-    }
-
-
-def _find_compression(shards: Sequence[SurveyedFile]) -> str | None:
-    found = {shard.compression: shard.info.path for shard in shards if shard.info.rows}
-    if len(found) > 1:
-        raise InputDataError(
-            "the files are compressed in different ways",
-            received=", ".join(f"{kind or 'plain'}: {path}" for kind, path in found.items()),
-            fix="convert some of them by `sluice convert`, or import two datasets",
-        )
-    [compression] = found
-    return compression and compression.lower()
-
-
-def _means(statistics: Statistics, label: str) -> dict[str, float]:
-    found = {split: by_feature[label].get("mean") for split, by_feature in statistics.items()}
-    return {split: float(mean) for split, mean in found.items() if mean is not None}
-
-
-def _is_binary(feature: Mapping[str, Any]) -> bool:
-    bounds = {feature.get("min"), feature.get("max")}
-    return bounds <= {0, 1} and feature["distinct"]["count"] <= 2

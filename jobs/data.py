@@ -13,9 +13,8 @@ from conf.etl.imported import ImportConfig
 from conf.load import load_config
 from conf.local_paths import local_path
 from etl.sample_data.archive import ARCHIVES, BASE_URL, fetch_archive
-from etl.sample_data.clicks import CLICKS_NAME, plan_clicks, write_clicks
-from etl.sample_data.config import MIN_MOVIES, DirtRates, SampleConfig
-from etl.sample_data.movielens import write_sample
+from etl.sample_data.logs import CLICKS_NAME, plan_clicks, write_clicks, write_sample
+from etl.sample_data.ratings import MIN_MOVIES, DirtRates, plan_sample
 from jobs.support.terminal import (
     DryRun,
     LogFormat,
@@ -27,7 +26,7 @@ from jobs.support.terminal import (
 )
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
-_DEFAULTS, _RATES, _CLICKS = SampleConfig(), DirtRates(), plan_clicks()
+_DEFAULTS, _RATES, _CLICKS = plan_sample(), DirtRates(), plan_clicks()
 
 Out = Annotated[Path, typer.Option(parser=local_path, help="Directory to create.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random stream.")]
@@ -60,12 +59,12 @@ def generate(
 ) -> None:
     """Writes MovieLens-like users.dat, movies.dat and ratings.dat with structure to learn."""
     dirt = DirtRates(dirty_rate, duplicate_rate, unknown_rate)
-    config = SampleConfig(ratings, users, movies, seed, dirt)
+    config = plan_sample(ratings, users, movies, seed, dirt)
     with show_progress(ratings) as on_ratings:
         card = write_sample(config, out, overwrite=overwrite, on_ratings=on_ratings)
-    size, extra = config.size, card["lines"]["ratings.dat"] - ratings
+    extra = card["lines"]["ratings.dat"] - ratings
     print(
-        f"wrote {out}: {size.users:,} users, {size.movies:,} movies, {size.ratings:,} ratings "
+        f"wrote {out}: {config.users:,} users, {config.movies:,} movies, {ratings:,} ratings "
         f"and {extra:,} lines of dirt (counts in {out / 'SAMPLE.json'})"
     )
 
@@ -75,7 +74,7 @@ def clicks(
     out: Out,
     sessions: Annotated[
         int, typer.Option(min=50, max=10**7, help="Well-formed sessions.")
-    ] = _CLICKS.size.users,
+    ] = _CLICKS.users,
     videos: Annotated[
         int | None, typer.Option(min=MIN_MOVIES, max=10**6, help="Videos; scales with sessions.")
     ] = None,
@@ -89,7 +88,7 @@ def clicks(
     config = plan_clicks(sessions, videos, seed, dirty_rate)
     card = write_clicks(config, out, overwrite=overwrite)
     print(
-        f"wrote {out}: {sessions:,} sessions of {config.size.movies:,} videos and "
+        f"wrote {out}: {sessions:,} sessions of {config.movies:,} videos and "
         f"{card['lines'][CLICKS_NAME] - sessions:,} malformed ones "
         f"(counts in {out / 'SAMPLE.json'})"
     )

@@ -19,6 +19,7 @@ from conf.etl.imported import ImportConfig, ImportedFeatureConfig
 from conf.local_paths import local_path, match_visible
 from conf.manifest import SEQUENCE_RECORDS, DatasetKeys, InputFile
 from conf.schema import FIRST_TOKEN_ID, OOV_ID, PAD_ID, FeatureSchema, FeatureSpec, PackedSlot
+from conf.splits import CATALOG, USERS
 from etl.tfrecord.codec.framing import read_record_blocks
 from etl.tfrecord.codec.infer import FeatureCollector, count_feature_lists
 from etl.tfrecord.commit.output_directory import list_complete
@@ -26,7 +27,7 @@ from etl.tfrecord.types.features import WireFeature
 
 MOST_IDS = 100_000_000
 """Ids of a table whose number nobody declared: 25 GB of rows of 64 numbers."""
-_ROLE_OF_SPLIT = {"catalog": "item", "users": "user"}
+_ROLE_OF_SPLIT = {CATALOG: "item", USERS: "user"}
 """Splits whose records hold one side alone."""
 RecordType = Literal["Example", "SequenceExample"]
 Found = Sequence[Mapping[str, Any]]
@@ -58,16 +59,15 @@ def describe_input(split: str, path: Path) -> InputFile:
 
 def _find(root: Path, split: str, name: str) -> list[Path]:
     asked = local_path(name)
-    path = root / asked
+    matches = [asked] if (root / asked).exists() else match_visible(root, asked, is_recursive=True)
     found: list[Path] = []
-    matches = match_visible(root, asked, is_recursive=True)
-    for match in [path] if path.exists() else [root / match for match in matches]:
+    for match in (root / path for path in matches):
         found += [match / file for file in list_complete(match)] if match.is_dir() else [match]
     if files := [file.resolve() for file in found if file.is_file()]:
         return files
     raise InputDataError(
         f"split {split}: no such file, and no visible one in it",
-        received=path,
+        received=root / asked,
         fix=f"correct splits.{split}, or give the folder by --data",
     )
 
@@ -135,7 +135,6 @@ class RecordMapping:
 
     @property
     def keys(self) -> DatasetKeys:
-        """The feature of each part; label and weight are the first of their role."""
         roles = {f.role: f.name for f in reversed(self.config.features)}
         label, weight = roles.get("label"), roles.get("weight")
         return DatasetKeys(**dict(self.config.keys), label=label, weight=weight)
@@ -143,20 +142,14 @@ class RecordMapping:
     def check_file(self, file: InputFile, rows: int, with_lists: int) -> None:
         """Refuses a file of the other record type; `with_lists` of its rows hold feature lists."""
         is_sequence = self.record_type == SEQUENCE_RECORDS
-        # Records of items alone need no sequence.
-        is_free = file.source == "catalog" or self.config.record_type is not None
-        if with_lists and not is_sequence:
+        # Records of items alone need no sequence, nor do those of a type that is declared.
+        may_lack = file.source == CATALOG or self.config.record_type is not None or not rows
+        fits = (with_lists or may_lack) if is_sequence else not with_lists
+        if not fits:
             raise InputDataError(
-                f"{file.path} holds SequenceExamples: its feature lists would be left out",
-                received=f"feature lists in {with_lists:,} records",
-                fix="set `record_type: SequenceExample`, or leave it out",
-            )
-        if is_sequence and rows and not with_lists and not is_free:
-            raise InputDataError(
-                f"{file.path} holds Examples, and other files SequenceExamples",
-                received=f"feature lists in none of {rows:,} records",
-                fix="import two datasets; if no record has a step, set "
-                "`record_type: SequenceExample`",
+                f"{file.path} holds other records than {self.record_type}",
+                received=f"feature lists in {with_lists:,} of {rows:,} records",
+                fix="import two datasets, or set `record_type: SequenceExample`",
             )
 
 
@@ -191,14 +184,11 @@ def _look(
 def _map_feature(
     config: ImportedFeatureConfig, packed: str | None, known: Mapping[str, WireFeature]
 ) -> MappedFeature:
-    found = known.get(packed or config.name)
-    kind = config.dtype or (None if found is None else found.kind)
-    if kind is None:
-        raise InputDataError(
-            f"no record holds a feature {packed or config.name!r}",
-            received=", ".join(known) or "records without any value",
-            fix=did_you_mean(packed or config.name, known) if known else "correct the files",
-        )
+    name = packed or config.name
+    found = known.get(name) or (WireFeature(name, config.dtype) if config.dtype else None)
+    if found is None:
+        raise InputDataError(f"no record holds a feature {name!r}", fix=did_you_mean(name, known))
+    kind = config.dtype or found.kind
     are_ids = config.reads_as_ids(kind)
     if (are_ids or config.are_keys) and kind != "int64":
         raise InputDataError(
@@ -206,8 +196,8 @@ def _map_feature(
             fix="leave out its `ids`, `offset` and `vocabulary_size`",
         )
     # A packed scalar is one value of the list that it was found in.
-    is_sequence = found is not None and found.is_sequence and packed is None
-    is_listed = found is not None and found.is_list and packed is None and config.dtype is None
+    is_sequence = found.is_sequence and packed is None
+    is_listed = found.is_list and packed is None and config.dtype is None
     is_list = config.is_list or is_sequence or is_listed
     spec = FeatureSpec(
         name=config.name,
@@ -292,38 +282,34 @@ def _check_present(feature: MappedFeature, found: Found) -> None:
 def _count_ids(feature: MappedFeature, found: Found) -> int:
     """Number of a feature's ids, 0 for padding and 1 for absent values included."""
     offset, declared = feature.offset, feature.config.vocabulary_size
-    lowest = min((one["min"] for one in found if one["min"] is not None), default=0)
-    highest = max((one["max"] for one in found if one["max"] is not None), default=0)
-    size = int(max(highest + 1 if declared is None else declared + offset, FIRST_TOKEN_ID))
+    lowest = int(min((one["min"] for one in found if one["min"] is not None), default=0))
+    highest = int(max((one["max"] for one in found if one["max"] is not None), default=0))
+    size = max(highest + 1 if declared is None else declared + offset, FIRST_TOKEN_ID)
     # A vocabulary has a row in a file for each id, whatever is declared.
     most = size if declared is not None and not offset else MOST_IDS
     if lowest < 0 or highest >= size or size > most:
         raise InputDataError(
             f"feature {feature.name!r} holds ids outside its table",
-            received=int(lowest) if lowest < 0 else max(int(highest), size - 1) - offset,
-            allowed=f"{FIRST_TOKEN_ID - offset if offset else 0} to {min(size, most) - offset - 1}"
-            + (f"; {feature.pad} stands for none" if offset else ""),
-            fix="raise vocabulary_size, or leave it out to take the highest id; set `offset: 2` "
-            "where ids start at 0 and -1 is none, `ids: false` for numbers, `ids: keys` for hashes "
-            f"(train with model.embeddings.{feature.spec.table}.kind=dynamic)",
+            received=lowest if lowest < 0 else max(highest, size - 1) - offset,
+            allowed=f"{FIRST_TOKEN_ID - offset if offset else 0} to {min(size, most) - offset - 1}",
+            fix="correct `vocabulary_size` or `offset`; set `ids: false` for numbers, `ids: keys` "
+            f"for hashes (train with model.embeddings.{feature.spec.table}.kind=dynamic)",
         )
     return size
 
 
 def _refuse_special_ids(mapping: RecordMapping, found: Mapping[str, Found]) -> None:
-    """Refuses ids that records hold and Sluice reads as none, unless the config says what is so."""
-    declared = {f.spec.table for f in mapping.features if f.config.offset is not None}
+    """Refuses ids that Sluice reads as none, unless an `offset` says what they are."""
+    settled = {f.spec.table for f in mapping.features if f.config.offset is not None}
     held: list[str] = []
     for feature in mapping.features:
-        if not feature.is_embedded or feature.spec.table in declared:
-            continue
-        statistics = found[feature.name]
-        # In a list, 0 may well be padding.
-        keys = {1: "oov"} if feature.spec.is_list else {0: "zeros", 1: "oov"}
-        counts = {id_: sum(one[key] for one in statistics) for id_, key in keys.items()}
-        if shown := [f"{id_} ({count:,} times)" for id_, count in counts.items() if count]:
-            rows = sum(one["rows"] for one in statistics)
-            held.append(f"{feature.name}: {' and '.join(shown)}, in {rows:,} records")
+        if feature.is_embedded and feature.spec.table not in settled:
+            # In a list, 0 may well be padding.
+            keys = {1: "oov"} if feature.spec.is_list else {0: "zeros", 1: "oov"}
+            counts = {
+                id_: sum(one[key] for one in found[feature.name]) for id_, key in keys.items()
+            }
+            held += [f"{feature.name}: {id_} ({n:,} times)" for id_, n in counts.items() if n]
     if held:
         raise InputDataError(
             "features hold what Sluice reads as padding (0) or as an absent value (1)",

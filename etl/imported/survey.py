@@ -24,6 +24,7 @@ from conf.artefacts.train_counts import IdCounter, TrainCounter, find_counted
 from conf.errors import InputDataError
 from conf.manifest import InputFile, ShardInfo
 from conf.schema import OOV_ID, PAD_ID
+from conf.splits import TRAIN
 from conf.storage.locations import Compression
 from etl.imported.mapping import RecordMapping
 from etl.quality.label_statistics import LabelFocus
@@ -36,14 +37,13 @@ from etl.tfrecord.codec.framing import HEADER_BYTES, detect_compression, read_re
 from etl.tfrecord.codec.infer import count_feature_lists
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter
-from etl.tfrecord.types.parts import ListRows, offsets_of, split_lists
+from etl.tfrecord.types.parts import ListRows, list_lengths, offsets_of, split_lists
 
 
 @dataclass(frozen=True)
 class SurveyedFile:
     """A file that was read through, and stands in the version."""
 
-    split: str
     info: ShardInfo
     statistics: dict[str, Any]
     compression: Compression | None
@@ -52,8 +52,8 @@ class SurveyedFile:
 class Survey:
     """Reads files through, and brings them into the version.
 
-    `keys` counts users and items of train records; `tokens` the ids of each table whose ids move;
-    `padded_in_front` the lists of each feature that begin with padding before their ids.
+    `shards` are the files by split, `keys` counts users and items of train records, `tokens` the
+    ids of each table whose ids move, `padded` the lists of each feature that begin with padding.
     """
 
     def __init__(self, mapping: RecordMapping, staging: Path) -> None:
@@ -61,20 +61,22 @@ class Survey:
         wire = [feature.wire for feature in mapping.features]
         self._decoder = build_decoder(wire, mapping.record_type, mapping.slots)
         counted = find_counted(mapping.keys, mapping.schema, {})
-        self.keys = TrainCounter(counted)
         self._columns = CountedColumns.build(counted, mapping.schema)
-        self.padded_in_front: Counter[str] = Counter()
-        self._counted = find_counted_ids(mapping)
-        self.tokens = {table: IdCounter() for table in self._counted}
         self._focus = None
         if counted.label is not None:
             others = (spec.name for spec in mapping.schema.by_role("label"))
             labels = tuple(dict.fromkeys((counted.label, *others)))
             self._focus = LabelFocus(counted.label, (), mapping.keys.weight, labels)
+        self._counted = _find_counted_ids(mapping)
+        self.keys = TrainCounter(counted)
+        self.padded: Counter[str] = Counter()
+        self.tokens = {table: IdCounter() for table in self._counted}
+        self.shards: dict[str, list[SurveyedFile]] = {split: [] for split in mapping.config.splits}
 
-    def read(self, number: int, file: InputFile) -> SurveyedFile:
-        """Reads a file, and links, copies or writes it anew as a shard of a number."""
+    def read(self, file: InputFile) -> None:
+        """Reads a file, and links, copies or writes it anew as the next shard of its split."""
         source, mapping = Path(file.path), self._mapping
+        number = len(self.shards[file.source])
         target = self._staging / file.source / f"{number:05d}-{source.name}"
         target.parent.mkdir(exist_ok=True)
         with source.open("rb") as handle:
@@ -86,7 +88,9 @@ class Survey:
                 batch = self._decoder.decode_block(block, file.path)
                 batch = _rearrange(mapping, batch, f"{file.path}, from record {block.first_record}")
                 statistics.update(batch)
-                self._count(batch, file.source)
+                self.padded.update(_count_padded(mapping, batch))
+                if file.source == TRAIN:
+                    self._count(batch)
                 rows += batch.num_rows
                 with_lists += count_feature_lists(block)
                 if writer is not None:
@@ -96,7 +100,7 @@ class Survey:
             _bring(source, target, mapping.config.output.files)
         described = describe_file(self._staging, target)
         info = ShardInfo(described.path, rows, described.bytes, described.crc32c)
-        return SurveyedFile(file.source, info, statistics.to_dict(), compression)
+        self.shards[file.source].append(SurveyedFile(info, statistics.to_dict(), compression))
 
     def _open_writer(
         self, target: Path, compression: Compression | None
@@ -107,28 +111,31 @@ class Survey:
         schema = nest_schema(mapping.arrow_schema, mapping.feature_lists)
         return TableWriter(target, schema, ShardOptions(mapping.record_type, compression))
 
-    def _count(self, batch: pa.RecordBatch, split: str) -> None:
-        for feature in self._mapping.features:
-            if feature.is_embedded and feature.spec.is_list:
-                padded = count_padded_in_front(batch.column(feature.name), PAD_ID)
-                self.padded_in_front[feature.name] += padded
-        if split == "train":
-            self.keys.add(self._columns.read(batch))
-            for table, name in self._counted.items():
-                column = batch.column(name)
-                ids = column.flatten() if pa.types.is_list(column.type) else column
-                self.tokens[table].add_ids(ids.drop_null().to_numpy())
+    def _count(self, batch: pa.RecordBatch) -> None:
+        self.keys.add(self._columns.read(batch))
+        for table, name in self._counted.items():
+            column = batch.column(name)
+            ids = column.flatten() if pa.types.is_list(column.type) else column
+            self.tokens[table].add_ids(ids.drop_null().to_numpy())
 
 
-def find_counted_ids(mapping: RecordMapping) -> dict[str, str]:
-    """By table whose ids move, the feature whose ids count.
-
-    The one that names users or items, else the first scalar, else the first list.
-    """
+def _find_counted_ids(mapping: RecordMapping) -> dict[str, str]:
+    """By table whose ids move, the feature whose ids count: user or item, a scalar, or a list."""
     named = (mapping.keys.user, mapping.keys.item)
     moved = [feature for feature in mapping.features if feature.offset]
     moved.sort(key=lambda feature: (feature.name not in named, feature.spec.is_list))
     return {feature.spec.table: feature.name for feature in reversed(moved)}
+
+
+def _count_padded(mapping: RecordMapping, batch: pa.RecordBatch) -> dict[str, int]:
+    """By feature, the lists that begin with padding and hold ids behind it."""
+    lists = (f.name for f in mapping.features if f.is_embedded and f.spec.is_list)
+    found: dict[str, int] = {}
+    for name in lists:
+        values, rows = split_lists(batch.column(name))
+        firsts = rows.offsets[:-1][_count_unpadded(batch.column(name), PAD_ID) > 0]
+        found[name] = int((values.to_numpy()[firsts] == PAD_ID).sum())
+    return found
 
 
 def _bring(source: Path, target: Path, how: str) -> None:
@@ -172,7 +179,7 @@ def _check_steps(name: str, column: pa.ListArray, where: str) -> None:
 
 
 def _check_aligned(columns: dict[str, pa.ListArray], where: str) -> None:
-    lengths = np.array([split_lists(column)[1].lengths for column in columns.values()])
+    lengths = np.array([list_lengths(column) for column in columns.values()])
     wrong = (lengths != lengths[0]).any(axis=0)
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -188,26 +195,24 @@ def _turn(
 ) -> dict[str, pa.ListArray]:
     """Turns lists round, each up to where its ids, or those beside it, are padded."""
     turned = [feature for feature in mapping.features if feature.config.turns]
-    lengths = {f.name: split_lists(columns[f.name])[1].lengths for f in turned}
-    ends = {f.name: count_unpadded(columns[f.name], f.pad) for f in turned if f.is_embedded}
-    kept = lengths | ends
+    lengths = {f.name: list_lengths(columns[f.name]) for f in turned}
+    ends = {f.name: _count_unpadded(columns[f.name], f.pad) for f in turned if f.is_embedded}
+    kept = dict(ends)
     for name in (name for name in lengths if name not in ends):
-        group = next((group for group in mapping.config.aligned if name in group), ())
-        beside = next((other for other in group if other in ends), None)
-        if beside is not None:
-            kept[name] = ends[beside]
-            continue
-        for ids, end in ends.items():
+        groups = (group for group in mapping.config.aligned if name in group)
+        beside = [ends[other] for group in groups for other in group if other in ends]
+        kept[name] = beside[0] if beside else lengths[name]
+        for ids, end in ends.items() if not beside else ():
             # Nothing tells the end of a list that is as long as a padded one.
             if (end < lengths[ids]).any() and np.array_equal(lengths[ids], lengths[name]):
                 raise InputDataError(
                     f"{where}: {ids!r} is padded at its end, and {name!r} is as long",
                     fix=f"name them by `aligned: [[{ids}, {name}]]`, so that both are cut",
                 )
-    return {name: turn_list(columns[name], kept[name]) for name in lengths}
+    return {name: _turn_list(columns[name], kept[name]) for name in lengths}
 
 
-def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
+def _count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
     """Number of values of each list without the padding at its end, int64 `[rows]`."""
     values, rows = split_lists(column)
     places = np.where(values.to_numpy() == pad, -1, np.arange(len(values)))
@@ -215,14 +220,7 @@ def count_unpadded(column: pa.ListArray, pad: int) -> np.ndarray:
     return np.maximum(last + 1 - rows.offsets[:-1], 0)
 
 
-def count_padded_in_front(column: pa.ListArray, pad: int) -> int:
-    """Number of lists that begin with padding and hold other values behind it."""
-    values, rows = split_lists(column)
-    firsts = rows.offsets[:-1][count_unpadded(column, pad) > 0]
-    return int((values.to_numpy()[firsts] == pad).sum())
-
-
-def turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
+def _turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
     """Turns the first values of each list round; the others are padding, and left out."""
     values, rows = split_lists(column)
     ends = np.cumsum(kept)

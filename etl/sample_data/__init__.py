@@ -1,1 +1,1 @@
-"""Sample data: the demo's logs (`movielens.py`), click sequences (`clicks.py`), real archives."""
+"""Sample data: logs of ratings (`ratings.py` draws, `logs.py` writes), public archives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ ARCHIVES = {
 }
 """SHA-256 of each zip archive that can be fetched."""
 ARCHIVE_CARD_NAME = "DOWNLOAD.json"
+_MOST_BYTES = 1 << 26
+"""A download stops above this size; the largest of `ARCHIVES` has 6 MB."""
 _RETRIES, _TIMEOUT_S = 2, 30.0
 
 
@@ -29,29 +32,19 @@ def replace_directory(out_dir: Path, marker: str, *, overwrite: bool) -> Iterato
     """Yields an empty directory that takes the place of `out_dir` when the block ends well.
 
     With `overwrite` a directory that holds the file `marker` is replaced, and no other.
-
-    Raises:
-        ConfigError: `out_dir` exists and may not be replaced.
-        UpstreamNotReadyError: Another process is writing `out_dir`.
     """
     out_dir = absolute_path(out_dir)
     with staged_directory(out_dir) as staging:
-        _require_replaceable(out_dir, marker, overwrite)
+        if os.path.lexists(out_dir):
+            is_directory = out_dir.is_dir() and not out_dir.is_symlink()
+            names = [path.name for path in out_dir.iterdir()] if is_directory else ["."]
+            if names and not (overwrite and marker in names):
+                raise ConfigError(
+                    "the output exists and is not replaced",
+                    received=out_dir,
+                    fix=f"pass another --out, or --overwrite to replace a folder with {marker}",
+                )
         yield staging
-
-
-def _require_replaceable(out_dir: Path, marker: str, overwrite: bool) -> None:
-    if not os.path.lexists(out_dir):
-        return
-    is_directory = out_dir.is_dir() and not out_dir.is_symlink()
-    names = [path.name for path in out_dir.iterdir()] if is_directory else ["."]
-    if names and not (overwrite and marker in names):
-        raise ConfigError(
-            "the output exists and is not replaced",
-            received=out_dir,
-            allowed=f"a new or empty directory; with --overwrite, one that holds {marker}",
-            fix="pass another --out, or --overwrite to replace an earlier output",
-        )
 
 
 def write_card(path: Path, card: dict[str, Any]) -> None:
@@ -68,10 +61,8 @@ def file_sizes(directory: Path) -> dict[str, dict[str, int]]:
     }
 
 
-def fetch_archive(
-    name: str, out_dir: Path, base_url: str = BASE_URL, *, overwrite: bool = False
-) -> dict[str, Any]:
-    """Downloads and unpacks one of `ARCHIVES` without its top folder; returns `DOWNLOAD.json`.
+def fetch_archive(name: str, out_dir: Path, base_url: str, *, overwrite: bool) -> None:
+    """Downloads one of `ARCHIVES` and unpacks it, without its top folder, beside a card.
 
     Raises:
         ConfigError: `out_dir` may not be replaced.
@@ -86,14 +77,20 @@ def fetch_archive(
         for path in top.iterdir():
             path.rename(staging / path.name)
         shutil.rmtree(download)
-        card = {
-            "name": name,
-            "url": f"{address}{name}.zip",
-            "sha256": ARCHIVES[name],
-            "files": file_sizes(staging),
-        }
-        write_card(staging / ARCHIVE_CARD_NAME, card)
-    return card
+        source = {"name": name, "url": f"{address}{name}.zip", "sha256": ARCHIVES[name]}
+        write_card(staging / ARCHIVE_CARD_NAME, {**source, "files": file_sizes(staging)})
+
+
+class _BoundedFile(io.FileIO):
+    """A file that refuses to grow above `_MOST_BYTES`, whatever a server sends."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _MOST_BYTES:
+            raise InputDataError(
+                f"the server sends more than the {_MOST_BYTES:,} bytes that a data set may have",
+                fix="check --base-url: this is not the published file",
+            )
+        return super().write(data)
 
 
 def _download(name: str, address: str, folder: Path) -> Path:
@@ -101,12 +98,16 @@ def _download(name: str, address: str, folder: Path) -> Path:
     import pooch
     import requests
 
+    def fetch_bounded(url: str, target: str, source: pooch.Pooch) -> None:
+        with _BoundedFile(target, "wb") as file:
+            pooch.HTTPDownloader(timeout=_TIMEOUT_S)(url, file, source)
+
     pooch.get_logger().setLevel("WARNING")
     file, sha256 = f"{name}.zip", ARCHIVES[name]
     known = {file: f"sha256:{sha256}"}
     source = pooch.create(folder, address, registry=known, retry_if_failed=_RETRIES)
     try:
-        return Path(source.fetch(file, downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S)))
+        return Path(source.fetch(file, downloader=fetch_bounded))
     except requests.RequestException as error:
         raise UpstreamNotReadyError(
             f"cannot download {file}",

@@ -142,10 +142,9 @@ def hold_dataset(dataset: Dataset, *, takes_shards: bool = False) -> Iterator[Da
             raise
 
 
-def new_version_id(digest: str, now: datetime | None = None) -> str:
+def new_version_id(digest: str) -> str:
     """Returns `<UTC time>-<digest>`."""
-    moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%S%fZ")
-    return f"{moment}-{digest[:8]}"
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}-{digest[:8]}"
 
 
 def publish_version(paths: DatasetPaths, staging: Path, manifest: Manifest) -> Path:

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from etl.sample_data.clicks import plan_clicks, write_clicks
-from etl.sample_data.config import DirtRates, SampleConfig
-from etl.sample_data.movielens import draw_chunk, plan_chunks, write_sample
-from etl.sample_data.ratings import RatingEvents
+from etl.sample_data.logs import draw_chunks, plan_clicks, write_clicks, write_sample
+from etl.sample_data.ratings import DirtRates, RatingEvents, plan_sample
 
 _ROWS = 4000
-_MOVIES = SampleConfig(24_000, users=400, movies=400, dirt=DirtRates(0, 0, 0))
+_MOVIES = plan_sample(24_000, users=400, movies=400, dirt=DirtRates(0, 0, 0))
 _NEGATIVES = 99
 
 
@@ -25,8 +23,8 @@ def write_movielens(folder: Path) -> None:
 
 def _draw_events() -> RatingEvents:
     """The same ratings, of each user in the order of time."""
-    (chunk,) = plan_chunks(_MOVIES)
-    events = draw_chunk(_MOVIES, chunk)[1]
+    [chunk] = draw_chunks(_MOVIES)
+    events = chunk.events
     order = np.lexsort((events.event_ts, events.user_ids))
     return RatingEvents(*(column[order] for column in events))
 

@@ -13,7 +13,7 @@ from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
 from etl.build import build_dataset
-from etl.sample_data.clicks import plan_clicks, write_clicks
+from etl.sample_data.logs import plan_clicks, write_clicks
 from tests.etl.built_versions import read_split
 
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from conf.artefacts.dataset import find_version, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError
 from conf.etl.imported import ImportConfig
-from conf.load import override_config
 from etl.import_dataset import import_dataset
 from etl.imported.mapping import find_files
 from etl.tfrecord.files.writer import ShardOptions
@@ -127,24 +126,20 @@ def test_links_that_cannot_be_hard_are_symbolic(files, monkeypatch):
     assert verify_dataset(result.version, result.manifest).problems == ()
 
 
-def list_sources(config: ImportConfig) -> list[str]:
-    root = Path(config.data_dir).resolve()
-    return [str(Path(file.path).relative_to(root)) for file in find_files(config)]
-
-
 def test_hidden_files_and_folders_do_not_count_unless_they_are_named(files):
     for name in ("day=1/train-2", ".spark/train-3", "_temporary/0/train-4", "day=1/_train-5"):
         path = files / f"{name}.tfrecord"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_table(make_table(2), path)
-    plain = ["train-0.tfrecord", "train-1.tfrecord"]
-    everywhere = build(files, splits={"train": ["**/train-*"]})
-    assert list_sources(everywhere) == ["day=1/train-2.tfrecord", *plain]
     (files / "test.tfrecord").unlink()
-    folder = build(files, splits={"train": ["."]})
-    assert list_sources(folder) == ["day=1/train-2.tfrecord", *plain]
-    named = build(files, splits={"train": [".spark/*"]})
-    assert list_sources(named) == [".spark/train-3.tfrecord"]
+    everywhere = ["day=1/train-2", "train-0", "train-1"]
+    for glob, names in (
+        ("**/train-*", everywhere),
+        (".", everywhere),
+        (".spark/*", [".spark/train-3"]),
+    ):
+        found = [Path(file.path) for file in find_files(build(files, splits={"train": [glob]}))]
+        assert found == [files.resolve() / f"{name}.tfrecord" for name in names]
 
 
 def test_what_a_build_has_made_is_left_alone(files):
@@ -171,6 +166,7 @@ def test_what_a_build_has_made_is_left_alone(files):
         {"features": [*FEATURES[:2], {"name": "history", "role": "user", "dtype": "int64"}]},
         {"features": [*FEATURES[:2], {"name": "profile", "role": "user", "pad_value": 9}]},
         {"packed": {"feature": ["user"]}, "features": FEATURES[:1]},
+        {"features": [*FEATURES[:2], {**FEATURES[4], "ids": True}]},
     ],
 )
 def test_files_that_do_not_fit_are_refused_and_nothing_is_published(files, change):
@@ -186,26 +182,19 @@ def test_all_features_whose_ids_need_an_offset_are_named_at_once(files):
     with pytest.raises(InputDataError) as refused:
         import_dataset(build(files, features=features))
     told = str(refused.value.received)
-    assert "user: 0 (18 times) and 1 (18 times), in 120 records; item: 0" in told
+    assert told.startswith("user: 0 (18 times); user: 1 (18 times); item: 0")
     assert "history: " in told
 
 
 def test_unfinished_empty_and_unlike_files_are_refused(files):
-    config = build(files)
     last = files / "test.tfrecord"
-    last.write_bytes(last.read_bytes()[:-7])
-    with pytest.raises(InputDataError, match=r"test\.tfrecord.*truncated|truncated"):
-        import_dataset(config)
-    last.write_bytes(b"")
-    with pytest.raises(InputDataError):
-        import_dataset(config)
-    write_table(make_table(), last, options=ShardOptions(compression="GZIP"))
-    with pytest.raises(InputDataError):
-        import_dataset(config)
-    write_table(make_table(age=[-1] * ROWS), last)
-    ids = override_config(config, {"features.5.ids": True}, "")
-    with pytest.raises(InputDataError):
-        import_dataset(ids)
+    whole = last.read_bytes()
+    gzipped = files / "gzipped"
+    write_table(make_table(), gzipped, options=ShardOptions(compression="GZIP"))
+    for content in (whole[:-7], b"", gzipped.read_bytes()):
+        last.write_bytes(content)
+        with pytest.raises(InputDataError):
+            import_dataset(build(files))
 
 
 ITEM: dict[str, Any] = {"name": "item", "role": "item"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +119,18 @@ def test_the_encoders_make_of_the_files_ids_what_the_records_hold(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "feature", "received"),
     [
-        ({"item": [0, 5, 6, 0]}, ITEM, r"0 \(2 times\), in 4 records"),
-        ({"item": [1, 5, 6, 7]}, ITEM, r"1 \(1 times\), in 4 records"),
-        ({"item": [0, 1, 1, 2]}, ITEM, r"0 \(1 times\) and 1 \(2 times\)"),
+        ({"item": [0, 5, 6, 0]}, ITEM, r"item: 0 \(2 times\)$"),
+        ({"item": [1, 5, 6, 7]}, ITEM, r"item: 1 \(1 times\)$"),
+        ({"item": [0, 1, 1, 2]}, ITEM, r"item: 0 \(1 times\); item: 1 \(2 times\)"),
         ({"item": [0, 5, 6, 7]}, {**ITEM, "vocabulary_size": 50}, r"0 \(1 times\)"),
         ({"history": [[5, 0], [1, 0]]}, HISTORY, r"1 \(1 times\)"),
         ({"item": [1, 2**62]}, {**ITEM, "ids": "keys"}, r"1 \(1 times\)"),
     ],
 )
 def test_ids_that_would_be_read_as_none_are_refused(tmp_path, columns, feature, received):
-    with pytest.raises(InputDataError, match=received) as caught:
+    with pytest.raises(InputDataError) as caught:
         publish(tmp_path, columns, [feature])
-    assert "offset" in str(caught.value.fix)
+    assert re.search(received, str(caught.value.received))
 
 
 def test_padded_lists_and_what_the_config_says_pass(tmp_path):
@@ -144,10 +145,8 @@ def test_padded_lists_and_what_the_config_says_pass(tmp_path):
 
 def test_a_hash_is_no_id_and_is_a_key(tmp_path):
     hashes = [2**62 + 5, 7, 2**63 - 1, -(2**63)]
-    with pytest.raises(InputDataError) as caught:
+    with pytest.raises(InputDataError, match="ids: keys"):
         publish(tmp_path, {"item": hashes[:3]}, [ITEM])
-    assert "ids: keys" in str(caught.value.fix)
-    assert "model.embeddings.item.kind=dynamic" in str(caught.value.fix)
     result = publish(
         tmp_path,
         {"item": hashes, "history": [[h, 0] for h in hashes]},
@@ -163,28 +162,26 @@ def test_a_hash_is_no_id_and_is_a_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "declared", "received", "allowed"),
+    ("items", "declared", "received"),
     [
-        ([7, 1000], {}, 1000, "0 to 999"),
-        ([7, 999], {"offset": 1}, 999, "1 to 998; 0 stands for none"),
-        ([7, 998], {"offset": 2}, 998, "0 to 997; -1 stands for none"),
+        ([7, 1000], {}, 1000),
+        ([7, 999], {"offset": 1}, 999),
+        ([7, 998], {"offset": 2}, 998),
         # There is a file with a row for each.
-        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, 4999, "0 to 997; -1 stands for none"),
+        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, 4999),
         # A sum beyond 64 bits is too many ids, not a negative one.
-        ([3, 2**63 - 1], {"offset": 2}, 2**63 - 3, "0 to 997; -1 stands for none"),
-        ([3, -2], {"offset": 2}, -2, "0 to 3; -1 stands for none"),
-        ([3, -1], {"offset": 1}, -1, "1 to 3; 0 stands for none"),
-        ([0, 5], {"offset": 2, "vocabulary_size": 5}, 5, "0 to 4; -1 stands for none"),
-        ([3, -1], {"offset": 0}, -1, "0 to 3"),
+        ([3, 2**63 - 1], {"offset": 2}, 2**63 - 3),
+        ([3, -2], {"offset": 2}, -2),
+        ([3, -1], {"offset": 1}, -1),
+        ([0, 5], {"offset": 2, "vocabulary_size": 5}, 5),
+        ([3, -1], {"offset": 0}, -1),
     ],
 )
-def test_ids_outside_their_table_are_refused(
-    tmp_path, monkeypatch, items, declared, received, allowed
-):
+def test_ids_outside_their_table_are_refused(tmp_path, monkeypatch, items, declared, received):
     monkeypatch.setattr(mapping, "MOST_IDS", 1000)
     with pytest.raises(InputDataError) as caught:
         publish(tmp_path, {"item": items}, [{**ITEM, **declared}])
-    assert (caught.value.received, caught.value.allowed) == (received, allowed)
+    assert caught.value.received == received
 
 
 @pytest.mark.parametrize(
@@ -200,9 +197,8 @@ def test_a_table_has_a_bound_unless_its_size_is_declared(
     tmp_path, monkeypatch, highest, declared, size
 ):
     monkeypatch.setattr(mapping, "MOST_IDS", 1000)
-    items = {"item": [2, highest]}
-    found = publish(tmp_path, items, [{**ITEM, "offset": 0, **declared}]).manifest
-    assert found.schema["item"].vocabulary_size == size
+    result = publish(tmp_path, {"item": [2, highest]}, [{**ITEM, "offset": 0, **declared}])
+    assert result.manifest.schema["item"].vocabulary_size == size
 
 
 def test_packed_scalars_move_too_and_are_features_of_their_own(tmp_path):

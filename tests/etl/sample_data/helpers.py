@@ -6,6 +6,7 @@ import http.server
 import io
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,30 +65,19 @@ def serve(script: Script) -> Iterator[Script]:
 
 
 def read_lines(path: Path) -> list[str]:
-    paths = sorted(path.iterdir()) if path.is_dir() else [path]
-    return "".join(p.read_bytes().decode("latin-1") for p in paths).split("\n")[:-1]
+    return path.read_bytes().decode("latin-1").split("\n")[:-1]
 
 
 def read_ids(path: Path) -> set[int]:
     return {int(line.split("::")[0]) for line in read_lines(path)}
 
 
-def classify(lines: list[str], users: set[int], movies: set[int]) -> tuple[list, dict[str, int]]:
+def classify(folder: Path) -> tuple[list[tuple[int, ...]], Counter[str]]:
     """Returns the valid distinct ratings (user, movie, rating, time) and the count per reason."""
-    counts = dict.fromkeys(
-        (
-            "wrong_field_count",
-            "non_numeric_id",
-            "rating_out_of_range",
-            "empty_line",
-            "unknown_movie",
-            "unknown_user",
-            "duplicate",
-        ),
-        0,
-    )
+    users, movies = (read_ids(folder / f"{name}.dat") for name in ("users", "movies"))
+    counts: Counter[str] = Counter()
     valid: dict[tuple[int, ...], None] = {}
-    for line in lines:
+    for line in read_lines(folder / "ratings.dat"):
         fields = line.split("::")
         if not line:
             counts["empty_line"] += 1

@@ -70,16 +70,27 @@ def fetch(script, out, monkeypatch, *, published=None):
     sha256 = hashlib.sha256(published or script.body).hexdigest()
     monkeypatch.setitem(archive.ARCHIVES, "ml-x", sha256)
     with serve(script):
-        return fetch_archive("ml-x", out, script.base_url, overwrite=True)
+        fetch_archive("ml-x", out, script.base_url, overwrite=True)
 
 
 def test_downloads_again_verifies_and_strips_the_top_folder(tmp_path, monkeypatch):
     script = Script(make_zip(), failures=[503])
-    card = fetch(script, tmp_path / "out", monkeypatch)
+    fetch(script, tmp_path / "out", monkeypatch)
     assert script.asked == ["/sets/ml-x.zip"] * 2
     assert sorted(os.listdir(tmp_path / "out")) == ["DOWNLOAD.json", "README", "users.dat"]
     assert (tmp_path / "out" / "README").read_bytes() == FILES["ml-x/README"]
-    assert json.loads((tmp_path / "out" / "DOWNLOAD.json").read_text()) == card
+    card = json.loads((tmp_path / "out" / "DOWNLOAD.json").read_text())
+    assert card["sha256"] == hashlib.sha256(script.body).hexdigest()
+    assert card["files"] == {"README": {"bytes": 10}, "users.dat": {"bytes": 19}}
+
+
+def test_a_download_stops_above_its_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "_MOST_BYTES", 10_000)
+    script = Script(b"x" * 20_000, stated_length=1 << 40)
+    with pytest.raises(InputDataError, match="10,000 bytes"):
+        fetch(script, tmp_path / "out", monkeypatch)
+    assert len(script.asked) == 1
+    assert listed(tmp_path) == []
 
 
 @pytest.mark.parametrize(

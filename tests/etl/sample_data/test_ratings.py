@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.sample_data.config import SampleConfig
-from etl.sample_data.movielens import SampleChunk, format_movies, format_users
+from etl.sample_data.logs import draw_chunks, format_movies, format_users
 from etl.sample_data.ratings import (
     FIRST_TS,
     GENRES,
     LAST_TS,
+    SampleConfig,
     build_catalogue,
     build_titles,
     draw_activity,
     draw_events,
     draw_users,
+    plan_sample,
 )
 
 
@@ -32,15 +33,13 @@ def test_titles_are_distinct_latin1_with_a_year():
     assert any(byte > 127 for byte in encoded)
 
 
-CONFIG = SampleConfig(ratings=20_000)
-
-
 def test_movies_file_has_every_movie_once_in_order_with_known_genres():
-    lines = format_movies(CONFIG).decode("latin-1").splitlines()
+    config = plan_sample(ratings=20_000)
+    lines = format_movies(config).decode("latin-1").splitlines()
     fields = [line.split("::") for line in lines]
     ids = [int(row[0]) for row in fields]
     assert ids == sorted(set(ids))
-    assert len(ids) == CONFIG.size.movies
+    assert len(ids) == config.movies
     assert max(ids) > len(ids)  # the ids have gaps
     for _, _, genres in fields:
         names = genres.split("|")
@@ -55,7 +54,7 @@ def test_activity_sums_exactly_within_bounds(data, movies, users):
     ratings = data.draw(st.integers(max(100, 3 * users), max(100, users * (movies // 2))))
     if ratings > users * (movies // 2):
         return
-    activity = draw_activity(SampleConfig(ratings=ratings, users=users, movies=movies))
+    activity = draw_activity(plan_sample(ratings, users, movies))
     assert len(activity) == users
     assert activity.sum() == ratings
     assert activity.min() >= 3
@@ -63,11 +62,11 @@ def test_activity_sums_exactly_within_bounds(data, movies, users):
 
 
 def test_user_lines_keep_to_the_domains_of_movielens():
-    config = SampleConfig()
-    chunk = SampleChunk(0, range(10, 1_000), range(0))
-    text = format_users(draw_users(config, chunk.users, chunk=0), config, chunk)
+    config = plan_sample()
+    [chunk] = draw_chunks(config)
+    text = format_users(chunk, config)
     rows = [line.split("::") for line in text.decode().splitlines()]
-    assert [int(row[0]) for row in rows] == list(range(11, 1_001))
+    assert [int(row[0]) for row in rows] == list(range(1, 1_501))
     assert {row[1] for row in rows} == {"F", "M"}
     assert {int(row[2]) for row in rows} == {1, 18, 25, 35, 45, 50, 56}
     assert {int(row[3]) for row in rows} == set(range(21))
@@ -76,8 +75,7 @@ def test_user_lines_keep_to_the_domains_of_movielens():
 
 @pytest.mark.parametrize("attribute", ["gender", "age", "occupation"])
 def test_tastes_depend_on_attributes(attribute):
-    config = SampleConfig(ratings=200_000)
-    users = draw_users(config, range(2_000), chunk=0)
+    users = draw_users(plan_sample(ratings=200_000), range(2_000), chunk=0)
     groups = getattr(users, attribute)
     taste = users.tastes[0]
     shuffled = np.random.default_rng(0).permutation(groups)
@@ -90,33 +88,26 @@ def test_tastes_depend_on_attributes(attribute):
 
 
 def draw(config: SampleConfig):
-    users = draw_users(config, range(config.size.users), 0)
-    activity = draw_activity(config)
-    events = draw_events(build_catalogue(config), users, activity, config.rng(99))
-    return events, activity
-
-
-@pytest.fixture(scope="module")
-def events():
-    return draw(SampleConfig(ratings=30_000))
+    users = draw_users(config, range(config.users), 0)
+    return draw_events(build_catalogue(config), users, draw_activity(config), config.rng(99))
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        SampleConfig(ratings=5_000),
-        SampleConfig(ratings=1_000, users=100, movies=20),  # every user at the cap
-        SampleConfig(ratings=6_000, users=20, movies=601),
+        plan_sample(ratings=5_000),
+        plan_sample(ratings=1_000, users=100, movies=20),  # every user at the cap
+        plan_sample(ratings=6_000, users=20, movies=601),
     ],
 )
 def test_no_user_rates_a_movie_twice(config):
-    drawn, activity = draw(config)
+    drawn = draw(config)
     pairs = set(zip(drawn.user_ids.tolist(), drawn.movie_ids.tolist(), strict=True))
-    assert len(pairs) == len(drawn.user_ids) == activity.sum() == config.ratings
+    assert len(pairs) == len(drawn.user_ids) == config.ratings
 
 
-def test_times_lie_in_the_span_with_ties_and_out_of_order(events):
-    drawn, _ = events
+def test_times_lie_in_the_span_with_ties_and_out_of_order():
+    drawn = draw(plan_sample(ratings=30_000))
     assert drawn.event_ts.min() >= FIRST_TS
     assert drawn.event_ts.max() <= LAST_TS
     same_user = np.diff(drawn.user_ids) == 0

@@ -1,34 +1,21 @@
 """Generated logs: MovieLens-like ratings and click sequences."""
 
-import itertools
 import json
 import re
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from etl.sample_data.clicks import plan_clicks, write_clicks
-from etl.sample_data.config import DirtRates, SampleConfig
-from etl.sample_data.movielens import (
-    DirtShare,
-    SampleChunk,
-    format_ratings,
-    plan_chunks,
-    share_dirt,
-    write_sample,
-)
-from etl.sample_data.ratings import RatingEvents, build_catalogue
-from tests.etl.sample_data.helpers import classify, hit_rate, leave_last_out, read_ids, read_lines
+from etl.sample_data.logs import draw_chunks, plan_clicks, write_clicks, write_sample
+from etl.sample_data.ratings import DirtRates, plan_sample
+from tests.etl.sample_data.helpers import classify, hit_rate, leave_last_out, read_lines
 
 
 def test_size_scales_with_ratings():
-    assert SampleConfig(ratings=100_000).size == (100_000, 1_500, 800)
-    small, large = SampleConfig(ratings=100_000).size, SampleConfig(ratings=100_000_000).size
+    small, large = plan_sample(), plan_sample(ratings=100_000_000)
+    assert (small.ratings, small.users, small.movies) == (100_000, 1_500, 800)
     assert large.ratings / large.users > small.ratings / small.users
     assert large.ratings / large.movies > small.ratings / small.movies
     assert 100_000 < large.users < 1_000_000
@@ -37,63 +24,10 @@ def test_size_scales_with_ratings():
 @pytest.mark.parametrize(("ratings", "users", "movies"), [(1_000, 900, None), (100_000, 10, 50)])
 def test_refuses_ratings_that_users_and_movies_cannot_hold(ratings, users, movies):
     with pytest.raises(ConfigError):
-        SampleConfig(ratings, users, movies)
+        plan_sample(ratings, users, movies)
 
 
-USERS = set(range(1, 11))
-
-
-def dirty_config(*rates: float) -> SampleConfig:
-    return SampleConfig(ratings=200, users=10, movies=50, seed=1, dirt=DirtRates(*rates))
-
-
-def mix_dirt(config: SampleConfig) -> str:
-    """The lines of 200 ratings by ten users, with all of the sample's dirt."""
-    chunk = SampleChunk(0, range(10), range(200))
-    return format_ratings(make_events(), config, chunk).decode("latin-1")
-
-
-def flat_counts(share: DirtShare) -> dict[str, int]:
-    counts = share.count_kinds()
-    return {**counts["malformed"], **counts["unknown"], "duplicate": counts["duplicate"]}
-
-
-def make_events(rows: int = 200) -> RatingEvents:
-    user = np.repeat(np.arange(1, 11), rows // 10)
-    movie = np.tile(np.arange(1, 21), 10)
-    stamps = 956_703_932 + np.random.default_rng(0).integers(10**8, size=rows)
-    return RatingEvents(user, movie, movie % 5 + 1, stamps)
-
-
-@settings(max_examples=30, deadline=None)
-@given(rates=st.tuples(*[st.floats(0, 0.5)] * 3), cuts=st.lists(st.integers(0, 1_000), max_size=5))
-def test_shares_add_up_to_the_exact_totals(rates, cuts):
-    config = SampleConfig(ratings=1_000, dirt=DirtRates(*rates))
-    edges = [0, *sorted(cuts), 1_000]
-    shares = [share_dirt(config, range(*bounds)) for bounds in itertools.pairwise(edges)]
-    total = sum((Counter(flat_counts(share)) for share in shares), Counter())
-    assert total["duplicate"] == round(1_000 * rates[1])
-    assert total["unknown_movie"] + total["unknown_user"] == round(1_000 * rates[2])
-    assert total.total() == sum(round(1_000 * rate) for rate in rates)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.05, 0.5])
-def test_lines_hold_exactly_the_counted_dirt(rate):
-    events, config = make_events(), dirty_config(rate, rate, rate)
-    movies = {*events.movie_ids.tolist(), *build_catalogue(config).movie_ids.tolist()}
-    valid, counts = classify(mix_dirt(config).split("\n")[:-1], USERS, movies)
-    assert counts == flat_counts(share_dirt(config, range(200)))
-    expected = zip(
-        events.user_ids.tolist(),
-        events.movie_ids.tolist(),
-        events.ratings.tolist(),
-        events.event_ts.tolist(),
-        strict=True,
-    )
-    assert sorted(valid) == sorted(expected)
-
-
-SMALL = SampleConfig(ratings=6_000, rows_per_chunk=1_000, dirt=DirtRates(0.01, 0.02, 0.013))
+SMALL = replace(plan_sample(6_000, dirt=DirtRates(0.01, 0.02, 0.013)), rows_per_chunk=1_000)
 
 
 def read_all(out):
@@ -102,10 +36,11 @@ def read_all(out):
 
 def test_the_config_alone_decides_the_bytes_of_every_file(tmp_path):
     for name, seed in (("one", 7), ("same", 7), ("other", 8)):
-        seen: list[int] = []
-        write_sample(replace(SMALL, seed=seed), tmp_path / name, on_ratings=seen.append)
+        config, seen = replace(SMALL, seed=seed), []
+        write_sample(config, tmp_path / name, on_ratings=seen.append)
         write_clicks(plan_clicks(3_000, 200, seed=seed), tmp_path / f"{name}-clicks")
-        assert (len(seen), sum(seen)) == (len(plan_chunks(SMALL)), SMALL.ratings)
+        assert seen == [len(chunk.rows) for chunk in draw_chunks(config)]
+        assert sum(seen) == SMALL.ratings
     for kind, count in (("", 4), ("-clicks", 2)):
         one, same, other = (read_all(tmp_path / f"{n}{kind}") for n in ("one", "same", "other"))
         assert one == same
@@ -113,51 +48,31 @@ def test_the_config_alone_decides_the_bytes_of_every_file(tmp_path):
         assert all(one[name] != other[name] for name in one)
 
 
+@pytest.mark.parametrize("rates", [(0.01, 0.02, 0.013), (0, 0, 0), (0.5, 0.5, 0.5)])
+def test_card_counts_every_line_of_dirt_exactly(tmp_path, rates):
+    card = write_sample(replace(SMALL, dirt=DirtRates(*rates)), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "SAMPLE.json").read_text()) == card
+    valid, counts = classify(tmp_path / "out")
+    ratings = card["ratings"]
+    assert len(valid) == len({row[:2] for row in valid}) == ratings["valid"] == 6_000
+    told = {**ratings["malformed"], **ratings["unknown"], "duplicate": ratings["duplicate"]}
+    assert {kind: counts[kind] for kind in told} == told
+    of_kinds = [sum(ratings["malformed"].values()), ratings["duplicate"]]
+    assert [*of_kinds, sum(ratings["unknown"].values())] == [round(6_000 * rate) for rate in rates]
+    files = ("users.dat", "movies.dat", "ratings.dat")
+    assert card["lines"] == {name: len(read_lines(tmp_path / "out" / name)) for name in files}
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("samples") / "demo"
-    card = write_sample(SampleConfig(), out)
-    rows, counts = classify(
-        read_lines(out / "ratings.dat"), read_ids(out / "users.dat"), read_ids(out / "movies.dat")
-    )
-    return card, rows, counts
-
-
-def test_card_counts_every_line_of_dirt_exactly(tmp_path):
-    card = write_sample(SMALL, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "SAMPLE.json").read_text()) == card
-    lines = read_lines(tmp_path / "out" / "ratings.dat")
-    users, movies = (
-        read_ids(tmp_path / "out" / "users.dat"),
-        read_ids(tmp_path / "out" / "movies.dat"),
-    )
-    valid, counts = classify(lines, users, movies)
-    assert len(valid) == len({row[:2] for row in valid}) == card["ratings"]["valid"] == 6_000
-    assert counts == {
-        **card["ratings"]["malformed"],
-        **card["ratings"]["unknown"],
-        "duplicate": card["ratings"]["duplicate"],
-    }
-    assert sum(counts.values()) == 60 + 120 + 78
-    assert card["lines"] == {
-        "users.dat": len(users),
-        "movies.dat": len(movies),
-        "ratings.dat": len(lines),
-    }
-
-
-def test_default_sample_meets_the_stated_size_and_rates(demo):
-    card, rows, counts = demo
-    assert len(rows) == 100_000
-    assert len({row[0] for row in rows}) == 1_500
-    assert counts["duplicate"] == 200
-    assert counts["unknown_movie"] + counts["unknown_user"] == 200
-    assert sum(counts.values()) == 500
-    assert card["config"]["users"] == 1_500
+    return write_sample(plan_sample(), out), classify(out)[0]
 
 
 def test_taste_can_be_learnt_and_beats_popularity(demo):
-    train, target = leave_last_out(demo[1])
+    card, rows = demo
+    assert (len(rows), card["config"]["users"]) == (100_000, 1_500)
+    train, target = leave_last_out(rows)
     popularity = np.broadcast_to(train.sum(axis=0), train.shape)
     together = train.T @ train
     norm = np.sqrt(np.outer(np.diag(together), np.diag(together))) + 1e-9

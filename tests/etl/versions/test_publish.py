@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -77,7 +76,7 @@ def test_sweep_goes_on_where_a_process_of_the_dead_build_removes_too(tmp_path, m
 
 
 def test_version_ids_sort_by_time():
-    ids = [new_version_id("abcdef0123", datetime(2026, 1, 1, 0, 0, s, tzinfo=UTC)) for s in (1, 2)]
+    ids = [new_version_id("abcdef0123") for _ in range(2)]
     assert ids == sorted(ids)
     assert ids[0].endswith("abcdef01")
 
