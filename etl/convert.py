@@ -41,7 +41,7 @@ from etl.tfrecord.files.data_files import (
 )
 from etl.tfrecord.files.writer import ShardOptions
 from etl.tfrecord.table import TableWriter, infer_table_schema, read_table_batches
-from etl.tfrecord.types.features import TypeOptions, is_list
+from etl.tfrecord.types.features import TypeOptions, innermost, is_list
 from etl.tfrecord.types.refusals import refuse_unknown
 
 Format = Literal["tfrecord", "parquet", "csv"]
@@ -292,33 +292,51 @@ def _open_csv(path: Path, options: ConvertOptions, folders: Sequence[str]) -> Cs
     _require_columns(types, [*names, *folders], path)
     form = CsvForm(
         separator,
-        {name: pa.string() if is_list(kind) else kind for name, kind in types.items()},
+        {name: pa.string() if _is_parsed(kind) else kind for name, kind in types.items()},
         nulls=text.nulls,
         empty_lines=len(names) == 1,
         block_bytes=_CSV_BLOCK_BYTES,
     )
     rows = open_csv(path, names, form)
     schema = pa.schema([(f.name, types.get(f.name, f.type)) for f in rows.schema])
-    split = partial(_split_lists, schema=schema, list_separator=text.list_separator)
-    return CsvRows(schema, map(split, rows.batches))
+    parse = partial(_parse_columns, schema=schema, list_separator=text.list_separator)
+    return CsvRows(schema, map(parse, rows.batches))
 
 
-def _split_lists(batch: pa.RecordBatch, schema: pa.Schema, list_separator: str) -> pa.RecordBatch:
+def _is_parsed(kind: pa.DataType) -> bool:
+    return is_list(kind) or pa.types.is_floating(kind)
+
+
+def _parse_columns(batch: pa.RecordBatch, schema: pa.Schema, list_separator: str) -> pa.RecordBatch:
+    """Makes lists and fractions of text."""
     columns = [
-        _split(column, target, list_separator) if is_list(target.type) else column
+        column if column.type == target.type else _parse(column, target, list_separator)
         for column, target in zip(batch.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _split(texts: pa.Array, target: pa.Field, list_separator: str) -> pa.Array:
-    parts = pc.split_pattern(texts, list_separator)
-    # An empty field is an empty list, not a list of one empty string.
-    empty = pc.equal(pc.binary_length(texts), 0)
+def _parse(texts: pa.Array, target: pa.Field, list_separator: str) -> pa.Array:
+    parts = pc.ascii_trim_whitespace(texts)
+    if is_list(target.type):
+        parts = pc.split_pattern(texts, list_separator)
+        # An empty field is an empty list, not a list of one empty string.
+        empty = pc.equal(pc.binary_length(texts), 0)
+        parts = pc.if_else(empty, pa.scalar([], parts.type), parts)
     try:
-        return pc.if_else(empty, pa.scalar([], parts.type), parts).cast(target.type)
+        found = parts.cast(target.type)
+        if pa.types.is_floating(innermost(target.type)):
+            _refuse_infinite(*(a.flatten() if is_list(a.type) else a for a in (parts, found)))
     except pa.ArrowInvalid as error:
         raise pa.ArrowInvalid(f"column {target.name!r}: {error}") from error
+    return found
+
+
+def _refuse_infinite(texts: pa.Array, numbers: pa.Array) -> None:
+    """Refuses numbers beyond the range of their type, such as 1e39 of float32."""
+    is_far = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(texts, "[0-9]"))
+    if len(far := texts.filter(is_far)):
+        raise pa.ArrowInvalid(f"{far[0]} is beyond {numbers.type}")
 
 
 @contextmanager
@@ -352,9 +370,12 @@ def _text_schema(schema: pa.Schema, list_separator: str) -> pa.Schema:
         try:
             pa.array([], kind).cast(pa.string())
             text = _to_text(pa.array([], column.type), column.name, list_separator)
-            flat.append((column.name, text.type))
         except pa.ArrowNotImplementedError:
+            text = None
+        if text is None or pa.types.is_duration(kind):  # a number without its unit
             bad.append(f"{column.name} ({column.type})")
+        else:
+            flat.append((column.name, text.type))
     if bad:
         allowed = "numbers, booleans, dates, timestamps, text, and lists of these"
         what = f"{len(bad)} column(s) cannot be written as CSV"

@@ -142,7 +142,7 @@ def open_input(session: SparkSession, source: RowSource) -> NumberedInput:
     for name, value in _READING.items():
         session.conf.set(name, value)
     with input_failures():
-        _refuse_bad_quotes(session, source)
+        _refuse_bad_lines(session, source)
         frame = _read(session, source)
         files = _list_files(session, frame)
         if not files:
@@ -168,8 +168,11 @@ def _read(session: SparkSession, source: RowSource) -> DataFrame:
     return reader.load(list(source.paths))
 
 
-def _refuse_bad_quotes(session: SparkSession, source: RowSource) -> None:
-    """Refuses what one machine refuses: a quote that does not end, any that begins a tsv field."""
+def _refuse_bad_lines(session: SparkSession, source: RowSource) -> None:
+    """Refuses what one machine refuses: a quote that does not end, any that begins a tsv field.
+
+    And bytes that are no UTF-8, each of which Spark would read as U+FFFD.
+    """
     if not source.is_delimited or source.options:
         return
     from pyspark.sql import functions as F
@@ -179,12 +182,20 @@ def _refuse_bad_quotes(session: SparkSession, source: RowSource) -> None:
     bad = has_bad_quotes(F.col("value"), SourceConfig.model_validate(form))
     if source.kind == "tsv":
         bad = F.col("value").rlike('(^|\t)"')
-    if (first := lines.where(bad).head()) is not None:
+    is_text = F.is_valid_utf8("value")
+    wrong = lines.where(bad | ~is_text).select("*", is_text.alias("is_text"))
+    if (first := wrong.head()) is not None:
+        what, fix = "is no UTF-8", "write the file again as UTF-8"
+        if first["is_text"]:
+            what = "has a quote that its format does not know"
+            fix = (
+                ".tsv is read without quotes, and a quote of .csv ends in its line: a field with "
+                "line breaks in it is read from Parquet"
+            )
         raise InputDataError(
-            "a line of the input has a quote that its format does not know",
+            f"a line of the input {what}",
             received=f"{unquote(first['file_path'])}: {first['value'][:200]!r}",
-            fix=".tsv is read without quotes, and a quote of .csv ends in its line: a field with "
-            "line breaks in it is read from Parquet",
+            fix=fix,
         )
 
 

@@ -61,6 +61,8 @@ def to_arrow(values: np.ndarray) -> pa.Array:
 
 
 _END = "\ufdd0"  # no character of any text
+# Without the 1 and 0 of Arrow's own: among words they stay what they are.
+_TRUE, _FALSE = ("true", "True", "TRUE"), ("false", "False", "FALSE")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class CsvForm:
                 column_types=self.types,
                 include_columns=self.columns,
                 null_values=["", _END, *self.nulls],
+                true_values=_TRUE,
+                false_values=_FALSE,
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=self.quoted_nulls,
             ),

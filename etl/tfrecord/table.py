@@ -191,13 +191,14 @@ def read_frame(
     """Reads whole files as a frame; arguments and errors as for `read_table`.
 
     Returns:
-        One column per feature. An int64 column with nulls becomes pandas' nullable `Int64`, so
-        that no id passes through a float.
+        One column per feature. A column of integers with nulls becomes pandas' nullable one, such
+        as `Int64`, so that no id passes through a float.
     """
     table = read_table(paths, schema=schema, record_type=record_type, type_options=type_options)
     import pandas as pd
 
-    nullable = {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype()}
+    names = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+    nullable = {pa.type_for_alias(name.lower()): pd.api.types.pandas_dtype(name) for name in names}
     with_nulls = {column.type for column in table.columns if column.null_count}
     chosen = {kind: dtype for kind, dtype in nullable.items() if kind in with_nulls}
-    return table.to_pandas(types_mapper=chosen.get)
+    return table.to_pandas(types_mapper=chosen.get, integer_object_nulls=True)

@@ -120,6 +120,7 @@ def test_types_are_inferred_and_lists_given(tmp_path):
         # An empty line is the null of an only column.
         ("flag\ntrue\n\nfalse\n", (), [True, None, False]),
         ("flag,x\ntrue,1\n\nfalse,2\n", (), [True, False]),
+        ("flag,x\n1,1\nTrue,1\n", (), ["1", "True"]),
     ],
 )
 def test_words_are_no_nulls_unless_they_are_named(tmp_path, text, nulls, first):
@@ -135,6 +136,8 @@ def test_words_are_no_nulls_unless_they_are_named(tmp_path, text, nulls, first):
         (b'id,name\n1,x\n2,"abc\n', {}, "within quotes"),
         (b"id\n1\nx\n", {"id": pa.int64()}, r"(?s)'x'.*--types"),
         (b"id\n1\nx\n", {"id": pa.list_(pa.int64())}, "'x'"),
+        (b"n\n0.5\n 1e39\n", {"n": pa.float32()}, "'n': 1e39 is beyond float"),
+        (b"n\n0.5|1e400\n", {"n": pa.list_(pa.float64())}, "'n': 1e400 is beyond double"),
         (b"n\xe9,b\n1,2\n", {}, "UTF-8"),
         (b"a,b,a\n1,2,3\n", {}, "'a'"),
         (gzip.compress(b"a,b\n" * 9, mtime=0)[:-9], {}, r"a\.csv\.gz does not read as CSV"),
@@ -181,8 +184,9 @@ def test_what_text_cannot_express_is_refused(tmp_path, values, what):
 
 def test_columns_without_a_text_form_are_all_named(tmp_path):
     types = {"s": pa.struct({"x": pa.int64()}), "m": pa.map_(pa.string(), pa.int64())}
+    types["t"] = pa.duration("s")
     schema = pa.schema({**types, "n": pa.list_(pa.list_(pa.int64())), "ok": pa.int64()})
-    with pytest.raises(ConfigError, match=r"(?s)3 column.*s \(struct.*m \(map.*n \(list"):
+    with pytest.raises(ConfigError, match=r"(?s)4 column.*s \(struct.*m \(map.*t \(dur.*n \(list"):
         write(schema.empty_table(), tmp_path)
     assert not (tmp_path / "write.csv").exists()
 

@@ -225,6 +225,11 @@ def test_text_is_read_as_one_machine_reads_it(spark, tmp_path) -> None:
         open_file(spark, rows)
     with pytest.raises(InputDataError, match="cannot be read"):
         read_own(rows)
+    rows.write_bytes(b"a\tb\ncaf\xe9\tx\n")
+    with pytest.raises(InputDataError, match="no UTF-8"):
+        open_file(spark, rows)
+    with pytest.raises(InputDataError, match="cannot be read"):
+        read_own(rows)
 
 
 @pytest.mark.parametrize(

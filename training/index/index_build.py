@@ -37,6 +37,7 @@ from training.index.item_columns import (
     COLUMN_PREFIX,
     ItemTable,
     align_columns,
+    are_empty,
     read_items,
     read_table,
     read_vectors,
@@ -99,7 +100,7 @@ def _build(directory: Path, version: Path, options: IndexOptions) -> None:
     items = read_items(version / ITEM_VECTORS)
     if (path := options.items_file) is not None:
         columns = align_columns(read_table(path), items.keys)
-        if columns.num_columns and all(one.null_count == len(one) for one in columns.columns):
+        if are_empty(columns):
             problem = "the file of items names none of the model's items in its first column"
             raise InputDataError(problem, received=str(path))
         items = items._replace(columns=columns)

@@ -245,3 +245,8 @@ def align_columns(table: pa.Table, keys: pa.Array) -> pa.Table:
     of_file = of_file.cast(pa.string())
     rows = pc.index_in(keys.cast(pa.string()), value_set=of_file, skip_nulls=True)
     return table.select(list(range(1, table.num_columns))).take(rows)
+
+
+def are_empty(columns: pa.Table) -> bool:
+    """Whether there are columns, and no item has a value: its file has the key elsewhere."""
+    return bool(columns.num_columns) and all(c.null_count == len(c) for c in columns.columns)

@@ -34,6 +34,7 @@ from training.index.item_columns import (
     ItemFiles,
     Token,
     align_columns,
+    are_empty,
     find_items_file,
     read_items,
 )
@@ -126,6 +127,11 @@ def read_known(
     columns, keys = items.columns, items.keys.to_pylist()
     if files.columns is not None:
         columns = align_columns(files.columns, items.keys)
+        if are_empty(columns):
+            _log.warning(
+                "the file of items names none of the items of %s, version %s, in its first column",
+                card["name"], version.name,
+            )  # fmt: skip
     found = ItemColumns(columns) if columns.num_columns else None
     users, allowed = users or _read_users(version, card), np.ones(len(keys), bool)
     known = KnownEntities(keys, items.ids, allowed, found, index, number, users)

@@ -212,11 +212,12 @@ class FeatureCollector:
             name, is_nested = _as_text(key), tag == FEATURE_LISTS_TAG
             if (names is not None and name not in names) or not (kind := _read_kind(name, kinds)):
                 continue
+            if name.encode() != key:
+                raise _refuse("the name of a feature is no UTF-8", repr(key), "UTF-8")
             if name in features:
                 raise _refuse(
                     f"feature {name!r} occurs twice",
-                    "the same name in the context and among the feature lists, or two names that "
-                    "are no UTF-8",
+                    "the same name in the context and among the feature lists",
                     "distinct names",
                 )
             is_list = not is_nested and longest > 1

@@ -95,6 +95,11 @@ def test_frames_come_back_and_ids_with_nulls_do_not_pass_through_a_float(tmp_pat
     assert [list(h) for h in found["history"]] == [[3, 1], []]
     assert (found["id"].dtype, found["id"][0]) == ("Int64", 2**60 + 1)
     assert found["id"].isna().tolist() == [False, True]
+    unsigned = read_frame(path, schema=pa.schema([("id", pa.uint64())]))["id"]
+    assert (unsigned.dtype, unsigned[0]) == ("UInt64", 2**60 + 1)
+    write_table(pa.table({"s": [{"x": 2**60 + 1}, {"x": None}]}), path)
+    parts = read_frame(path, schema=pa.schema([("s", pa.struct([("x", pa.int64())]))]))["s"]
+    assert parts[0] == {"x": 2**60 + 1}
 
 
 BATCH = pa.record_batch({"user": [7, 8], "tags": [["a"], []], "text": ["x" * 99, None]})

@@ -11,7 +11,13 @@ import pytest
 from conf.artefacts.export import IndexKind
 from conf.errors import InputDataError
 from training.index import vector_index
-from training.index.item_columns import ItemColumns, WrongFilterError, align_columns, read_table
+from training.index.item_columns import (
+    ItemColumns,
+    WrongFilterError,
+    align_columns,
+    are_empty,
+    read_table,
+)
 from training.index.vector_index import fit_index, tune
 
 ITEMS, DIM = 3000, 8
@@ -143,3 +149,12 @@ def test_an_item_has_one_row_in_a_file(tmp_path) -> None:
     path.write_text("id,genre,genre\n7,Drama,War\n")
     with pytest.raises(InputDataError, match="two columns of one name"):
         align_columns(read_table(path), pa.array([7]))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_empty"), [("title,id\nA,7\n", True), ("id,title\n7,A\n", False)]
+)
+def test_a_file_with_the_key_in_another_column_is_told(tmp_path, text, is_empty) -> None:
+    (tmp_path / "items.csv").write_text(text)
+    columns = align_columns(read_table(tmp_path / "items.csv"), pa.array([7, 8]))
+    assert are_empty(columns) == is_empty

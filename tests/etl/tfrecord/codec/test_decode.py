@@ -528,3 +528,11 @@ def test_a_name_in_both_parts_is_refused_by_inference() -> None:
     collector.update(block_of([context + lists]))
     with pytest.raises(InputDataError, match="'x' occurs twice"):
         collector.features()
+
+
+def test_a_name_that_is_no_utf8_is_refused_by_inference() -> None:
+    collector = FeatureCollector()
+    collector.update(block_of([field(1, field(1, field(1, b"\xff") + field(2, field(3, b""))))]))
+    with pytest.raises(InputDataError, match="no UTF-8"):
+        collector.features()
+    assert collector.features(["x"]) == []
