@@ -154,13 +154,12 @@ def share_matched(
     matches: Outcomes, conversions: Outcomes
 ) -> dict[tuple[str, str, str | None], Share]:
     """Returns the shares of events that joins matched, and of conversions that count."""
-    joined = {name: Share(n["matched"], sum(n.values())) for name, n in matches.items()}
-    converted = {
-        name: Share(2 * n["rows"] - sum(n.values()), n["rows"]) for name, n in conversions.items()
-    }
-    return {("joined", name, None): share for name, share in joined.items()} | {
-        ("converted", name, None): share for name, share in converted.items()
-    }
+    shares: dict[tuple[str, str, str | None], Share] = {}
+    for name, n in matches.items():
+        shares["joined", name, None] = Share(n["matched"], sum(n.values()))
+    for name, n in conversions.items():
+        shares["converted", name, None] = Share(2 * n["rows"] - sum(n.values()), n["rows"])
+    return shares
 
 
 _ID_IS_NULL = ("hash", "bucketize", "date_part", "cross")

@@ -262,8 +262,8 @@ def _check_bounds(config: BuildConfig, columns: Values) -> None:
 
     All events would lie on one side of such a bound.
     """
-    split, log = config.split, (config.events.source, config.events.time)
-    given = [
+    split, log = config.split, (config.events.source, config.events.time or "")
+    given: list[tuple[str, Any, tuple[str, str]]] = [
         ("split.validation", split.validation_from_ts, log),
         ("split.test", split.test_from_ts, log),
     ]

@@ -55,8 +55,8 @@ def draw_chunks(config: SampleConfig) -> Iterator[SampleChunk]:
     activity = draw_activity(config)
     rows_after = np.cumsum(activity)
     is_last = np.diff((rows_after - 1) // config.rows_per_chunk, append=-1) != 0
-    ends = zip(np.flatnonzero(is_last) + 1, rows_after[is_last], strict=True)
-    for number, ((user, row), (last, end)) in enumerate(pairwise([(0, 0), *ends])):
+    ends = np.column_stack((np.flatnonzero(is_last) + 1, rows_after[is_last])).tolist()
+    for number, ((user, row), (last, end)) in enumerate(pairwise([[0, 0], *ends])):
         users = draw_users(config, range(user, last), number)
         rng = config.rng(_EVENT_STREAM, number)
         events = draw_events(build_catalogue(config), users, activity[user:last], rng)
