@@ -119,7 +119,10 @@ def _cast_to_float32(values: pa.Array) -> pa.Array:
     result = pc.cast(values, pa.float32(), safe=not pt.is_integer(values.type))
     infinite = pc.is_inf(result)
     if pc.any(infinite, min_count=0).as_py():
-        meant = pc.is_inf(pc.cast(values, pa.float64()))
+        if pt.is_floating(values.type) or pt.is_decimal(values.type):
+            meant = pc.is_inf(pc.cast(values, pa.float64()))
+        else:
+            meant = pc.match_substring(pc.cast(values, pa.string()), "inf", ignore_case=True)
         overflowed = values.filter(pc.and_not(infinite, meant))
         if len(overflowed):
             raise pa.ArrowInvalid(f"{overflowed[0].as_py()!r} is beyond the range of float32")
