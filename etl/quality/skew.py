@@ -82,7 +82,13 @@ def compare_features(
 
 def _cast(logged: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
-        return logged.select(schema.names).cast(schema, safe=False)
+        # A whole number beyond 2**24 is rounded to float32, as in records; a fraction is no id.
+        return pa.table(
+            {
+                own.name: logged[own.name].cast(own.type, "float" not in str(own.type))
+                for own in schema
+            }
+        )
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputDataError(
             "a value of the log is not of the type of its feature",

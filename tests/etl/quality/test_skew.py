@@ -79,8 +79,9 @@ def test_types_of_a_log_are_taken_as_the_records_types_and_unknown_ids_are_no_ke
     config = SkewConfig(("id",), ("n",), id_keys={"id": 3})  # 1: unknown, 2: a bucket
     report = compare_features(logged, [recomputed], config)
     assert (report["compared"], report["features"][0]["mismatched"]) == (2, 1)
-    with pytest.raises(InputDataError, match="not of the type"):
-        compare_features(pa.table({"id": [1], "n": ["x"]}), [recomputed], config)
+    for value in ("x", 7.5):
+        with pytest.raises(InputDataError, match="not of the type"):
+            compare_features(pa.table({"id": [1], "n": [value]}), [recomputed], config)
 
 
 def test_nothing_to_compare_is_refused():
