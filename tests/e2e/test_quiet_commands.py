@@ -79,7 +79,7 @@ COMMANDS = (
     "build demo --data logs --rows-to rows.parquet",
     "versions list built/demo",
     "inspect built/demo",
-    "convert rows.parquet rows.tfrecord --option nulls=default",
+    "convert rows.parquet rows.tfrecord",
     "train towers.yaml",
     "train ranker.yaml",
     "train towers.yaml --dry-run",
