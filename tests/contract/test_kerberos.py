@@ -77,14 +77,14 @@ def test_who_has_no_ticket_is_told_so(cluster: HdfsCluster, reached: pytest.Monk
     with pytest.raises(ConfigError, match="No Kerberos credentials available") as error:
         Storage("hdfs", f"{cluster.authority}/x").read("x")
     assert "GSSAPIError" not in str(error.value)
-    assert "Kerberos ticket" in str(error.value)
+    assert "kinit" in str(error.value)
 
 
 def test_who_does_not_know_of_kerberos_is_refused(
     cluster: HdfsCluster, reached: pytest.MonkeyPatch
 ) -> None:
     reached.delenv("HADOOP_CONF_DIR")
-    with pytest.raises(ConfigError, match="HADOOP_CONF_DIR"):
+    with pytest.raises(ConfigError, match=r"set in core-site\.xml"):
         Storage("hdfs", f"{cluster.authority}/x").read("x")
 
 
