@@ -26,8 +26,8 @@ from conf.storage.store_clients import (
 
 _FIX = "check name, region and endpoint, and the credentials in the environment; renew expired ones"
 _FIX_HDFS = (
-    "name the NameNode's host and port, or a name service of HADOOP_CONF_DIR; the user is "
-    "HADOOP_USER_NAME, else that of the process or of a Kerberos ticket (KRB5_CLIENT_KTNAME)"
+    "name the NameNode's host and port, or a name service; Kerberos is set in core-site.xml of "
+    "HADOOP_CONF_DIR, with a ticket by kinit or KRB5_CLIENT_KTNAME; else set HADOOP_USER_NAME"
 )
 
 # Requests under way at a time when many objects are moved or deleted.

@@ -18,8 +18,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 def test_two_workers_train_what_one_process_does_and_the_chief_alone_writes(
     tiny_version: Path, tmp_path: Path
 ) -> None:
-    alone = run_alone(tiny_version, tmp_path / "one")
-    ended = run(tiny_version, tmp_path / "two")
+    # With a smaller epsilon Adam enlarges how sums round where a gradient is nearly 0.
+    changes = {"optimizer": {"epsilon": 1e-4}}
+    alone = run_alone(tiny_version, tmp_path / "one", changes)
+    ended = run(tiny_version, tmp_path / "two", changes=changes)
     assert [worker.code for worker in ended] == [0, 0], ended
     assert len(losses(tmp_path / "two")) == 24
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-5)
