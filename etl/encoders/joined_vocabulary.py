@@ -26,7 +26,7 @@ from etl.tfrecord.spark.schema import quote_name
 from etl.tfrecord.spark.write_job import use_own_python
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _TOKEN, _KNOWN, _ID = "__token", "__known_token", "__token_id"
 _LIST, _KEY, _PLACE = "__list", "__list_key", "__place"
@@ -47,10 +47,10 @@ class JoinedColumn:
         return found_column(self.spec.name, self.column)
 
     @property
-    def tokens_type(self) -> str:
-        """Spark's type of the raw column, as tokens."""
+    def tokens(self) -> Column:
+        """The raw column, as tokens."""
         kind = SPARK_TYPES[self.spec.token_dtype]
-        return f"array<{kind}>" if self.is_list else kind
+        return F.col(quote_name(self.column)).cast(f"array<{kind}>" if self.is_list else kind)
 
     def look_up(self, rows: DataFrame) -> DataFrame:
         """Replaces the tokens of rows by what is found of them."""
@@ -79,32 +79,47 @@ def plan_joins(directory: Path, plan: EncoderPlan, most_bytes: int) -> tuple[Joi
 
 
 def join_vocabularies(records: DataFrame, joined: Sequence[JoinedColumn]) -> DataFrame:
-    """Adds what was found of the tokens of each joined column; no row is added or left out."""
+    """Adds what was found of the tokens of each joined column; no row is added or left out.
+
+    Lists are taken from the records as they came: each join is in the plan once.
+    """
+    rows = records
     for column in joined:
-        join = _join_lists if column.is_list else _join_values
-        records = join(records, column)
-    return records
+        if column.is_list:
+            rows = _join_lists(rows, _find_lists(records, column), column)
+        else:
+            rows = _join_values(rows, column)
+    return rows
 
 
 def _join_values(records: DataFrame, column: JoinedColumn) -> DataFrame:
-    token = F.col(quote_name(column.column)).cast(column.tokens_type)
-    return column.look_up(records.withColumn(_TOKEN, token))
+    return column.look_up(records.withColumn(_TOKEN, column.tokens))
 
 
-def _join_lists(records: DataFrame, column: JoinedColumn) -> DataFrame:
-    tokens, name = F.col(quote_name(column.column)).cast(column.tokens_type), column.name
-    # JSON leaves nulls out unless they are kept: a null must not look like another value.
-    key = F.unhex(F.sha2(F.to_json(tokens, {"ignoreNullFields": "false"}), 256))
-    lists = records.select(key.alias(_KEY), tokens.alias(_LIST)).dropDuplicates([_KEY])
+def _find_lists(records: DataFrame, column: JoinedColumn) -> DataFrame:
+    """What was found of the tokens of each list, by the list's key."""
+    tokens = column.tokens
+    lists = records.select(_list_key(tokens).alias(_KEY), tokens.alias(_LIST)).dropDuplicates(
+        [_KEY]
+    )
     values = column.look_up(lists.select(_KEY, F.posexplode(_LIST).alias(_PLACE, _TOKEN)))
     pairs = values.groupBy(_KEY).agg(
-        F.collect_list(F.struct(_PLACE, quote_name(name))).alias(_LIST)
+        F.collect_list(F.struct(_PLACE, quote_name(column.name))).alias(_LIST)
     )
-    found = pairs.select(_KEY, F.sort_array(_LIST)[name].alias(name))
-    joined = records.withColumn(_KEY, key).join(found, _KEY, "left").drop(_KEY)
+    return pairs.select(_KEY, F.sort_array(_LIST)[column.name].alias(column.name))
+
+
+def _join_lists(rows: DataFrame, found: DataFrame, column: JoinedColumn) -> DataFrame:
+    tokens, name = column.tokens, column.name
+    joined = rows.withColumn(_KEY, _list_key(tokens)).join(found, _KEY, "left").drop(_KEY)
     # A list without values has no place.
     empty = F.when(tokens.isNotNull(), F.array().cast(joined.schema[name].dataType))
     return joined.withColumn(name, F.coalesce(F.col(quote_name(name)), empty))
+
+
+def _list_key(tokens: Column) -> Column:
+    # JSON leaves nulls out unless they are kept: a null must not look like another value.
+    return F.unhex(F.sha2(F.to_json(tokens, {"ignoreNullFields": "false"}), 256))
 
 
 def read_tokens(spark: SparkSession, directory: Path, spec: VocabularySpec) -> DataFrame:

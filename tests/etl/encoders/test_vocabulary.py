@@ -230,7 +230,7 @@ def test_tokens_of_a_file_keep_its_order(tmp_path, frame, rows):
         (b"a\nb\na\n", "string", "2 of them distinct"),
         (b"a\n\nb\n", "string", "none of them empty"),
         (b"", "string", "none of them empty"),
-        (b"1\nx\n", "int64", "no int64"),
+        (b"1\nx\n", "int64", "type int64"),
         (b"\xff\n", "string", "cannot read"),
         (None, "string", "cannot read"),
     ],
