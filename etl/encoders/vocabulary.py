@@ -309,7 +309,8 @@ def write_ordered(
         for number, part in enumerate(_regroup(counted))
     )
     checksum = _write_parquet(parts, schema, path)
-    size = first + pq.read_metadata(path).num_rows
+    with open_parquet(path) as file:
+        size = first + file.metadata.num_rows
     return VocabularySpec(path.stem, token_dtype, path.name, size, checksum, oov_buckets)
 
 

@@ -83,7 +83,7 @@ def test_a_build_that_cannot_publish_ends_before_spark_starts(
                 "--set",
                 "output={partition_by: [date], partition_overwrite: dynamic}",
             ],
-            "fitted anew for some",
+            "were fitted before",
         ),
         (["--date", "2026-01-02", "--date-to", "2026-01-01"], "before the first"),
         (["--date", "yesterday"], "yesterday"),
