@@ -182,11 +182,6 @@ def raw_value_columns(config: BuildConfig) -> dict[str, str]:
     return {column: f"{_RAW_COLUMN}{column}" for column in read}
 
 
-def _raw_list_type(column_type: str) -> str:
-    """Type of such a list; records hold no float64, whose text loses nothing."""
-    return f"list<{'string' if column_type == 'float64' else value_type(column_type)}>"
-
-
 SEEN = "seen"
 EVENT_NUMBER = "event_number"
 """Column with the number of an event among its user's, where `seen` does not hold all of them."""
@@ -285,7 +280,9 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         types[CANDIDATES] = f"list<{item_type}>"
     types |= dict.fromkeys(sampling_columns(config), "float32")
     raw = raw_value_columns(config).items()
-    return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
+    # Records hold no float64, whose text loses nothing.
+    values = {c: "string" if kind == "float64" else value_type(kind) for c, kind in types.items()}
+    return types | {name: f"list<{values[column]}>" for column, name in raw if column in types}
 
 
 def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[FeatureConfig]:
@@ -296,7 +293,9 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[F
     items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
     items.sort(key=lambda f: f.encoding.kind != "vocabulary")
     if items:
-        shared = VocabularyConfig(name=_name_of(items[0]))
+        if items[0].encoding.kind != "vocabulary":
+            raise _refuse(items[0], "a vocabulary: it is the item's id", items[0].encoding.kind)
+        shared = VocabularyConfig(name=items[0].vocabulary)
         made += [(SEEN, "id", shared), (CANDIDATES, "id", shared)]
     made += [(name, role, plain) for name, role in sampling_columns(config).items()]
     made.append((EVENT_NUMBER, "id", plain))
@@ -310,15 +309,6 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[F
         for column, name in raw_value_columns(config).items()
         if name in types
     ]
-
-
-def _name_of(feature: FeatureConfig) -> str:
-    if feature.vocabulary is None or feature.encoding.kind != "vocabulary":
-        raise ConfigError(
-            f"feature {feature.name!r} must be encoded by a vocabulary: it is the item's id",
-            received=feature.encoding.kind,
-        )
-    return feature.vocabulary
 
 
 def _rank_as_key(feature: FeatureConfig) -> tuple[int, int]:
