@@ -40,22 +40,16 @@ class ArrayBuffers(NamedTuple):
     wide: bool  # whether the offsets have 64 bits
 
 
-def int64_buffers(values: pa.Array) -> ArrayBuffers:
-    """Returns the buffers of an int64 array, possibly sliced."""
-    validity, data = values.buffers()
-    return ArrayBuffers(_validity(values, validity), 0, buffer_address(data), values.offset, False)
-
-
-def bytes_buffers(values: pa.Array) -> ArrayBuffers:
-    """Returns the buffers of a string or binary array, possibly sliced."""
-    validity, offsets, data = values.buffers()
-    wide = values.type in WIDE_TYPES
-    addresses = buffer_address(offsets), buffer_address(data)
-    return ArrayBuffers(_validity(values, validity), *addresses, values.offset, wide)
-
-
-def _validity(values: pa.Array, buffer: pa.Buffer | None) -> int:
-    return buffer_address(buffer) if values.null_count else 0
+def array_buffers(values: pa.Array) -> ArrayBuffers:
+    """Returns the buffers of integers of 64 bits, strings or binaries, possibly sliced."""
+    validity, *offsets, data = values.buffers()
+    return ArrayBuffers(
+        buffer_address(validity) if values.null_count else 0,
+        buffer_address(offsets[0]) if offsets else 0,
+        buffer_address(data),
+        values.offset,
+        values.type in WIDE_TYPES,
+    )
 
 
 @inlined

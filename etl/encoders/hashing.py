@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from conf.encoders.text import Ngrams
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
+    array_buffers,
     as_text,
-    bytes_buffers,
     has_value,
     load_span,
     to_arrow,
@@ -46,7 +46,7 @@ def fingerprint_values(values: pa.Array) -> np.ndarray:
     """
     values = as_text(values)
     hashes = np.zeros(len(values), np.uint64)
-    _fingerprint_bytes(bytes_buffers(values), hashes)
+    _fingerprint_bytes(array_buffers(values), hashes)
     return hashes
 
 
@@ -224,7 +224,7 @@ def hash_grams(
     bounds = np.zeros(len(texts) + 1, np.int64)
     # A byte of slack: an empty buffer has no address of its own.
     plain = np.empty(size + 1, np.uint8)
-    _simplify(bytes_buffers(texts), operation.lower, plain.ctypes.data, bounds)
+    _simplify(array_buffers(texts), operation.lower, plain.ctypes.data, bounds)
     spans = np.empty((int(np.diff(bounds).max(initial=0)) + 1, 2), np.int64)
     ids = np.empty(size * len(sizes), np.int64)
     limit = len(ids) if max_len is None else max_len
