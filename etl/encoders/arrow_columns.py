@@ -87,11 +87,7 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
 
     Numbers are rounded to the nearest float32, as anywhere in training; nothing else is lost:
     an integer out of range, a fraction, a finite number beyond float32, text that is no number
-    and bytes that are no UTF-8 are refused. Null stays null.
-
-    Raises:
-        pa.ArrowInvalid: A value would be lost, or has no exact meaning there.
-        pa.ArrowNotImplementedError: No value of that type can.
+    and bytes that are no UTF-8 are refused by an error of Arrow. Null stays null.
     """
     source = values.type
     if source == target:
@@ -136,10 +132,7 @@ def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:
 
 
 def flatten_lists(lists: pa.Array, max_len: int | None = None) -> tuple[pa.Array, ListRows]:
-    """Takes lists `[rows]` of any layout apart: their values `[values]`, and where each row's lie.
-
-    `max_len` values of each list are kept, from its start; None keeps all.
-    """
+    """Takes lists `[rows]` of any layout apart, and keeps the first `max_len` values of each."""
     return cut_lists(*split_lists(lists), max_len)
 
 
@@ -168,16 +161,8 @@ def multiply_lists(
 ) -> tuple[ListRows, np.ndarray, list[np.ndarray]]:
     """Combines the values of lists, the last list's varying fastest (as `itertools.product`).
 
-    Args:
-        lists: One or more list columns of the same rows.
-        max_len: Combinations kept of each row, the first ones; None keeps all.
-
-    Returns:
-        Where the combinations of each row lie, one row after the other; the row of each, int64
-        `[combinations]`; and by list the position of its value among all of its values.
-
-    Raises:
-        pa.ArrowInvalid: A batch has more combinations than a list column can hold.
+    Keeps the first `max_len` combinations of each row. Returns where those of each row lie; the row
+    of each, int64 `[combinations]`; and by list the position of its value among all of its values.
     """
     lengths = [part.lengths for part in lists]
     limit = np.int64(MAX_VALUES if max_len is None else max_len)

@@ -144,9 +144,6 @@ class TokenEncoder:
         """Encodes tokens `[values]` to int64 ids; null is always `OOV_ID`.
 
         Integers stand for their decimal text, where tokens are strings.
-
-        Raises:
-            pa.ArrowInvalid: A value cannot be a token.
         """
         ids, first_id = np.empty(len(values), np.int64), FIRST_TOKEN_ID + (self._oov_buckets or 0)
         values = cast_values(values, pa.int64()) if self._is_integer else as_text(values)

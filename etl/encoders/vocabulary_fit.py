@@ -92,10 +92,7 @@ class VocabularyFit:
 def count_tokens(
     df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None = None
 ) -> DataFrame:
-    """Counts the tokens of one vocabulary or more, in one job; `number_tokens` takes the rows.
-
-    Null is no token; the empty string is one.
-    """
+    """Counts tokens in one job; null is none, the empty string is one."""
     found = [df.sparkSession.createDataFrame(_COUNTED.empty_table())]
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
@@ -112,13 +109,8 @@ def count_tokens(
 def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
     """Numbers the tokens of vocabularies, each by falling count, ties by token.
 
-    Integers are ordered by value, strings by their UTF-8 bytes, which is the order of Spark's
-    strings, Arrow's and Python's alike.
-
-    Returns:
-        Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
-        from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
-        token that the train split lacks has the count 0.
+    Strings are ordered by their UTF-8 bytes, as Spark, Arrow and Python do. A known token that the
+    train split lacks has the count 0.
     """
     return [
         _number(found.filter(pc.equal(found[_NUMBER], number)), fit)
