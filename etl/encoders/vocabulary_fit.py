@@ -244,7 +244,7 @@ def _write_sorted(
     tokens = counted.where(F.col(_NUMBER) == number)
     tokens = tokens.select(F.col(fit.plan.token_dtype).alias("token"), "count")
     try:
-        tokens.orderBy(F.desc("count"), F.asc("token")).write.parquet(parts.as_uri())
+        tokens.orderBy(F.desc("count"), F.asc("token")).write.parquet(f"file://{parts}")
         batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("*.parquet"))))
         file = directory / f"{fit.plan.name}.parquet"
         return write_ordered(batches, file, fit.plan.token_dtype, fit.plan.oov_buckets)
