@@ -40,22 +40,16 @@ class ArrayBuffers(NamedTuple):
     wide: bool  # whether the offsets have 64 bits
 
 
-def int64_buffers(values: pa.Array) -> ArrayBuffers:
-    """Returns the buffers of an int64 array, possibly sliced."""
-    validity, data = values.buffers()
-    return ArrayBuffers(_validity(values, validity), 0, buffer_address(data), values.offset, False)
-
-
-def bytes_buffers(values: pa.Array) -> ArrayBuffers:
-    """Returns the buffers of a string or binary array, possibly sliced."""
-    validity, offsets, data = values.buffers()
-    wide = values.type in WIDE_TYPES
-    addresses = buffer_address(offsets), buffer_address(data)
-    return ArrayBuffers(_validity(values, validity), *addresses, values.offset, wide)
-
-
-def _validity(values: pa.Array, buffer: pa.Buffer | None) -> int:
-    return buffer_address(buffer) if values.null_count else 0
+def array_buffers(values: pa.Array) -> ArrayBuffers:
+    """Returns the buffers of integers of 64 bits, strings or binaries, possibly sliced."""
+    validity, *offsets, data = values.buffers()
+    return ArrayBuffers(
+        buffer_address(validity) if values.null_count else 0,
+        buffer_address(offsets[0]) if offsets else 0,
+        buffer_address(data),
+        values.offset,
+        values.type in WIDE_TYPES,
+    )
 
 
 @inlined
@@ -93,11 +87,7 @@ def cast_values(values: pa.Array, target: pa.DataType) -> pa.Array:
 
     Numbers are rounded to the nearest float32, as anywhere in training; nothing else is lost:
     an integer out of range, a fraction, a finite number beyond float32, text that is no number
-    and bytes that are no UTF-8 are refused. Null stays null.
-
-    Raises:
-        pa.ArrowInvalid: A value would be lost, or has no exact meaning there.
-        pa.ArrowNotImplementedError: No value of that type can.
+    and bytes that are no UTF-8 are refused by an error of Arrow. Null stays null.
     """
     source = values.type
     if source == target:
@@ -142,10 +132,7 @@ def build_lists(rows: ListRows, values: pa.Array) -> pa.Array:
 
 
 def flatten_lists(lists: pa.Array, max_len: int | None = None) -> tuple[pa.Array, ListRows]:
-    """Takes lists `[rows]` of any layout apart: their values `[values]`, and where each row's lie.
-
-    `max_len` values of each list are kept, from its start; None keeps all.
-    """
+    """Takes lists `[rows]` of any layout apart, and keeps the first `max_len` values of each."""
     return cut_lists(*split_lists(lists), max_len)
 
 
@@ -174,16 +161,8 @@ def multiply_lists(
 ) -> tuple[ListRows, np.ndarray, list[np.ndarray]]:
     """Combines the values of lists, the last list's varying fastest (as `itertools.product`).
 
-    Args:
-        lists: One or more list columns of the same rows.
-        max_len: Combinations kept of each row, the first ones; None keeps all.
-
-    Returns:
-        Where the combinations of each row lie, one row after the other; the row of each, int64
-        `[combinations]`; and by list the position of its value among all of its values.
-
-    Raises:
-        pa.ArrowInvalid: A batch has more combinations than a list column can hold.
+    Keeps the first `max_len` combinations of each row. Returns where those of each row lie; the row
+    of each, int64 `[combinations]`; and by list the position of its value among all of its values.
     """
     lengths = [part.lengths for part in lists]
     limit = np.int64(MAX_VALUES if max_len is None else max_len)

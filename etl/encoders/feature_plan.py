@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import Any, cast
 
 from conf.encoders import RAW_PREFIX, TokenDType
@@ -106,7 +107,7 @@ class VocabularyPlan:
         return FIRST_TOKEN_ID + (self.oov_buckets or 0)
 
 
-_LIMITS = [own.name for own in fields(VocabularyPlan)[3:]]
+_LIMITS = {own.name: own.default for own in fields(VocabularyPlan)[3:]}
 
 
 def _plan_vocabularies(
@@ -115,11 +116,7 @@ def _plan_vocabularies(
     derived: Collection[str],
     origins: Mapping[str, str],
 ) -> tuple[VocabularyPlan, ...]:
-    """Plans the vocabularies that features name.
-
-    `derived` columns hold tokens of other columns, and are not fitted on themselves; `origins`
-    are the event columns whose values histories carry along.
-    """
+    """Plans the vocabularies that features name; `derived` columns hold tokens of others."""
     sources: dict[str, list[str]] = {}
     dtypes: dict[str, str] = {}
     # What a history carries along comes last: it shares the vocabulary of its column, if any.
@@ -153,19 +150,15 @@ def _plan_vocabularies(
 
 def _find_limits(name: str, features: Sequence[FeatureConfig]) -> dict[str, Any]:
     """The limits that the features of a vocabulary state; those that do not leave it to others."""
-    asked = [feature.encoding for feature in features if feature.vocabulary == name]
-    usual = VocabularyConfig()
     found: dict[str, Any] = {}
-    for limit in _LIMITS:
-        values = {getattr(encoding, limit, None) for encoding in asked}
-        stated = values - {None, getattr(usual, limit)}
-        if len(stated) > 1:
+    asked = [feature.encoding for feature in features if feature.vocabulary == name]
+    for encoding, (limit, usual) in product(asked, _LIMITS.items()):
+        value = getattr(encoding, limit, usual)
+        if value != usual and found.setdefault(limit, value) != value:
             raise ConfigError(
                 f"features that share vocabulary {name!r} ask for different limits",
-                received="; ".join(f"{limit}: {value}" for value in sorted(stated, key=str)),
+                received=f"{limit}: {found[limit]}; {limit}: {value}",
             )
-        if stated:
-            found[limit] = stated.pop()
     return found
 
 
@@ -173,18 +166,9 @@ _RAW_COLUMN = "__raw_"
 
 
 def raw_value_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns by raw column that fitted encoders read the column that holds its values as lists.
-
-    Rows that are not trained on have it, so that a model of other encoders reads its own features
-    of them (`conf.encoders.RAW_PREFIX`).
-    """
+    """Returns by raw column that fitted encoders read the column that holds its values as lists."""
     read = dict.fromkeys(c for feature in config.features for c in feature.fitted_columns)
     return {column: f"{_RAW_COLUMN}{column}" for column in read}
-
-
-def _raw_list_type(column_type: str) -> str:
-    """Type of such a list; records hold no float64, whose text loses nothing."""
-    return f"list<{'string' if column_type == 'float64' else value_type(column_type)}>"
 
 
 SEEN = "seen"
@@ -242,7 +226,6 @@ def plan_features(config: BuildConfig) -> FeaturePlan:
     _check_names(config, features, made)
     for feature in features:
         _check_columns(feature, types)
-        _check_length(feature, types)
         _check_reference(feature, features, types)
     _check_fits(config, features, types)
     origins = column_origins(config)
@@ -285,7 +268,9 @@ def declared_columns(config: BuildConfig) -> dict[str, str]:
         types[CANDIDATES] = f"list<{item_type}>"
     types |= dict.fromkeys(sampling_columns(config), "float32")
     raw = raw_value_columns(config).items()
-    return types | {name: _raw_list_type(types[column]) for column, name in raw if column in types}
+    # Records hold no float64, whose text loses nothing.
+    values = {c: "string" if kind == "float64" else value_type(kind) for c, kind in types.items()}
+    return types | {name: f"list<{values[column]}>" for column, name in raw if column in types}
 
 
 def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[FeatureConfig]:
@@ -296,7 +281,9 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[F
     items = [f for f in config.features if f.column == config.events.item and f.role == "item"]
     items.sort(key=lambda f: f.encoding.kind != "vocabulary")
     if items:
-        shared = VocabularyConfig(name=_name_of(items[0]))
+        if items[0].encoding.kind != "vocabulary":
+            raise _refuse(items[0], "a vocabulary: it is the item's id", items[0].encoding.kind)
+        shared = VocabularyConfig(name=items[0].vocabulary)
         made += [(SEEN, "id", shared), (CANDIDATES, "id", shared)]
     made += [(name, role, plain) for name, role in sampling_columns(config).items()]
     made.append((EVENT_NUMBER, "id", plain))
@@ -310,15 +297,6 @@ def _automatic_features(config: BuildConfig, types: Mapping[str, str]) -> list[F
         for column, name in raw_value_columns(config).items()
         if name in types
     ]
-
-
-def _name_of(feature: FeatureConfig) -> str:
-    if feature.vocabulary is None or feature.encoding.kind != "vocabulary":
-        raise ConfigError(
-            f"feature {feature.name!r} must be encoded by a vocabulary: it is the item's id",
-            received=feature.encoding.kind,
-        )
-    return feature.vocabulary
 
 
 def _rank_as_key(feature: FeatureConfig) -> tuple[int, int]:
@@ -354,8 +332,9 @@ def _keys(config: BuildConfig, features: Sequence[FeatureConfig]) -> DatasetKeys
 
 
 def _check_columns(feature: FeatureConfig, types: Mapping[str, str]) -> None:
-    """Checks that the columns of a feature are declared, with types that its encoding takes."""
-    accepts, takes = feature.encoding.accepts, feature.encoding.takes
+    """Checks that columns are declared and of the type and shape that the encoding takes."""
+    encoding = feature.encoding
+    accepts, takes = encoding.accepts, encoding.takes
     for column in feature.columns:
         if column not in types:
             known = sorted(name for name in types if not name.startswith(_RAW_COLUMN))
@@ -367,11 +346,6 @@ def _check_columns(feature: FeatureConfig, types: Mapping[str, str]) -> None:
         if accepts and takes == ("values" if is_list_type(kind) else "lists"):
             allowed = "one value per row" if takes == "values" else takes
             raise _refuse(feature, allowed, f"{column}: {kind}")
-
-
-def _check_length(feature: FeatureConfig, types: Mapping[str, str]) -> None:
-    """Checks the length that a feature states against the shapes of its columns."""
-    encoding = feature.encoding
     shaped = feature.columns if isinstance(encoding, CrossConfig) else (feature.column,)
     is_list = any(is_list_type(types[column]) for column in shaped)
     if feature.length is not None and (not is_list or encoding.kind == "length"):

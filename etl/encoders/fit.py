@@ -21,6 +21,7 @@ from conf.encoders import (
     VocabularySpec,
 )
 from conf.encoders.bags import Length, MultiHot, SparseIndices
+from conf.encoders.declaration import Operation, OperationOutput
 from conf.encoders.hashing import Cross
 from conf.encoders.numbers import Bucketize, Normalize
 from conf.encoders.target import FOLD_COLUMN, Statistic
@@ -30,7 +31,6 @@ from conf.etl.encodings import (
     CountConfig,
     CrossConfig,
     FeatureConfig,
-    IdentityConfig,
     LengthConfig,
     MultiHotConfig,
     NormalizeConfig,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from conf.dates import DateRange
-    from conf.encoders.declaration import Operation
 
 _MAX_MULTI_HOT = 10_000  # a vector of 40 kB per row
 _MAX_INDICES = 2**53
@@ -121,11 +120,7 @@ def fit_operations(
     directory: Path,
     earlier: EarlierEncoders | None = None,
 ) -> tuple[dict[str, Operation], list[TableSpec]]:
-    """Makes the operation of each feature that needs one, and the tables of statistics.
-
-    The vocabularies lie in the directory. Numbers of earlier encoders may be kept; where there are
-    none, all are fitted.
-    """
+    """Makes the operation of each feature that needs one, and the tables of statistics."""
     operations: dict[str, Operation] = {}
     requests: dict[str, list[NumberRequest]] = {}
     for feature in plan.features:
@@ -170,10 +165,7 @@ def _request_numbers(feature: FeatureConfig, plan: FeaturePlan) -> list[NumberRe
 def fit_operation(
     feature: FeatureConfig, numbers: Sequence[FittedNumbers], fit: OperationFit
 ) -> Operation:
-    """Makes the operation of a feature where the config does not state it.
-
-    The numbers are those of `_request_numbers`, in their order.
-    """
+    """Makes the operation of a feature from the numbers of `_request_numbers`, in their order."""
     config = feature.encoding
     match config:
         case NormalizeConfig():
@@ -300,56 +292,46 @@ def build_plan(
     specs, columns = [], []
     for feature in plan.features:
         operation = operations.get(feature.name)
-        if operation is None:
-            spec = _describe_plain(plan, feature, sizes)
-            inputs: tuple[RawColumn, ...] = ()
-        else:
-            spec = _describe_result(plan, feature, operation)
-            inputs = plan_inputs(plan, feature)
+        spec = _describe(plan, feature, operation, sizes)
+        inputs = () if operation is None else plan_inputs(plan, feature)
         dtype = cast("RawDType", plan.value_type(feature.column))
-        encoding = ColumnEncoding(
-            feature.name, feature.column, dtype, spec.encoding, operation, inputs
-        )
         specs.append(spec)
-        columns.append(encoding)
+        columns.append(
+            ColumnEncoding(feature.name, feature.column, dtype, spec.encoding, operation, inputs)
+        )
     return EncoderPlan(
         FeatureSchema(tuple(specs)), tuple(columns), tuple(vocabularies), tuple(tables)
     )
 
 
-def _describe_plain(
-    plan: FeaturePlan, feature: FeatureConfig, sizes: Mapping[str, int]
+def _describe(
+    plan: FeaturePlan,
+    feature: FeatureConfig,
+    operation: Operation | None,
+    sizes: Mapping[str, int],
 ) -> FeatureSpec:
-    dtype, vocabulary = plan.value_type(feature.column), feature.vocabulary
-    is_vector = feature.length is not None and isinstance(feature.encoding, IdentityConfig)
-    return FeatureSpec(
-        name=feature.name,
-        dtype="int64" if vocabulary else _WIRE_DTYPES[dtype],
-        role=feature.role,
-        shape=_raw_shape(plan, feature),
-        max_len=feature.max_len,
-        encoding=vocabulary or IDENTITY,
-        vocabulary_size=sizes[vocabulary] if vocabulary else None,
-        shared_embedding=vocabulary,
-        pad_value=0 if vocabulary else 0.0 if is_vector and dtype.startswith("float") else None,
-    )
-
-
-def _describe_result(
-    plan: FeaturePlan, feature: FeatureConfig, operation: Operation
-) -> FeatureSpec:
-    output = operation.output
+    table = feature.vocabulary
+    pad: float | str | None
+    if operation is not None:
+        output, encoding = operation.output, f"{operation.kind}:{feature.name}"
+        table = None if output.vocabulary_size is None else feature.name
+        pad = output.pad_value
+    elif table is not None:
+        output, encoding, pad = OperationOutput("int64", sizes[table]), table, 0
+    else:
+        output, encoding = OperationOutput(_WIRE_DTYPES[plan.value_type(feature.column)]), IDENTITY
+        pad = 0.0 if feature.length is not None and output.dtype == "float32" else None
     shape = _raw_shape(plan, feature) if output.shape is None else output.shape
     return FeatureSpec(
         name=feature.name,
         dtype=output.dtype,
         role=feature.role,
         shape=shape,
-        max_len=feature.max_len if shape == (None,) else None,
-        encoding=f"{operation.kind}:{feature.name}",
+        max_len=feature.max_len if operation is None or shape == (None,) else None,
+        encoding=encoding,
         vocabulary_size=output.vocabulary_size,
-        shared_embedding=None if output.vocabulary_size is None else feature.name,
-        pad_value=output.pad_value,
+        shared_embedding=table,
+        pad_value=pad,
     )
 
 

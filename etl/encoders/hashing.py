@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from conf.encoders.text import Ngrams
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
+    array_buffers,
     as_text,
-    bytes_buffers,
     has_value,
     load_span,
     to_arrow,
@@ -40,13 +40,10 @@ _WORD_BITS = np.uint64(64)
 
 
 def fingerprint_values(values: pa.Array) -> np.ndarray:
-    """Hashes the text of each value, uint64 `[rows]`; integers stand for their decimal text.
-
-    Nulls give any number; values of a type that has no exact text are refused.
-    """
+    """Hashes the text of each value, uint64 `[rows]`; integers stand for their decimal text."""
     values = as_text(values)
     hashes = np.zeros(len(values), np.uint64)
-    _fingerprint_bytes(bytes_buffers(values), hashes)
+    _fingerprint_bytes(array_buffers(values), hashes)
     return hashes
 
 
@@ -215,16 +212,13 @@ _SPACE = np.uint8(32)
 def hash_grams(
     texts: pa.Array, operation: Ngrams, max_len: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids of the n-grams of strings, int64, and their offsets, int64 `[rows + 1]`.
-
-    Each row has `max_len` of them at most.
-    """
+    """Returns the ids of the n-grams of strings, int64, and their offsets, int64 `[rows + 1]`."""
     by_word, sizes = operation.unit == "word", np.array(operation.sizes, np.int64)
     size = pc.sum(pc.binary_length(texts)).as_py() or 0
     bounds = np.zeros(len(texts) + 1, np.int64)
     # A byte of slack: an empty buffer has no address of its own.
     plain = np.empty(size + 1, np.uint8)
-    _simplify(bytes_buffers(texts), operation.lower, plain.ctypes.data, bounds)
+    _simplify(array_buffers(texts), operation.lower, plain.ctypes.data, bounds)
     spans = np.empty((int(np.diff(bounds).max(initial=0)) + 1, 2), np.int64)
     ids = np.empty(size * len(sizes), np.int64)
     limit = len(ids) if max_len is None else max_len
@@ -274,15 +268,16 @@ def _find_units(plain, start, end, by_word, spans):
     count = 0
     for i in range(start, end):
         byte = load_u8(plain + i)
+        if by_word and byte == _SPACE:
+            continue
         if by_word:
             begins = i == start or load_u8(plain + i - 1) == _SPACE
         else:
             begins = (byte & np.uint8(0xC0)) != np.uint8(0x80)
-        if begins and not (by_word and byte == _SPACE):
+        if begins:
             spans[count, 0] = i
             count += 1
-        if not (by_word and byte == _SPACE):
-            spans[count - 1, 1] = i + 1
+        spans[count - 1, 1] = i + 1
     return count
 
 

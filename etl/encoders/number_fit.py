@@ -69,9 +69,6 @@ def fit_numbers(
     """Fits columns of numbers; scalar columns share two scans, lists have their own.
 
     The key tells rows apart, and chooses the sample of quantiles.
-
-    Raises:
-        InputDataError: A column has no finite value.
     """
     distinct = list(dict.fromkeys(requests))
     groups = [[request] for request in distinct if request.is_list]
@@ -182,16 +179,8 @@ def fit_target(
     train row's value comes from the row's own fold (Micci-Barreca 2001, smoothed; folds as in
     Prokhorenkova et al. 2018, section 3.2, "holdout").
 
-    Args:
-        df: The samples of the train split with their folds.
-        tokens: Columns `token` and `id` of the fitted vocabulary.
-        spec: Its entry in the plan.
-        token: Column of the tokens.
-        label: Numeric column.
-
-    Returns:
-        float64 `[vocabulary_size, 1 + folds]`; tokens that no sample has, or that are
-        retired, have the prior.
+    Returns float64 `[vocabulary_size, 1 + folds]`; tokens that no sample has, or that are retired,
+    have the prior.
     """
     rows = df.select(
         F.col(quote_name(token)).alias("token"),

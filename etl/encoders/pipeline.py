@@ -49,18 +49,11 @@ class EncoderPipeline:
         return pa.schema([(own.spec.name, own.output_type) for own in self.encoders])
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Encodes a batch.
+        """Encodes a batch to one column per feature, as `output_schema` says.
 
         A vocabulary gives null and unknown tokens the OOV id, inside lists too; a null list stays
         null (the feature is absent), an empty one empty. Lists longer than the feature's
         `max_len` keep their first values: histories are most recent first.
-
-        Returns:
-            One column per feature, as `output_schema` says, same number of rows.
-
-        Raises:
-            InputDataError: A column is missing, of another shape, or holds a value that the
-                feature's type cannot.
         """
         columns = [encoder.encode(batch) for encoder in self.encoders]
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema)
@@ -158,12 +151,7 @@ def read_pipeline(
     Args:
         directory: Where they lie; a plain path or a `file:` URI.
         features: Features to make, in the plan's order; None for all.
-        joined: Vocabularies whose tokens a join has looked up before
-            (`etl.encoders.joined_vocabulary`); their files are not read.
-
-    Raises:
-        InputDataError: A file is missing or damaged, of another format version, or not the one
-            that the plan was written with.
+        joined: Vocabularies whose tokens a join has looked up before; their files are not read.
     """
     root = local_path(directory)
     plan = read_plan_file(root)

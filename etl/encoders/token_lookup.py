@@ -1,9 +1,10 @@
 """Lookup of tokens: their ids, OOV or its buckets where they are unknown.
 
 Tables are immutable and exact: open addressing with linear probing at a load of at most one
-half. A slot is 16 bytes, so that a probe costs one cache line: (token, id) for integers, (64-bit
-hash, id) for strings, whose bytes are compared where the hash agrees. Tokens lie in id order,
-which is falling frequency, so the bytes of the common ones share few cache lines.
+half. A slot is 16 bytes, so that a probe costs one cache line: (tag, position). The tag of an
+integer is the integer, that of a string the 64-bit hash of its bytes, which are compared where it
+agrees. Tokens lie in id order, which is falling frequency, so the bytes of the common ones share
+few cache lines.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -20,11 +21,10 @@ from conf.artefacts.encoder_files import RETIRED_COLUMN
 from conf.encoders import VocabularySpec
 from conf.schema import FIRST_TOKEN_ID, OOV_ID
 from etl.encoders.arrow_columns import (
+    array_buffers,
     as_text,
-    bytes_buffers,
     cast_values,
     has_value,
-    int64_buffers,
     load_span,
     to_arrow,
     valid_mask,
@@ -33,7 +33,6 @@ from etl.encoders.hashing import fingerprint64, hash_to_buckets
 from etl.tfrecord.codec.kernels import inlined, kernel, load_i64, load_u8, load_u64
 
 _EMPTY = 0  # no token has the position 0
-_MIN_TABLE_SLOTS = 16
 _SHIFT = np.uint64(33)
 
 
@@ -46,89 +45,68 @@ def _mix64(key):
 
 
 @inlined
-def _probe_int64(token, slots):
-    """Slot of a token, and whether it is there; else the slot is free."""
-    mask = np.uint64(slots.shape[0] - 1)
-    slot = _mix64(np.uint64(token)) & mask
-    while slots[slot, 1] != _EMPTY:
-        if slots[slot, 0] == token:
-            return slot, True
-        slot = (slot + np.uint64(1)) & mask
-    return slot, False
-
-
-@kernel
-def _fill_int64(tokens, retired, slots):
-    """Fills the table of integers, int64 `[slots, 2]`, zeros before.
-
-    A slot holds a token and its position from 1; a retired token has none: it is unknown.
-    """
-    for i in range(tokens.size):
-        if not retired[i]:
-            slot, _ = _probe_int64(tokens[i], slots)
-            slots[slot, 0] = tokens[i]
-            slots[slot, 1] = 1 + i
-
-
-@kernel
-def _find_int64(buffers, first_id, slots, ids):
-    """Fills `ids`, int64 `[rows]`, from an int64 array's buffers."""
-    for row in range(ids.size):
-        ids[row] = OOV_ID
-        if has_value(buffers, row):
-            slot, found = _probe_int64(load_i64(buffers[2] + 8 * (buffers[3] + row)), slots)
-            if found:
-                ids[row] = first_id + slots[slot, 1] - 1
+def _read_tag(buffers, row):
+    """The value of an integer, the hash of a string: int64."""
+    if buffers[1] == 0:
+        return load_i64(buffers[2] + 8 * (buffers[3] + row))
+    address, length = load_span(buffers, row)
+    return np.int64(fingerprint64(address, length))
 
 
 @inlined
-def _equal_bytes(left, right, length):
+def _same_bytes(left, left_row, right, right_row):
+    """Whether tokens of one tag are the same: integers are."""
+    if left[1] == 0:
+        return True
+    one, length = load_span(left, left_row)
+    other, other_length = load_span(right, right_row)
+    if length != other_length:
+        return False
     i = 0
     while i + 8 <= length:
-        if load_u64(left + i) != load_u64(right + i):
+        if load_u64(one + i) != load_u64(other + i):
             return False
         i += 8
     while i < length:
-        if load_u8(left + i) != load_u8(right + i):
+        if load_u8(one + i) != load_u8(other + i):
             return False
         i += 1
     return True
 
 
 @inlined
-def _probe_bytes(address, length, tokens, slots):
-    """Slot of some bytes, and whether they are there; else the slot is free."""
+def _probe(buffers, row, tag, tokens, slots):
+    """Slot of a value, and whether it is a token; else the slot is free."""
     mask = np.uint64(slots.shape[0] - 1)
-    tag = fingerprint64(address, length)
-    slot = tag & mask
+    slot = _mix64(np.uint64(tag)) & mask
     while slots[slot, 1] != _EMPTY:
-        if slots[slot, 0] == np.int64(tag):
-            token, token_length = load_span(tokens, slots[slot, 1] - 1)
-            if token_length == length and _equal_bytes(address, token, length):
-                return slot, True
+        if slots[slot, 0] == tag and _same_bytes(buffers, row, tokens, slots[slot, 1] - 1):
+            return slot, True
         slot = (slot + np.uint64(1)) & mask
     return slot, False
 
 
 @kernel
-def _fill_bytes(tokens, retired, slots):
-    """Fills the table of strings; a slot holds the hash of a token and its position, as above."""
+def _fill(tokens, retired, slots):
+    """Fills a table, int64 `[slots, 2]`, zeros before.
+
+    A slot holds a token's tag and its position from 1; a retired token has none: it is unknown.
+    """
     for i in range(retired.size):
         if not retired[i]:
-            address, length = load_span(tokens, i)
-            slot, _ = _probe_bytes(address, length, tokens, slots)
-            slots[slot, 0] = np.int64(fingerprint64(address, length))
+            tag = _read_tag(tokens, i)
+            slot, _ = _probe(tokens, i, tag, tokens, slots)
+            slots[slot, 0] = tag
             slots[slot, 1] = 1 + i
 
 
 @kernel
-def _find_bytes(buffers, tokens, first_id, slots, ids):
-    """Fills `ids`, int64 `[rows]`, from the buffers of strings or binaries."""
+def _find(buffers, tokens, first_id, slots, ids):
+    """Fills `ids`, int64 `[rows]`, from the buffers of an array."""
     for row in range(ids.size):
         ids[row] = OOV_ID
         if has_value(buffers, row):
-            address, length = load_span(buffers, row)
-            slot, found = _probe_bytes(address, length, tokens, slots)
+            slot, found = _probe(buffers, row, _read_tag(buffers, row), tokens, slots)
             if found:
                 ids[row] = first_id + slots[slot, 1] - 1
 
@@ -152,12 +130,8 @@ class TokenEncoder:
         owned = tokens if self._is_integer else tokens.cast(pa.large_binary())
         self._tokens = pa.concat_arrays([owned])
         retired = np.zeros(len(tokens), np.bool_) if retired is None else retired
-        slots = max(_MIN_TABLE_SLOTS, 1 << (2 * len(tokens) - 1).bit_length() if len(tokens) else 0)
-        self._slots = np.zeros((slots, 2), np.int64)
-        if self._is_integer:
-            _fill_int64(self._tokens.to_numpy(zero_copy_only=True), retired, self._slots)
-        else:
-            _fill_bytes(bytes_buffers(self._tokens), retired, self._slots)
+        self._slots = np.zeros((1 << (2 * len(tokens) - 1).bit_length(), 2), np.int64)
+        _fill(array_buffers(self._tokens), retired, self._slots)
 
     @classmethod
     def of(cls, spec: VocabularySpec, table: pa.Table) -> TokenEncoder:
@@ -170,17 +144,10 @@ class TokenEncoder:
         """Encodes tokens `[values]` to int64 ids; null is always `OOV_ID`.
 
         Integers stand for their decimal text, where tokens are strings.
-
-        Raises:
-            pa.ArrowInvalid: A value cannot be a token.
         """
         ids, first_id = np.empty(len(values), np.int64), FIRST_TOKEN_ID + (self._oov_buckets or 0)
-        if self._is_integer:
-            values = cast_values(values, pa.int64())
-            _find_int64(int64_buffers(values), first_id, self._slots, ids)
-        else:
-            values, tokens = as_text(values), bytes_buffers(self._tokens)
-            _find_bytes(bytes_buffers(values), tokens, first_id, self._slots, ids)
+        values = cast_values(values, pa.int64()) if self._is_integer else as_text(values)
+        _find(array_buffers(values), array_buffers(self._tokens), first_id, self._slots, ids)
         _hash_unknown(values, ids, self._oov_buckets)
         return to_arrow(ids)
 

@@ -7,9 +7,8 @@ appended, retired and revived, never renumbered. A file is Parquet, a row per to
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,11 @@ SPARK_TYPES: dict[TokenDType, str] = {"int64": "bigint", "string": "string"}
 """How Spark calls the types of tokens."""
 _SAMPLE = 20  # tokens that a report names of each kind
 _GROUP_ROWS = 1 << 20
-_PARQUET: dict[str, Any] = {
-    "compression": "zstd",
-    "use_dictionary": False,
-    "store_schema": False,
-}
+_PARQUET: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "store_schema": False}
 
 
 def vocabulary_schema(token_dtype: TokenDType, incremental: bool = False) -> pa.Schema:
-    """Returns the columns of a vocabulary's table.
-
-    One that later versions append to has `last_seen`, null where that is not known, and
-    `is_retired`.
-    """
+    """Returns the columns of a vocabulary's table; `last_seen` is null where it is not known."""
     fields = [
         pa.field("token", TOKEN_TYPES[token_dtype], nullable=False),
         pa.field("id", pa.int64(), nullable=False),
@@ -109,11 +100,7 @@ class Growth:
 
 
 def known_tokens(previous: pa.Table | None, token_dtype: TokenDType, first_id: int) -> pa.Table:
-    """Returns an earlier version's tokens with all columns of a vocabulary that grows.
-
-    Raises:
-        ConfigError: They are of another type, or their ids start elsewhere.
-    """
+    """Returns an earlier version's tokens with all columns of a vocabulary that grows."""
     schema = vocabulary_schema(token_dtype, incremental=True)
     if previous is None:
         return schema.empty_table()
@@ -136,12 +123,7 @@ def known_tokens(previous: pa.Table | None, token_dtype: TokenDType, first_id: i
 def extend_vocabulary(
     found: pa.Table, growth: Growth, max_size: int | None, first_id: int
 ) -> pa.Table:
-    """Appends new tokens to the known ones, and retires or revives those.
-
-    Returns:
-        The vocabulary's table: the known tokens with their ids, then the new ones by falling
-        count, ties by token.
-    """
+    """Retires or revives the known tokens, and appends the new ones by falling count."""
     schema = growth.known.schema
     found = found.set_column(0, "token", found["token"].cast(schema.field("token").type))
     found = found.combine_chunks()
@@ -198,13 +180,7 @@ def describe_changes(spec: VocabularySpec, known: pa.Table, current: pa.Table) -
 
 
 def read_token_file(path: Path, token_dtype: TokenDType) -> pa.Array:
-    """Reads the tokens of a vocabulary that is not fitted, in the order of the file.
-
-    It is text, a token on each line, or Parquet with a column `token`.
-
-    Raises:
-        InputDataError: It cannot be read, or is no list of distinct tokens.
-    """
+    """Reads tokens in the order of a file: text, one on each line, or Parquet's `token`."""
     try:
         tokens = _parse_tokens(path).cast(TOKEN_TYPES[token_dtype])
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError, KeyError) as error:
@@ -266,31 +242,18 @@ def find_odd_tokens(tables: Iterable[pa.Table], columns: Sequence[str]) -> OddTo
 
 def write_vocabulary(
     table: pa.Table,
-    path: str | os.PathLike[str],
+    path: Path,
     oov_buckets: int | None = None,
     parent: VocabularySpec | None = None,
 ) -> VocabularySpec:
-    """Writes a vocabulary; the same vocabulary gives the same bytes.
-
-    Returns:
-        What the plan says of the file, `file` being its bare name.
-    """
-    path = Path(path)
+    """Writes a vocabulary, and returns its entry; the same vocabulary gives the same bytes."""
     is_integer = pa.types.is_integer(table.schema.field("token").type)
-    token_dtype: TokenDType = "int64" if is_integer else "string"
     incremental = RETIRED_COLUMN in table.schema.names
-    checksum = _write_parquet([table], vocabulary_schema(token_dtype, incremental), path)
-    return VocabularySpec(
-        name=path.stem,
-        token_dtype=token_dtype,
-        file=path.name,
-        size=FIRST_TOKEN_ID + (oov_buckets or 0) + len(table),
-        file_crc32c=checksum,
-        oov_buckets=oov_buckets,
-        incremental=incremental,
-        version=1 if parent is None else parent.version + 1,
-        parent_crc32c=None if parent is None else parent.file_crc32c,
-    )
+    schema = vocabulary_schema("int64" if is_integer else "string", incremental)
+    spec = _write([table], path, schema, oov_buckets)
+    if parent is None:
+        return spec
+    return replace(spec, version=parent.version + 1, parent_crc32c=parent.file_crc32c)
 
 
 def write_ordered(
@@ -308,10 +271,24 @@ def write_ordered(
         _build(part["token"], part["count"], schema, first + number * _GROUP_ROWS)
         for number, part in enumerate(_regroup(counted))
     )
+    return _write(parts, path, schema, oov_buckets)
+
+
+def _write(
+    parts: Iterable[pa.Table], path: Path, schema: pa.Schema, oov_buckets: int | None
+) -> VocabularySpec:
     checksum = _write_parquet(parts, schema, path)
     with open_parquet(path) as file:
-        size = first + file.metadata.num_rows
-    return VocabularySpec(path.stem, token_dtype, path.name, size, checksum, oov_buckets)
+        rows = file.metadata.num_rows
+    return VocabularySpec(
+        name=path.stem,
+        token_dtype="int64" if schema.field("token").type == pa.int64() else "string",
+        file=path.name,
+        size=FIRST_TOKEN_ID + (oov_buckets or 0) + rows,
+        file_crc32c=checksum,
+        oov_buckets=oov_buckets,
+        incremental=RETIRED_COLUMN in schema.names,
+    )
 
 
 def _write_parquet(parts: Iterable[pa.Table], schema: pa.Schema, path: Path) -> str:
@@ -360,32 +337,20 @@ def count_live(directory: Path, spec: VocabularySpec) -> int:
 
 
 def load_vocabulary(directory: ReadablePath, spec: VocabularySpec) -> pa.Table:
-    """Reads a vocabulary that a plan names, and checks it against what the plan says.
-
-    Raises:
-        InputDataError: The file lies elsewhere, cannot be read, or is not the one that the plan
-            was written for.
-    """
+    """Reads a vocabulary that a plan names, and checks it against what the plan says."""
     return EncoderFiles(directory, crc32c).read_vocabulary(spec)
 
 
 def write_statistic_table(values: np.ndarray, path: Path) -> TableSpec:
-    """Writes floats `[vocabulary_size, 1 + folds]`, of all samples, then by fold.
-
-    The file is `<name>.table.parquet`; the same values give the same bytes.
-    """
+    """Writes floats `[vocabulary_size, 1 + folds]`, of all samples, then by fold."""
     names = ["all", *(f"fold_{fold}" for fold in range(values.shape[1] - 1))]
     schema = pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])
     columns = [pa.array(column.astype(np.float32)) for column in values.T]
-    checksum = _write_parquet([pa.Table.from_arrays(columns, schema=schema)], schema, path)
+    checksum = _write_parquet([pa.table(columns, schema=schema)], schema, path)
     return TableSpec(path.name.removesuffix(".table.parquet"), path.name, len(values), checksum)
 
 
 def read_statistic_table(directory: ReadablePath, spec: TableSpec) -> np.ndarray:
-    """Reads the statistics that a plan names, float32 `[vocabulary_size, 1 + folds]`.
-
-    Raises:
-        InputDataError: The file is missing, damaged, or not the one that the plan was written for.
-    """
+    """Reads the statistics that a plan names, float32 `[vocabulary_size, 1 + folds]`."""
     table = EncoderFiles(directory, crc32c).read_table(spec)
     return np.stack([column.to_numpy() for column in table.columns], axis=1)

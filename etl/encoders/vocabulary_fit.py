@@ -21,15 +21,13 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from conf.artefacts.encoder_files import read_plan_file
 from conf.encoders import TokenDType, VocabularySpec
 from conf.local_paths import local_path
-from conf.storage.atomic_output import atomic_file, write_text_atomic
+from conf.storage.atomic_output import write_text_atomic
 from conf.storage.table_files import open_parquet
 from etl.encoders.feature_plan import VocabularyPlan
 from etl.encoders.vocabulary import (
@@ -43,12 +41,10 @@ from etl.encoders.vocabulary import (
     load_vocabulary,
     number_given,
     read_token_file,
-    vocabulary_schema,
     write_ordered,
     write_vocabulary,
 )
 from etl.tfrecord.spark.schema import quote_name
-from etl.tfrecord.spark.write_job import use_own_python
 
 if TYPE_CHECKING:
     from etl.encoders.feature_plan import FeaturePlan
@@ -96,10 +92,7 @@ class VocabularyFit:
 def count_tokens(
     df: DataFrame, fits: Sequence[VocabularyFit], time_ms: str | None = None
 ) -> DataFrame:
-    """Counts the tokens of one vocabulary or more, in one job; `number_tokens` takes the rows.
-
-    Null is no token; the empty string is one.
-    """
+    """Counts tokens in one job; null is none, the empty string is one."""
     found = [df.sparkSession.createDataFrame(_COUNTED.empty_table())]
     together: dict[TokenDType, dict[int, VocabularyFit]] = defaultdict(dict)
     for number, fit in enumerate(fits):
@@ -116,13 +109,8 @@ def count_tokens(
 def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
     """Numbers the tokens of vocabularies, each by falling count, ties by token.
 
-    Integers are ordered by value, strings by their UTF-8 bytes, which is the order of Spark's
-    strings, Arrow's and Python's alike.
-
-    Returns:
-        Per vocabulary, columns `token` (int64 or string), `id` and `count` (int64), by rising id
-        from `first_id`; of one that grows also `last_seen` and `is_retired`. A known
-        token that the train split lacks has the count 0.
+    Strings are ordered by their UTF-8 bytes, as Spark, Arrow and Python do. A known token that the
+    train split lacks has the count 0.
     """
     return [
         _number(found.filter(pc.equal(found[_NUMBER], number)), fit)
@@ -252,27 +240,11 @@ def _write_sorted(
     counted: DataFrame, number: int, fit: VocabularyFit, directory: Path
 ) -> VocabularySpec:
     """Writes a vocabulary whose tokens Spark sorts; tasks leave a file of each range of them."""
-    use_own_python()
     parts = directory.absolute() / _PARTS_DIR
     tokens = counted.where(F.col(_NUMBER) == number)
     tokens = tokens.select(F.col(fit.plan.token_dtype).alias("token"), "count")
-    ordered = tokens.orderBy(F.desc("count"), F.asc("token"))
-    schema = vocabulary_schema(fit.plan.token_dtype).remove(1)
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = cast(TaskContext, TaskContext.get()).partitionId()
-        file = parts / f"{task:06d}.parquet"
-        with (
-            atomic_file(file, durable=False) as unfinished,
-            pq.ParquetWriter(unfinished, schema) as writer,
-        ):
-            for batch in batches:
-                writer.write_batch(batch.cast(schema))
-        yield pa.record_batch({"part": [task]})
-
-    parts.mkdir()
     try:
-        ordered.mapInArrow(write, "part bigint").collect()
+        tokens.orderBy(F.desc("count"), F.asc("token")).write.parquet(f"file://{parts}")
         batches = chain.from_iterable(map(_read_batches, sorted(parts.glob("*.parquet"))))
         file = directory / f"{fit.plan.name}.parquet"
         return write_ordered(batches, file, fit.plan.token_dtype, fit.plan.oov_buckets)

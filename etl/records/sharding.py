@@ -39,7 +39,6 @@ logger = logging.getLogger("sluice.build")
 HASH_COLUMN = "__hash"
 GROUP_HASH_COLUMN = "__group_hash"
 PART_COLUMN = "__part"
-SHARD_COLUMN = "__shard"
 _FIRST_SHARD, _SHARDS, _SHARD_OF_BUCKET = "__first_shard", "__shards", "__shard_of_bucket"
 _LOW, _HIGH = "__low", "__high"
 
@@ -77,11 +76,7 @@ def check_partition_columns(config: BuildConfig, column_types: Mapping[str, str]
 
 
 def add_keys(records: DataFrame, config: BuildConfig) -> DataFrame:
-    """Adds `__hash`, `__part` and, for grouped output, `__group_hash`.
-
-    The hash is of the split and of what tells records apart: the same rows have the same keys
-    whatever the number of executors, input blocks or retries.
-    """
+    """Adds `__hash`, of the split and of what tells records apart, `__part`, `__group_hash`."""
     output, user = config.output, config.events.user
     names = (SPLIT_COLUMN, *identity_columns(config))
     seed, identity = F.lit(output.seed), [F.col(name) for name in names]
@@ -112,13 +107,10 @@ def _partition_value(records: DataFrame, name: str) -> Column:
 
 @dataclass(frozen=True)
 class Partition:
-    """A split, or one partition of it, with its rows and first and last event time.
-
-    `key` is `__part` of its rows, "" without partitions.
-    """
+    """A split, or one partition of it, with its rows and first and last event time."""
 
     split: str
-    key: str
+    key: str  # `__part` of its rows
     rows: int = 0
     low_ms: int | None = None
     high_ms: int | None = None
@@ -131,14 +123,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class PartitionShards:
-    """The shards of a partition.
-
-    `shard_of_bucket` holds the shard, counted from the partition's first, by bucket of the ordering
-    key; it is empty where a record's shard follows from its hash alone.
-    """
+    """The shards of a partition."""
 
     part: Partition
     files: ShardRange
+    # From the partition's first, by bucket of the ordering key; where the hash decides, empty.
     shard_of_bucket: tuple[int, ...] = ()
 
 
@@ -149,7 +138,7 @@ def list_partitions(keyed: DataFrame, config: BuildConfig) -> list[Partition]:
     """
     output, splits = config.output, config.record_splits
     has_target = output.shard_bytes is not None or output.shard_rows is not None
-    if not (has_target or _needs_table(config)):
+    if not (has_target or output.partition_by or output.order != "shuffled"):
         return [Partition(split, "") for split in splits]
     times = F.min(EVENT_TS_COLUMN), F.max(EVENT_TS_COLUMN)
     grouped = keyed.groupBy(SPLIT_COLUMN, PART_COLUMN).agg(F.count("*"), *times)
@@ -163,21 +152,13 @@ def list_partitions(keyed: DataFrame, config: BuildConfig) -> list[Partition]:
     return sorted(found, key=lambda part: (splits.index(part.split), part.key))
 
 
-def _needs_table(config: BuildConfig) -> bool:
-    """Whether a record's shard depends on more than its split and its hash."""
-    return bool(config.output.partition_by) or config.output.order != "shuffled"
-
-
 def plan_shards(
     keyed: DataFrame,
     config: BuildConfig,
     parts: Sequence[Partition],
     bytes_per_row: Mapping[str, float],
 ) -> list[PartitionShards]:
-    """Plans the shards of all partitions; ordered records are scanned for their buckets.
-
-    What comes to the driver is one row per bucket of the ordering key.
-    """
+    """Plans the shards of all partitions; ordered records are scanned for their buckets."""
     shards, start = [], 0
     for part in parts:
         count = _count_shards(config, part, bytes_per_row)
@@ -221,12 +202,7 @@ def assign_heaviest_first(counts: np.ndarray, shards: int) -> np.ndarray:
     The heaviest bucket goes to the lightest shard, and so on (Graham 1969, longest processing time
     first: at most 4/3 of the best possible heaviest shard); ties go to the lowest number.
 
-    Args:
-        counts: Rows per bucket, int64 `[buckets]`.
-        shards: Number of shards.
-
-    Returns:
-        Shard of each bucket, int64 `[buckets]`.
+    Takes the rows and gives the shard of each bucket, int64 `[buckets]`.
     """
     heap = [(0, shard) for shard in range(shards)]
     assigned = np.zeros(len(counts), np.int64)
@@ -249,9 +225,7 @@ def _bucket(config: BuildConfig) -> Column:
     if config.output.order != "time":
         return by_hash
     # Equal times are told apart by the hash: the bucket grows with (time, hash).
-    fraction = F.shiftrightunsigned(F.shiftright(HASH_COLUMN, 1) + F.lit(1 << 62), 31) / float(
-        1 << 32
-    )
+    fraction = F.shiftrightunsigned(F.shiftright(HASH_COLUMN, 1) + F.lit(1 << 62), 31) / 2.0**32
     offset = (F.col(EVENT_TS_COLUMN) - F.col(_LOW)).cast("double") + fraction
     span = (F.col(_HIGH) - F.col(_LOW) + 1).cast("double")
     by_time = F.floor(offset * buckets / span).cast("int")
@@ -287,35 +261,14 @@ def assign_shards(
     columns: Sequence[str],
     shards: Sequence[PartitionShards],
 ) -> DataFrame:
-    """Puts each record into its shard and place by a hash of its content, or by its time.
-
-    The same rows give the same shards in the same order, whatever the number of executors,
-    input blocks or retries.
-
-    Returns:
-        These columns, partitioned by shard and sorted within.
-    """
-    placed = _add_shard(keyed, config, shards)
+    """Partitions these columns of records by shard, and sorts them within."""
+    inside = F.pmod(F.col(HASH_COLUMN), F.col(_SHARDS)).cast("int")
+    if config.output.order != "shuffled":
+        inside = F.get(_SHARD_OF_BUCKET, _bucket(config))
     total = sum(own.files.count for own in shards)
-    by_shard = placed.repartitionById(total, F.col(SHARD_COLUMN))
+    by_shard = _join_table(keyed, shards).repartitionById(total, F.col(_FIRST_SHARD) + inside)
     ordered = by_shard.sortWithinPartitions(*_order(config))
     return ordered.select(*[F.col(name) for name in columns])
-
-
-def _add_shard(
-    keyed: DataFrame, config: BuildConfig, shards: Sequence[PartitionShards]
-) -> DataFrame:
-    if _needs_table(config):
-        inside = F.pmod(F.col(HASH_COLUMN), F.col(_SHARDS)).cast("int")
-        if config.output.order != "shuffled":
-            inside = F.get(_SHARD_OF_BUCKET, _bucket(config))
-        return _join_table(keyed, shards).withColumn(SHARD_COLUMN, F.col(_FIRST_SHARD) + inside)
-    shard = F.lit(None).cast("int")
-    for own in shards:
-        inside = F.pmod(F.col(HASH_COLUMN), F.lit(own.files.count)).cast("int")
-        is_here = F.col(SPLIT_COLUMN) == own.part.split
-        shard = F.when(is_here, inside + F.lit(own.files.start)).otherwise(shard)
-    return keyed.withColumn(SHARD_COLUMN, shard)
 
 
 def _order(config: BuildConfig) -> list[Column]:
