@@ -61,11 +61,7 @@ class Listing:
 def list_files(
     name: str, config: SourceConfig, data_dir: str, dates: DateRange | None = None
 ) -> Listing:
-    """Lists the files of a source: a file, all of a folder, or a glob, of each day if dated.
-
-    Hidden files and folders are left out, as Spark leaves them out. Folders that links lead to are
-    listed too. A file that is reached twice, by a link, counts once.
-    """
+    """Lists the files of a source: a file, the visible ones of a folder, or a glob, by day."""
     root, days = local_path(data_dir), config.days
     path = local_path(config.path or "")
     if days is None or not config.day_in_path:
@@ -91,7 +87,7 @@ def _find(path: Path, root: Path) -> Found:
         entries = [base]
     else:
         entries = sorted(root / match for match in match_visible(root, path))
-    found: dict[Path, Path] = {}
+    found: dict[Path, Path] = {}  # A file that is reached twice, by a link, counts once.
     for entry in entries:
         file = entry.resolve()
         if file.is_file() and not (is_hidden(entry.name) or is_hidden(file.name)):
@@ -197,12 +193,10 @@ def _check_bytes(name: str, config: SourceConfig, files: Sequence[InputFile]) ->
 
 
 def _require_days(listing: Listing, dates: DateRange, *, is_log: bool) -> None:
-    """Refuses to run while days of the run have no file: they may be late.
-
-    Where days may be empty, one must have some: of a log a day of the run, not of the lookback.
-    """
+    """Refuses to run while days of the run have no file: they may be late."""
     name, days = listing.name, listing.config.days or DaysConfig()
     missing = [day for day in dates.days() if not listing.by_day.get(day, True)]
+    # Where days may be empty, one must have a file: of a log a day of the run, not of the lookback.
     is_all = is_log and len(missing) == len(dates.days())
     if missing and (is_all or not (days.allow_empty_days and listing.found)):
         raise UpstreamNotReadyError(
@@ -253,14 +247,13 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class RowDays:
-    """The days that a run reads, where a column of the input tells the day of a row.
-
-    `keys` are what the column says of each day; of a timestamp it is the day.
-    """
+    """The days that a run reads, where a column of the input tells the day of a row."""
 
     column: ColumnConfig
     days: DateRange
     keys: Mapping[datetime.date, Any]
+    """What the column says of each day; of a timestamp it is the day."""
+    allow_empty: bool
 
     def prune(self, frame: DataFrame, raw: Column, found: T.DataType) -> DataFrame:
         """Keeps rows of the days, and bad ones without a day, in terms that prune partitions."""
@@ -304,4 +297,4 @@ def find_row_days(config: SourceConfig, dates: DateRange | None) -> RowDays | No
     if column.type != "timestamp":
         kind = int if column.type == "int64" else str
         keys = {day: kind(day.strftime(written)) for day in keys}
-    return RowDays(column, days, keys)
+    return RowDays(column, days, keys, config.days.allow_empty_days)

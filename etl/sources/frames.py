@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
 from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
-from etl.sources.bad_rows import check_new_columns
+from etl.sources.bad_rows import check_columns
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows, Reading
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
@@ -54,7 +54,7 @@ def lay_out_frames(
     asked |= {head for name in asked for head, _ in split_path(name)}
     names = {name for _, schema in given for name in schema.fieldNames()}
     new = sorted(name for name in names if name.lower() not in asked)
-    check_new_columns(reading.name, config, new)
+    check_columns(reading.name, config, new)
     lackable = {
         column.name
         for column in config.columns

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, ColumnConfig, SourceConfig
 from etl.sources.bad_rows import (
-    check_new_columns,
+    check_columns,
     column_faults,
     find_last_day,
     first_reason,
@@ -76,7 +76,8 @@ def read_source(
     order = file_order(name, files) if files else None
     parts = (_finish(reading, rows, order) for rows in _lay_out(spark, reading, optional))
     rows = reduce(lambda one, other: one.unionByName(other), parts)
-    _check_days_of_rows(reading, rows)
+    if reading.days is not None and not (config.day_in_path or reading.days.allow_empty):
+        check_empty_days(name, config, reading.days.find_empty(rows))
     headers = sum(file.bytes > 0 for file in files) if config.header else 0
     return Source(name, rows, files, headers, nullable)
 
@@ -88,14 +89,6 @@ def _settle(
     last = None if column.not_after is None else find_last_day(column, dates)
     nullable = column.nullable or column.name in optional
     return column.model_copy(update={"nullable": nullable, "not_after": last})
-
-
-def _check_days_of_rows(reading: Reading, rows: DataFrame) -> None:
-    """Refuses a source that lacks good rows of a day; scans its column of days once."""
-    config, days = reading.config, reading.days
-    if days is None or config.days is None or config.day_in_path or config.days.allow_empty_days:
-        return
-    check_empty_days(reading.name, config, days.find_empty(rows))
 
 
 def _lay_out(
@@ -111,7 +104,7 @@ def _lay_out(
         layouts = find_layouts(spark, reading, optional)
         found = dict.fromkeys(field for layout in layouts for field in layout.fields)
         declared = {column.field_name for column in config.columns}
-        check_new_columns(name, config, [field for field in found if field not in declared])
+        check_columns(name, config, [field for field in found if field not in declared])
         for layout in layouts:
             yield _lay_out_lines(spark, reading, layout)
 
