@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
-from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
+from conf.etl.sources import EPOCH_UNITS, NUMBER_TYPES, SPARK_TYPES, ColumnConfig, SourceConfig
 from etl.sources.bad_rows import check_columns
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows, Reading
 from etl.sources.text_files import escape_path
@@ -45,17 +45,14 @@ Given = tuple["DataFrame", T.StructType]
 def lay_out_frames(
     reading: Reading, given: Sequence[Given], optional: Collection[str]
 ) -> Iterator[ParsedRows]:
-    """Takes frames apart into the declared columns; folders give what a frame lacks.
-
-    A frame may lack a column that is optional, or that another one has.
-    """
+    """Takes frames apart into the declared columns; folders give what a frame lacks."""
     config = reading.config
     asked = {column.field_name.lower() for column in config.columns}
     asked |= {head for name in asked for head, _ in split_path(name)}
     names = {name for _, schema in given for name in schema.fieldNames()}
     new = sorted(name for name in names if name.lower() not in asked)
     check_columns(reading.name, config, new)
-    lackable = {
+    lackable = {  # A frame may lack what is optional, or what another one has.
         column.name
         for column in config.columns
         if column.name in optional or any(find_field(s, column.field_name) for _, s in given)
@@ -106,10 +103,10 @@ def find_field(schema: T.StructType, name: str, parent: Column | None = None) ->
     if len(near) == 1:
         return _child(parent, near[0].name), near[0].dataType
     for head, rest in split_path(name):
-        struct = next((f for f in schema if f.name == head), None)
-        if struct is not None and isinstance(struct.dataType, T.StructType):
-            inner = find_field(struct.dataType, rest, _child(parent, head))
-            if inner is not None:
+        for struct in (f.dataType for f in schema if f.name == head):
+            if isinstance(struct, T.StructType) and (
+                inner := find_field(struct, rest, _child(parent, head))
+            ):
                 return inner
     return None
 
@@ -125,9 +122,7 @@ _TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
 # What a column may be declared as, by what it is in the input. Floats have no text that every
 # engine agrees on, and a time has no number but by a unit.
 _ALLOWED: dict[str, tuple[type[T.DataType], ...]] = {
-    "int64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
-    "float32": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
-    "float64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
+    **dict.fromkeys(NUMBER_TYPES, (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS)),
     "string": (*_INTEGERS, T.DecimalType, T.BooleanType, *_TEXTS),
     "bytes": _TEXTS,
     "timestamp": (*_TIMES, *_TEXTS),
@@ -155,7 +150,7 @@ def cast_column(
         columns = parse_column(column, text)
         first, broken = columns[column.name], raw.isNotNull() & text.isNull()
         faults = ((broken, f"not_utf8:{column.name}"), *first.faults)
-        return {**columns, column.name: replace(first, faults=faults)}
+        return columns | {column.name: replace(first, faults=faults)}
     elif column.pair is not None:
         # A whole number has no second value.
         return parse_column(column, raw.cast("string"))
@@ -214,16 +209,13 @@ def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
 
 
 def read_column_files(spark: SparkSession, reading: Reading) -> list[Given]:
-    """Reads files with columns, in as few frames as their schemas allow.
-
-    Files whose schemas merge are one frame, where a column that a file lacks is null; where a
-    column has two types, or one that Spark does not read, there is one frame per schema. Frames
-    have `__file` and Spark's `_metadata`.
-    """
+    """Reads files with columns: one frame if their schemas merge, else one for each schema."""
     kind = reading.config.format
     paths = [file.path for file in reading.files if file.bytes]
     groups: dict[str, list[str]] = {}
     try:
+        # A column that a file lacks is null there; two types of one, or a type that Spark does not
+        # read, keep schemas from merging.
         merged = None if kind == "avro" else _merge_schemas(spark, kind, paths)
         for path in paths:
             schema = merged or _read_schema(spark, kind, path)
@@ -274,10 +266,8 @@ _LONG_DIGITS = 18
 
 
 def _readable(kind: Any) -> Any:
-    """The type without fields that Spark does not read, and decimals longer than an int64.
-
-    Of shorter ones Spark does not read those that a Parquet file holds as byte arrays.
-    """
+    """The type without fields that Spark does not read, and decimals longer than an int64."""
+    # Of shorter ones Spark does not read those that a Parquet file holds as byte arrays.
     if isinstance(kind, T.DecimalType) and kind.precision <= _LONG_DIGITS:
         return T.DecimalType(_LONG_DIGITS + 1, kind.scale)
     if isinstance(kind, T.ArrayType):
