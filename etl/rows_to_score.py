@@ -62,17 +62,9 @@ logger = logging.getLogger("sluice.build")
 def write_rows_to_score(
     spark: SparkSession, config: BuildConfig, dates: DateRange | None, target: Path
 ) -> dict[str, Any]:
-    """Writes the samples of a run's days as raw values; earlier rows are replaced when all is done.
+    """Writes the samples of a run's days as raw values; returns the content of `_rows.json`.
 
-    Returns:
-        The content of `_rows.json`: `rows`, those `read` and `bad` by source, events `dropped` by
-        reason.
-
-    Raises:
-        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
-            the target is something else than rows.
-        InputDataError: A source was refused, changed while it was read, or has no such row.
-        UpstreamNotReadyError: A day has no file yet, or the dataset no version.
+    Earlier rows are replaced when all is done.
     """
     columns = check_rows_to_score(config, dates, target)
     unlabelled = leave_out_labels(config)

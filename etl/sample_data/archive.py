@@ -59,13 +59,7 @@ def file_sizes(directory: Path) -> dict[str, dict[str, int]]:
 
 
 def fetch_archive(name: str, out_dir: Path, base_url: str, *, overwrite: bool) -> None:
-    """Downloads one of `ARCHIVES` and unpacks it, without its top folder, beside a card.
-
-    Raises:
-        ConfigError: `out_dir` may not be replaced.
-        UpstreamNotReadyError: The server cannot be reached or does not hold the file.
-        InputDataError: The file is not the published one.
-    """
+    """Downloads one of `ARCHIVES` and unpacks it, without its top folder, beside a card."""
     address = f"{base_url.rstrip('/')}/"
     with replace_directory(out_dir, ARCHIVE_CARD_NAME, overwrite=overwrite) as staging:
         download = staging / ".download"

@@ -59,12 +59,6 @@ def read_source(
 
     `optional` are declared columns that may be null in any row, or missing in the input or some of
     its files: they are null there.
-
-    Raises:
-        InputDataError: No such file, nothing in it, a header, column or type that does not fit, or
-            a day without a row.
-        ConfigError: The session cannot read the format, or the run lacks a date.
-        UpstreamNotReadyError: A database does not answer.
     """
     nullable = tuple(c.name for c in config.columns if c.nullable and c.name not in optional)
     columns = tuple(_settle(column, dates, optional) for column in config.columns)
@@ -122,11 +116,7 @@ def _lay_out_lines(spark: SparkSession, reading: Reading, layout: TextLayout) ->
 
 
 def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFrame:
-    """The declared columns, the reason and the books of each row of the run's days.
-
-    Without an order in the input rows are ordered by their content, so that the order is the same
-    in every run.
-    """
+    """The declared columns, the reason and the books of each row of the run's days."""
     config, columns, frame = reading.config, dict(rows.columns), rows.frame
     if (made := config.made_day_column) is not None:
         day = reading.folders[made]
@@ -143,7 +133,7 @@ def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFra
         parsed = nan_as_missing(column, parsed)
         faults += column_faults(column, parsed)
         values.append(parsed.value.cast(SPARK_TYPES[column.type]).alias(column.name))
-    if order is None:
+    if order is None:  # By the content, so that the order is the same in every run.
         content = F.xxhash64(*[F.col(f"__value_{name}") for name in columns]).alias("line")
         place = F.lit(0).cast("bigint").alias("block")
         order = F.struct(F.lit(reading.name).alias("file"), place, content)
