@@ -222,13 +222,11 @@ def _show_days(days: Sequence[datetime.date]) -> str:
 
 def _check_repeated_days(name: str, by_day: Mapping[datetime.date, Found]) -> None:
     """Refuses two days with the same files, byte for byte; only those of one size are read."""
-    by_sizes: dict[tuple[int, ...], list[datetime.date]] = {}
-    for day, files in sorted(by_day.items()):
-        sizes = tuple(sorted(path.stat().st_size for path in files))
-        if any(sizes):
-            by_sizes.setdefault(sizes, []).append(day)
+    sizes = {day: sorted(f.stat().st_size for f in found) for day, found in by_day.items()}
     known: dict[tuple[bytes, ...], datetime.date] = {}
-    for day in (day for days in by_sizes.values() if len(days) > 1 for day in days):
+    for day, own in sorted(sizes.items()):
+        if not any(own) or list(sizes.values()).count(own) == 1:
+            continue
         first = known.setdefault(tuple(sorted(map(_digest, by_day[day]))), day)
         if first != day:
             raise InputDataError(

@@ -6,6 +6,7 @@ fit is null, and counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -216,22 +217,17 @@ def read_column_files(spark: SparkSession, reading: Reading) -> list[Given]:
     try:
         # A column that a file lacks is null there; two types of one, or a type that Spark does not
         # read, keep schemas from merging.
-        merged = None if kind == "avro" else _merge_schemas(spark, kind, paths)
+        merged = None
+        with contextlib.suppress(PySparkException, Py4JJavaError):
+            if kind != "avro":
+                reader = spark.read.format(kind).option("mergeSchema", "true")
+                merged = reader.load(list(map(escape_path, paths))).schema
         for path in paths:
             schema = merged or _read_schema(spark, kind, path)
             groups.setdefault(schema.json(), []).append(path)
         return [_load(spark, kind, schema, group) for schema, group in groups.items()]
     except (PySparkException, Py4JJavaError) as error:
         raise _explain(reading.name, reading.config, error) from error
-
-
-def _merge_schemas(spark: SparkSession, kind: str, paths: list[str]) -> T.StructType | None:
-    """One schema of all files; None: file by file more of them can be read."""
-    try:
-        reader = spark.read.format(kind).option("mergeSchema", "true")
-        return reader.load(list(map(escape_path, paths))).schema
-    except (PySparkException, Py4JJavaError):
-        return None
 
 
 def _read_schema(spark: SparkSession, kind: str, path: str) -> T.StructType:
