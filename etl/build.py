@@ -179,7 +179,8 @@ def _publish_version(
     peak_memory: Callable[[], Mapping[str, int]],
 ) -> BuildResult:
     config, dates, parent = run.config, run.request.dates, run.parent
-    continued, keeps = parent if run.base is None else None, run.request.keeps_numbers
+    continued = parent if run.base is None else None
+    keeps = run.request.keeps_numbers
     earlier = find_earlier_encoders(run.paths, config, run.features, continued, keeps_numbers=keeps)
     checks = BuildChecks(config, view_current(run.paths))
     clock = StageClock(spark.sparkContext.setJobDescription)

@@ -156,7 +156,6 @@ def _describe_records(
 ) -> dict[str, Any]:
     """What the manifest says of the files and of how records lie in them."""
     config, resolved = mapping.config, mapping.config.resolved()
-    is_sequence = mapping.record_type == SEQUENCE_RECORDS
     return {
         "dataset_name": config.name,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -170,7 +169,7 @@ def _describe_records(
         ),
         "keys": mapping.keys,
         "slots": () if config.writes_anew else mapping.slots,
-        "feature_lists": mapping.feature_lists if is_sequence else None,
+        "feature_lists": mapping.feature_lists if mapping.record_type == SEQUENCE_RECORDS else None,
     }
 
 

@@ -62,10 +62,9 @@ class Survey:
         self._decoder = build_decoder(wire, mapping.record_type, mapping.slots)
         counted = find_counted(mapping.keys, mapping.schema, {})
         self._columns = CountedColumns.build(counted, mapping.schema)
+        labels = tuple(spec.name for spec in mapping.schema.by_role("label"))
         self._focus = None
         if counted.label is not None:
-            others = (spec.name for spec in mapping.schema.by_role("label"))
-            labels = tuple(dict.fromkeys((counted.label, *others)))
             self._focus = LabelFocus(counted.label, (), mapping.keys.weight, labels)
         self._counted = _find_counted_ids(mapping)
         self.keys = TrainCounter(counted)

@@ -143,9 +143,7 @@ def build_catalogue(config: SampleConfig) -> Catalogue:
     return Catalogue(  # The order of its draws decides the bytes.
         movie_ids=rng.permutation(id_space)[:movies] + 1,
         genre_codes=_draw_genres(main[niche_of], second[niche_of], rng),
-        vectors=(centres[niche_of] + 0.15 * rng.normal(size=(movies, LATENT_DIM))).astype(
-            np.float32
-        ),
+        vectors=(centres[niche_of] + rng.normal(0, 0.15, (movies, LATENT_DIM))).astype(np.float32),
         quality=rng.normal(0.0, 0.3, movies).astype(np.float32),
         starts=starts,
         centres=centres.astype(np.float32),

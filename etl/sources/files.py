@@ -107,23 +107,16 @@ def _find_days(name: str, path: str, written: str, root: Path) -> tuple[datetime
     place = re.compile(fnmatch.translate(f"{before}\0{level}").replace("\0", day))
     days = set()
     for match in match_visible(root, Path(before + "*".join(literals) + level)):
-        text = place.fullmatch(str(match))
-        found = _parse_day(text[1], written) if text else None
-        if found is None:
+        text, found = place.fullmatch(str(match)), None
+        with contextlib.suppress(ValueError):
+            found = datetime.datetime.strptime(text[1] if text else "", written).date()
+        if text is None or found is None or found.strftime(written) != text[1]:
             raise InputDataError(
                 f"source {name!r}: {match} has no day, written as {written}, in the place of it",
                 fix=f"set sources.{name}.days.format, or make the path more precise",
             )
         days.add(found)
     return DateRange(min(days), max(days)).days() if days else ()
-
-
-def _parse_day(text: str, written: str) -> datetime.date | None:
-    try:
-        day = datetime.datetime.strptime(text, written).date()
-    except ValueError:
-        return None
-    return day if day.strftime(written) == text else None
 
 
 def check_files(
