@@ -118,8 +118,8 @@ def build_dataset(
     features = check_config(config, request)
     if config.output.writer == "connector":
         check_connector(spark)
-    dataset = find_dataset(config.output.root, config.name)
     takes_shards = config.output.partition_overwrite == "dynamic"
+    dataset = find_dataset(config.output.root, config.name)
     with hold_dataset(dataset, takes_shards=takes_shards) as paths:
         for name in sweep_leftovers(paths):
             logger.warning("removed what an interrupted build left: %s", name)
@@ -179,10 +179,9 @@ def _publish_version(
     peak_memory: Callable[[], Mapping[str, int]],
 ) -> BuildResult:
     config, dates, parent = run.config, run.request.dates, run.parent
-    earlier = find_earlier_encoders(
-        run.paths, config, run.features, parent if run.base is None else None,
-        keeps_numbers=run.request.keeps_numbers,
-    )  # fmt: skip
+    continued = parent if run.base is None else None
+    keeps = run.request.keeps_numbers
+    earlier = find_earlier_encoders(run.paths, config, run.features, continued, keeps_numbers=keeps)
     checks = BuildChecks(config, view_current(run.paths))
     clock = StageClock(spark.sparkContext.setJobDescription)
     version_id = new_version_id(run.info.fingerprint)
@@ -319,10 +318,8 @@ def _fit_encoders(
 def _view_written(
     plan: VersionPlan, events: EventCounts, encoders: FittedEncoders, written: WrittenRecords
 ) -> VersionView:
-    schema = encoders.plan.schema
-    figures = find_figures(
-        schema, written.statistics, events.matches, events.lost_conversions, encoders.tokens
-    )
+    schema, lost = encoders.plan.schema, events.lost_conversions
+    figures = find_figures(schema, written.statistics, events.matches, lost, encoders.tokens)
     rows = {split.name: split.rows for split in written.splits}
     return VersionView(plan.staging, schema, {}, rows, figures)
 
@@ -381,8 +378,8 @@ def _count_rows(built: BuiltVersion) -> RowCounts:
 
 
 def _label_rate(label: str | None, written: WrittenRecords) -> Mapping[str, float]:
-    found = {split: written.statistics[split].get(label or "", {}) for split in EVENT_SPLITS}
-    means = {split: statistics.get("mean") for split, statistics in found.items()}
+    of = written.statistics
+    means = {split: of[split].get(label or "", {}).get("mean") for split in EVENT_SPLITS}
     return {split: float(mean) for split, mean in means.items() if mean is not None}
 
 

@@ -40,8 +40,7 @@ def find_earlier_encoders(
 ) -> EarlierEncoders | None:
     """Returns the encoders of the current version, where a build continues them.
 
-    Fitted numbers are kept where `keeps_numbers` says so, vocabularies that grow always. Of a
-    damaged version tokens would get other ids, and features other numbers.
+    Fitted numbers are kept where `keeps_numbers` says so, vocabularies that grow always.
     """
     keeps_numbers = keeps_numbers and features.fits_numbers
     if parent is None or not (features.has_incremental_vocabulary or keeps_numbers):

@@ -102,11 +102,13 @@ def import_dataset(config: ImportConfig) -> ImportResult:
                 survey.read(file)
             _check_unchanged(files)
             _warn_of_padding(+survey.padded)
-            fields = {
+            manifest = Manifest(
+                dataset_version=version_id,
+                parent=parent,
+                run=run,
                 **_describe_records(mapping, survey, files),
                 **_describe_values(mapping, survey, staging),
-            }
-            manifest = Manifest(dataset_version=version_id, parent=parent, run=run, **fields)
+            )
             version = publish_version(paths, staging, manifest)
     return ImportResult(version, manifest)
 
@@ -154,7 +156,6 @@ def _describe_records(
 ) -> dict[str, Any]:
     """What the manifest says of the files and of how records lie in them."""
     config, resolved = mapping.config, mapping.config.resolved()
-    is_sequence = mapping.record_type == SEQUENCE_RECORDS
     return {
         "dataset_name": config.name,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -168,7 +169,7 @@ def _describe_records(
         ),
         "keys": mapping.keys,
         "slots": () if config.writes_anew else mapping.slots,
-        "feature_lists": mapping.feature_lists if is_sequence else None,
+        "feature_lists": mapping.feature_lists if mapping.record_type == SEQUENCE_RECORDS else None,
     }
 
 
@@ -231,9 +232,9 @@ def _find_means(schema: FeatureSchema, statistics: Statistics) -> dict[str, dict
     """By label and split."""
     return {
         spec.name: {
-            split: float(found[spec.name]["mean"])
+            split: float(mean)
             for split, found in statistics.items()
-            if found[spec.name].get("mean") is not None
+            if (mean := found[spec.name].get("mean")) is not None
         }
         for spec in schema.by_role("label")
     }
@@ -247,10 +248,7 @@ def _is_binary(feature: Mapping[str, Any]) -> bool:
 def _write_encoders(
     staging: Path, mapping: RecordMapping, schema: FeatureSchema, tokens: Mapping[str, IdCounter]
 ) -> EncoderPlan:
-    """Writes how features come from the files' values: as they are, or by vocabularies.
-
-    Where ids move, the tokens are the ids of the files: an exported model speaks of those.
-    """
+    """Writes how features come from the files' values: as they are, or by vocabularies."""
     directory = staging / ENCODERS_DIR
     directory.mkdir()
     written: dict[str, VocabularySpec] = {}
@@ -276,5 +274,6 @@ def _build_vocabulary(feature: MappedFeature, size: int, held: IdCounter) -> pa.
     ids, counts = np.arange(size), np.zeros(size, np.int64)
     found = held.result()
     counts[found.ids] = found.rows
+    # The tokens are the ids of the files: an exported model speaks of those.
     columns = {"token": ids - feature.offset, "id": ids, "count": counts}
     return pa.table(columns).slice(FIRST_TOKEN_ID)

@@ -11,8 +11,8 @@ it. Labels are not read, and their columns may be null or missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,17 +62,9 @@ logger = logging.getLogger("sluice.build")
 def write_rows_to_score(
     spark: SparkSession, config: BuildConfig, dates: DateRange | None, target: Path
 ) -> dict[str, Any]:
-    """Writes the samples of a run's days as raw values; earlier rows are replaced when all is done.
+    """Writes the samples of a run's days as raw values; returns the content of `_rows.json`.
 
-    Returns:
-        The content of `_rows.json`: `rows`, those `read` and `bad` by source, events `dropped` by
-        reason.
-
-    Raises:
-        ConfigError: The features do not fit the declared columns, a name stands for two columns, or
-            the target is something else than rows.
-        InputDataError: A source was refused, changed while it was read, or has no such row.
-        UpstreamNotReadyError: A day has no file yet, or the dataset no version.
+    Earlier rows are replaced when all is done.
     """
     columns = check_rows_to_score(config, dates, target)
     unlabelled = leave_out_labels(config)
@@ -96,7 +88,7 @@ def write_rows_to_score(
             "dropped": dropped,
             "columns": columns,
         }
-        encoders = stack.enter_context(_hold_item_lists(config))
+        encoders = _hold_item_lists(config, stack)
         frame = _choose_rows(prepared.frame, config, dates, encoders)
         with staged_directory(target) as staging:
             _write_row_files(frame, staging, record)
@@ -150,22 +142,15 @@ def label_columns(config: BuildConfig) -> frozenset[str]:
 
 def _served_features(config: BuildConfig) -> list[FeatureConfig]:
     made = set(sampling_columns(config))
-    return [
-        feature
-        for feature in config.features
-        if feature.role in _SERVED_ROLES and made.isdisjoint(feature.columns)
-    ]
+    served = (feature for feature in config.features if feature.role in _SERVED_ROLES)
+    return [feature for feature in served if made.isdisjoint(feature.columns)]
 
 
 def choose_columns(config: BuildConfig) -> dict[str, str]:
     """Returns what a row holds: by name the column of the events.
 
-    That is what features read, and all else that the log has but for its labels, which names rows.
     A column has its own name, unless that is the name of a feature that is made of another one:
     `predict` would take it for that feature's. Then it has the name of the feature that reads it.
-
-    Raises:
-        ConfigError: A feature that reads several columns reads such a one, which has no name then.
     """
     plan_features(config)
     labels, features = label_columns(config), _served_features(config)
@@ -218,25 +203,23 @@ def _choose_rows(
         rows = rows.where(is_inside(dates))
     if encoders is not None:
         rows = add_most_frequent(rows, config, encoders)
-    keys = [name for name in (config.events.user, config.events.item) if name is not None]
+    keys = filter(None, (config.events.user, config.events.item))
     content = F.xxhash64(*config.sources[config.events.source].column_types)
     return rows.orderBy(EVENT_TS_COLUMN, *keys, content)
 
 
-@contextmanager
-def _hold_item_lists(config: BuildConfig) -> Iterator[Path | None]:
-    """Yields the folder of the lists that the dataset's current version has counted for items."""
+def _hold_item_lists(config: BuildConfig, stack: ExitStack) -> Path | None:
+    """The folder of the lists that the dataset's current version has counted for items."""
     if not config.most_frequent:
-        yield None
-        return
-    with hold_dataset(find_dataset(config.output.root, config.name)) as paths:
-        current = read_current(paths)
-        if current is None:
-            raise UpstreamNotReadyError(
-                f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
-                fix="build the dataset first",
-            )
-        yield paths.version(current) / ENCODERS_DIR
+        return None
+    paths = stack.enter_context(hold_dataset(find_dataset(config.output.root, config.name)))
+    current = read_current(paths)
+    if current is None:
+        raise UpstreamNotReadyError(
+            f"dataset {config.name!r} has no version yet, and most_frequent is counted by one",
+            fix="build the dataset first",
+        )
+    return paths.version(current) / ENCODERS_DIR
 
 
 def _write_row_files(frame: DataFrame, staging: Path, record: Mapping[str, Any]) -> None:

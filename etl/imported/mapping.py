@@ -6,7 +6,7 @@ of records is that of whole files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -113,7 +113,6 @@ class RecordMapping:
 
     @property
     def schema(self) -> FeatureSchema:
-        """The features, the numbers of their ids still open."""
         return FeatureSchema(tuple(feature.spec for feature in self.features))
 
     @property
@@ -129,7 +128,6 @@ class RecordMapping:
 
     @property
     def slots(self) -> tuple[PackedSlot, ...]:
-        """Places of scalars that share a list."""
         packed = self.config.packed.items()
         return tuple(PackedSlot(f, key, n) for key, names in packed for n, f in enumerate(names))
 
@@ -238,21 +236,25 @@ def build_schema(
     mapping: RecordMapping, statistics: Mapping[str, Mapping[str, Any]]
 ) -> FeatureSchema:
     """Completes the schema by the statistics of the records, which it holds against the config."""
-    found = {
-        feature.name: [
-            by_feature[feature.name]
-            for split, by_feature in statistics.items()
-            if _ROLE_OF_SPLIT.get(split, feature.config.role) == feature.config.role
-        ]
-        for feature in mapping.features
-    }
     sizes: dict[str, int] = {}  # Of the tables that features share.
+    settled = {f.spec.table for f in mapping.features if f.config.offset is not None}
+    special: list[str] = []
     for feature in mapping.features:
-        _check_present(feature, found[feature.name])
+        role, table = feature.config.role, feature.spec.table
+        splits = [split for split in statistics if _ROLE_OF_SPLIT.get(split, role) == role]
+        found = [statistics[split][feature.name] for split in splits]
+        _check_present(feature, found)
         if feature.are_ids:
-            size, table = _count_ids(feature, found[feature.name]), feature.spec.table
-            sizes[table] = max(sizes.get(table, 0), size)
-    _refuse_special_ids(mapping, found)
+            sizes[table] = max(sizes.get(table, 0), _count_ids(feature, found))
+        if feature.is_embedded and table not in settled:
+            special += _find_special_ids(feature, found)
+    if special:
+        raise InputDataError(
+            "features hold what Sluice reads as padding (0) or as an absent value (1)",
+            received="; ".join(special),
+            fix="set `offset`: 2 where ids start at 0, 1 where they start at 1 and 0 is none, 0 "
+            "where 0 and 1 are none already; or `ids: false` if the values are numbers",
+        )
     specs = (
         replace(f.spec, vocabulary_size=sizes[f.spec.table]) if f.are_ids else f.spec
         for f in mapping.features
@@ -298,22 +300,8 @@ def _count_ids(feature: MappedFeature, found: Found) -> int:
     return size
 
 
-def _refuse_special_ids(mapping: RecordMapping, found: Mapping[str, Found]) -> None:
-    """Refuses ids that Sluice reads as none, unless an `offset` says what they are."""
-    settled = {f.spec.table for f in mapping.features if f.config.offset is not None}
-    held: list[str] = []
-    for feature in mapping.features:
-        if feature.is_embedded and feature.spec.table not in settled:
-            # In a list, 0 may well be padding.
-            keys = {1: "oov"} if feature.spec.is_list else {0: "zeros", 1: "oov"}
-            counts = {
-                id_: sum(one[key] for one in found[feature.name]) for id_, key in keys.items()
-            }
-            held += [f"{feature.name}: {id_} ({n:,} times)" for id_, n in counts.items() if n]
-    if held:
-        raise InputDataError(
-            "features hold what Sluice reads as padding (0) or as an absent value (1)",
-            received="; ".join(held),
-            fix="set `offset`: 2 where ids start at 0, 1 where they start at 1 and 0 is none, 0 "
-            "where 0 and 1 are none already; or `ids: false` if the values are numbers",
-        )
+def _find_special_ids(feature: MappedFeature, found: Found) -> Iterator[str]:
+    """Ids that Sluice reads as none; in a list, 0 may well be padding."""
+    for id_, key in ((1, "oov"),) if feature.spec.is_list else ((0, "zeros"), (1, "oov")):
+        if times := sum(one[key] for one in found):
+            yield f"{feature.name}: {id_} ({times:,} times)"

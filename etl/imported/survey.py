@@ -62,10 +62,9 @@ class Survey:
         self._decoder = build_decoder(wire, mapping.record_type, mapping.slots)
         counted = find_counted(mapping.keys, mapping.schema, {})
         self._columns = CountedColumns.build(counted, mapping.schema)
+        labels = tuple(spec.name for spec in mapping.schema.by_role("label"))
         self._focus = None
         if counted.label is not None:
-            others = (spec.name for spec in mapping.schema.by_role("label"))
-            labels = tuple(dict.fromkeys((counted.label, *others)))
             self._focus = LabelFocus(counted.label, (), mapping.keys.weight, labels)
         self._counted = _find_counted_ids(mapping)
         self.keys = TrainCounter(counted)
@@ -129,9 +128,8 @@ def _find_counted_ids(mapping: RecordMapping) -> dict[str, str]:
 
 def _count_padded(mapping: RecordMapping, batch: pa.RecordBatch) -> dict[str, int]:
     """By feature, the lists that begin with padding and hold ids behind it."""
-    lists = (f.name for f in mapping.features if f.is_embedded and f.spec.is_list)
     found: dict[str, int] = {}
-    for name in lists:
+    for name in (f.name for f in mapping.features if f.is_embedded and f.spec.is_list):
         values, rows = split_lists(batch.column(name))
         firsts = rows.offsets[:-1][_count_unpadded(batch.column(name), PAD_ID) > 0]
         found[name] = int((values.to_numpy()[firsts] == PAD_ID).sum())
@@ -231,10 +229,7 @@ def _turn_list(column: pa.ListArray, kept: np.ndarray) -> pa.ListArray:
 
 
 def move_ids(column: pa.Array, offset: int) -> pa.Array:
-    """Moves ids up; what stands for none becomes padding in a list, else an absent value.
-
-    The column is of int64, or of lists of int64; 1 - offset stands for none.
-    """
+    """Moves ids up; 1 - offset, which is none, becomes padding in a list, else an absent value."""
     if pa.types.is_list(column.type):
         values, rows = split_lists(column)
         moved = move_ids(values, offset)

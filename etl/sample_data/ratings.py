@@ -143,10 +143,10 @@ def build_catalogue(config: SampleConfig) -> Catalogue:
     return Catalogue(  # The order of its draws decides the bytes.
         movie_ids=rng.permutation(id_space)[:movies] + 1,
         genre_codes=_draw_genres(main[niche_of], second[niche_of], rng),
-        vectors=_to_float32(centres[niche_of] + 0.15 * rng.normal(size=(movies, LATENT_DIM))),
-        quality=_to_float32(rng.normal(0.0, 0.3, movies)),
+        vectors=(centres[niche_of] + rng.normal(0, 0.15, (movies, LATENT_DIM))).astype(np.float32),
+        quality=rng.normal(0.0, 0.3, movies).astype(np.float32),
         starts=starts,
-        centres=_to_float32(centres),
+        centres=centres.astype(np.float32),
         neighbours=_nearest_niches(centres),
         rank_table=_inverse_table(1.0 / (np.arange(int(np.diff(starts).max())) + 1.0)),
         popular_table=_inverse_table(weight),
@@ -192,10 +192,6 @@ def _inverse_table(weight: np.ndarray) -> np.ndarray:
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def _to_float32(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32)
 
 
 FIRST_TS, LAST_TS = 956_703_932, 1_046_454_590  # seconds; the span of MovieLens-1M
@@ -259,7 +255,7 @@ def draw_users(config: SampleConfig, users: range, chunk: int) -> Users:
     age = rng.choice(len(AGE_CODES), count, p=np.array(_AGE_SHARES) / sum(_AGE_SHARES))
     occupation = rng.integers(_OCCUPATIONS, size=count)
     shared = by_gender[gender] + by_age[age] + by_occupation[occupation]
-    first, fresh = (_to_float32(rng.normal(0.0, 0.9, (count, LATENT_DIM))) for _ in range(2))
+    first, fresh = rng.normal(0.0, 0.9, (2, count, LATENT_DIM)).astype(np.float32)
     last = np.float32(0.4) * first + np.float32(0.917) * fresh  # correlation 0.4, same variance
     tastes = np.stack([shared + first, shared + last])
     return Users(users.start + 1, gender, age, occupation, tastes)
@@ -271,7 +267,7 @@ def _draw_effects(rng: np.random.Generator) -> list[np.ndarray]:
     def draw(shares: Sequence[float], scale: float) -> np.ndarray:
         effect = rng.normal(0.0, scale, (len(shares), LATENT_DIM))
         # No taste common to all users: that would only be more popularity.
-        return _to_float32(effect - np.average(effect, axis=0, weights=shares))
+        return (effect - np.average(effect, axis=0, weights=shares)).astype(np.float32)
 
     genders, occupations = (1 - _MALE_SHARE, _MALE_SHARE), (1.0,) * _OCCUPATIONS
     return [draw(genders, 0.7), draw(_AGE_SHARES, 0.7), draw(occupations, 0.4)]
@@ -307,7 +303,7 @@ def _drift_tastes(users: Users, segment_user: np.ndarray) -> np.ndarray:
     """Tastes on the arc from first to last, float32 `[segments, LATENT_DIM]`."""
     count = np.bincount(segment_user)
     step = np.arange(len(segment_user)) - np.repeat(np.cumsum(count) - count, count)
-    angle = _to_float32(np.pi / 2 * step / np.maximum(count[segment_user] - 1, 1))
+    angle = (np.pi / 2 * step / np.maximum(count[segment_user] - 1, 1)).astype(np.float32)
     first, last = users.tastes[0][segment_user], users.tastes[1][segment_user]
     return np.cos(angle)[:, None] * first + np.sin(angle)[:, None] * last
 

@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 
 
 def first_reason(faults: Iterable[Fault]) -> Column:
-    """The reason of the first condition that holds, or null.
-
-    What is not deterministic keeps Spark from moving a filter on the reason down to the text,
-    where it would parse each value anew for each of its checks.
-    """
+    """The reason of the first condition that holds, or null."""
+    # What is not deterministic keeps Spark from moving a filter on the reason down to the text,
+    # where it would parse each value anew for each of its checks.
     reason = F.when(F.monotonically_increasing_id() < 0, F.lit(""))
     for condition, name in faults:
         reason = reason.when(condition, F.lit(name))
@@ -101,8 +99,8 @@ class SourceCounts:
 
     read: int
     bad: dict[str, int]
-    values: Mapping[str, int] = field(default_factory=dict)
-    """Good rows that have a value, by nullable column."""
+    empty: tuple[str, ...] = ()
+    """Nullable columns that no good row has a value of."""
     new: tuple[str, ...] = ()
     """Keys of one of the rows that are not declared."""
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -116,26 +114,24 @@ class SourceCounts:
 
 def count_rows(source: Source) -> SourceCounts:
     """Scans a source once and counts its rows by what is wrong with them."""
-    # The greatest of the lists of new keys: one example, whatever their number.
-    has_new = NEW_COLUMN in source.rows.columns
-    counted = [F.count("*").alias("__n"), *(F.count(n).alias(f"__n_{n}") for n in source.nullable)]
-    counted += [F.max(NEW_COLUMN).alias(NEW_COLUMN)] if has_new else []
-    counted += [value.alias(name) for name, value in source.asked.items()]
-    rows = source.rows.groupBy(REASON_COLUMN).agg(*counted).collect()
-    found = {row[REASON_COLUMN]: row for row in rows}
-    good = found.pop(None, None)
+    counted = {"__n": F.count("*"), **{f"__n_{name}": F.count(name) for name in source.nullable}}
+    if NEW_COLUMN in source.rows.columns:
+        # The greatest of the lists of new keys: one example, whatever their number.
+        counted[NEW_COLUMN] = F.max(NEW_COLUMN)
+    columns = [value.alias(name) for name, value in {**counted, **source.asked}.items()]
+    rows = source.rows.groupBy(REASON_COLUMN).agg(*columns).collect()
+    found = {row[REASON_COLUMN]: row.asDict() for row in rows}
+    good = found.pop(None, {})
     bad = {reason: row["__n"] for reason, row in sorted(found.items())}
     if REPEATED_HEADER in bad:
         bad[REPEATED_HEADER] -= source.headers
     bad = {reason: n for reason, n in bad.items() if n > 0}
-    if good is None:
-        return SourceCounts(sum(bad.values()), bad)
     return SourceCounts(
-        sum(bad.values()) + good["__n"],
+        sum(bad.values()) + good.get("__n", 0),
         bad,
-        {name: good[f"__n_{name}"] for name in source.nullable},
-        tuple(good[NEW_COLUMN] or ()) if has_new else (),
-        {name: good[name] for name in source.asked},
+        empty=tuple(name for name in source.nullable if good.get(f"__n_{name}") == 0),
+        new=tuple(good.get(NEW_COLUMN) or ()),
+        asked={name: good[name] for name in source.asked if good},
     )
 
 
@@ -163,27 +159,20 @@ logger = logging.getLogger("sluice.sources")
 QUARANTINE_DIR = "quarantine"
 
 
-def check_new_columns(name: str, config: SourceConfig, new: Sequence[str]) -> None:
-    """Warns of columns of the input that are not declared, or refuses them."""
-    if not new or config.new_columns == "ignore":
-        return
-    what = f"source {name!r} has columns that are not declared"
-    if config.new_columns == "fail":
-        fix = f"declare them in sources.{name}.columns, or set sources.{name}.new_columns: ignore"
-        raise InputDataError(what, received=_show_columns(new), fix=fix)
-    logger.warning("%s: %s", what, _show_columns(new))
-
-
-def check_columns(name: str, config: SourceConfig, counts: SourceCounts) -> None:
-    """Reports what the count of a source's rows says of its columns: new keys, empty columns."""
-    check_new_columns(name, config, counts.new)
-    if empty := [column for column, values in counts.values.items() if not values]:
-        said = "source %r has columns without a single value: %s"
-        logger.warning(said, name, _show_columns(empty))
-
-
-def _show_columns(columns: Sequence[str]) -> str:
-    return ", ".join(columns[:10]) + (", …" if len(columns) > 10 else "")
+def check_columns(
+    name: str, config: SourceConfig, new: Sequence[str], empty: Sequence[str] = ()
+) -> None:
+    """Warns of columns that are not declared, or refuses them; warns of those without a value."""
+    if new and config.new_columns == "fail":
+        raise InputDataError(
+            f"source {name!r} has columns that are not declared",
+            received=", ".join(new[:10]),
+            fix=f"declare them in sources.{name}.columns, or set new_columns: ignore",
+        )
+    shown = {"that are not declared": [] if config.new_columns == "ignore" else new}
+    for what, columns in {**shown, "without a single value": empty}.items():
+        if columns:
+            logger.warning("source %r has columns %s: %s", name, what, ", ".join(columns[:10]))
 
 
 def settle_bad_rows(
@@ -195,7 +184,7 @@ def settle_bad_rows(
     """Refuses sources with too many bad rows, and writes the bad rows of the others aside."""
     for name, source in sources.items():
         check_bad_rows(source, counts[name], declared[name])
-        check_columns(name, declared[name], counts[name])
+        check_columns(name, declared[name], counts[name].new, counts[name].empty)
         bad = counts[name].bad_rows
         logger.info("%s: %s rows read, %s bad", name, f"{counts[name].read:,}", f"{bad:,}")
         if bad and staging is not None:

@@ -61,11 +61,7 @@ class Listing:
 def list_files(
     name: str, config: SourceConfig, data_dir: str, dates: DateRange | None = None
 ) -> Listing:
-    """Lists the files of a source: a file, all of a folder, or a glob, of each day if dated.
-
-    Hidden files and folders are left out, as Spark leaves them out. Folders that links lead to are
-    listed too. A file that is reached twice, by a link, counts once.
-    """
+    """Lists the files of a source: a file, the visible ones of a folder, or a glob, by day."""
     root, days = local_path(data_dir), config.days
     path = local_path(config.path or "")
     if days is None or not config.day_in_path:
@@ -91,7 +87,7 @@ def _find(path: Path, root: Path) -> Found:
         entries = [base]
     else:
         entries = sorted(root / match for match in match_visible(root, path))
-    found: dict[Path, Path] = {}
+    found: dict[Path, Path] = {}  # A file that is reached twice, by a link, counts once.
     for entry in entries:
         file = entry.resolve()
         if file.is_file() and not (is_hidden(entry.name) or is_hidden(file.name)):
@@ -111,23 +107,16 @@ def _find_days(name: str, path: str, written: str, root: Path) -> tuple[datetime
     place = re.compile(fnmatch.translate(f"{before}\0{level}").replace("\0", day))
     days = set()
     for match in match_visible(root, Path(before + "*".join(literals) + level)):
-        text = place.fullmatch(str(match))
-        found = _parse_day(text[1], written) if text else None
-        if found is None:
+        text, found = place.fullmatch(str(match)), None
+        with contextlib.suppress(ValueError):
+            found = datetime.datetime.strptime(text[1] if text else "", written).date()
+        if text is None or found is None or found.strftime(written) != text[1]:
             raise InputDataError(
                 f"source {name!r}: {match} has no day, written as {written}, in the place of it",
                 fix=f"set sources.{name}.days.format, or make the path more precise",
             )
         days.add(found)
     return DateRange(min(days), max(days)).days() if days else ()
-
-
-def _parse_day(text: str, written: str) -> datetime.date | None:
-    try:
-        day = datetime.datetime.strptime(text, written).date()
-    except ValueError:
-        return None
-    return day if day.strftime(written) == text else None
 
 
 def check_files(
@@ -197,12 +186,10 @@ def _check_bytes(name: str, config: SourceConfig, files: Sequence[InputFile]) ->
 
 
 def _require_days(listing: Listing, dates: DateRange, *, is_log: bool) -> None:
-    """Refuses to run while days of the run have no file: they may be late.
-
-    Where days may be empty, one must have some: of a log a day of the run, not of the lookback.
-    """
+    """Refuses to run while days of the run have no file: they may be late."""
     name, days = listing.name, listing.config.days or DaysConfig()
     missing = [day for day in dates.days() if not listing.by_day.get(day, True)]
+    # Where days may be empty, one must have a file: of a log a day of the run, not of the lookback.
     is_all = is_log and len(missing) == len(dates.days())
     if missing and (is_all or not (days.allow_empty_days and listing.found)):
         raise UpstreamNotReadyError(
@@ -228,13 +215,11 @@ def _show_days(days: Sequence[datetime.date]) -> str:
 
 def _check_repeated_days(name: str, by_day: Mapping[datetime.date, Found]) -> None:
     """Refuses two days with the same files, byte for byte; only those of one size are read."""
-    by_sizes: dict[tuple[int, ...], list[datetime.date]] = {}
-    for day, files in sorted(by_day.items()):
-        sizes = tuple(sorted(path.stat().st_size for path in files))
-        if any(sizes):
-            by_sizes.setdefault(sizes, []).append(day)
+    sizes = {day: sorted(f.stat().st_size for f in found) for day, found in by_day.items()}
     known: dict[tuple[bytes, ...], datetime.date] = {}
-    for day in (day for days in by_sizes.values() if len(days) > 1 for day in days):
+    for day, own in sorted(sizes.items()):
+        if not any(own) or list(sizes.values()).count(own) == 1:
+            continue
         first = known.setdefault(tuple(sorted(map(_digest, by_day[day]))), day)
         if first != day:
             raise InputDataError(
@@ -253,14 +238,13 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class RowDays:
-    """The days that a run reads, where a column of the input tells the day of a row.
-
-    `keys` are what the column says of each day; of a timestamp it is the day.
-    """
+    """The days that a run reads, where a column of the input tells the day of a row."""
 
     column: ColumnConfig
     days: DateRange
     keys: Mapping[datetime.date, Any]
+    """What the column says of each day; of a timestamp it is the day."""
+    allow_empty: bool
 
     def prune(self, frame: DataFrame, raw: Column, found: T.DataType) -> DataFrame:
         """Keeps rows of the days, and bad ones without a day, in terms that prune partitions."""
@@ -304,4 +288,4 @@ def find_row_days(config: SourceConfig, dates: DateRange | None) -> RowDays | No
     if column.type != "timestamp":
         kind = int if column.type == "int64" else str
         keys = {day: kind(day.strftime(written)) for day in keys}
-    return RowDays(column, days, keys)
+    return RowDays(column, days, keys, config.days.allow_empty_days)

@@ -6,6 +6,7 @@ fit is null, and counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from conf.errors import ConfigError, InputDataError, SluiceError, did_you_mean
-from conf.etl.sources import EPOCH_UNITS, SPARK_TYPES, ColumnConfig, SourceConfig
-from etl.sources.bad_rows import check_new_columns
+from conf.etl.sources import EPOCH_UNITS, NUMBER_TYPES, SPARK_TYPES, ColumnConfig, SourceConfig
+from etl.sources.bad_rows import check_columns
 from etl.sources.source import FILE_COLUMN, LINE_COLUMN, ParsedColumn, ParsedRows, Reading
 from etl.sources.text_files import escape_path
 from etl.sources.text_formats import (
@@ -45,17 +46,14 @@ Given = tuple["DataFrame", T.StructType]
 def lay_out_frames(
     reading: Reading, given: Sequence[Given], optional: Collection[str]
 ) -> Iterator[ParsedRows]:
-    """Takes frames apart into the declared columns; folders give what a frame lacks.
-
-    A frame may lack a column that is optional, or that another one has.
-    """
+    """Takes frames apart into the declared columns; folders give what a frame lacks."""
     config = reading.config
     asked = {column.field_name.lower() for column in config.columns}
     asked |= {head for name in asked for head, _ in split_path(name)}
     names = {name for _, schema in given for name in schema.fieldNames()}
     new = sorted(name for name in names if name.lower() not in asked)
-    check_new_columns(reading.name, config, new)
-    lackable = {
+    check_columns(reading.name, config, new)
+    lackable = {  # A frame may lack what is optional, or what another one has.
         column.name
         for column in config.columns
         if column.name in optional or any(find_field(s, column.field_name) for _, s in given)
@@ -106,10 +104,10 @@ def find_field(schema: T.StructType, name: str, parent: Column | None = None) ->
     if len(near) == 1:
         return _child(parent, near[0].name), near[0].dataType
     for head, rest in split_path(name):
-        struct = next((f for f in schema if f.name == head), None)
-        if struct is not None and isinstance(struct.dataType, T.StructType):
-            inner = find_field(struct.dataType, rest, _child(parent, head))
-            if inner is not None:
+        for struct in (f.dataType for f in schema if f.name == head):
+            if isinstance(struct, T.StructType) and (
+                inner := find_field(struct, rest, _child(parent, head))
+            ):
                 return inner
     return None
 
@@ -125,9 +123,7 @@ _TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
 # What a column may be declared as, by what it is in the input. Floats have no text that every
 # engine agrees on, and a time has no number but by a unit.
 _ALLOWED: dict[str, tuple[type[T.DataType], ...]] = {
-    "int64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
-    "float32": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
-    "float64": (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS),
+    **dict.fromkeys(NUMBER_TYPES, (*_INTEGERS, *_FRACTIONS, T.BooleanType, *_TEXTS)),
     "string": (*_INTEGERS, T.DecimalType, T.BooleanType, *_TEXTS),
     "bytes": _TEXTS,
     "timestamp": (*_TIMES, *_TEXTS),
@@ -155,7 +151,7 @@ def cast_column(
         columns = parse_column(column, text)
         first, broken = columns[column.name], raw.isNotNull() & text.isNull()
         faults = ((broken, f"not_utf8:{column.name}"), *first.faults)
-        return {**columns, column.name: replace(first, faults=faults)}
+        return columns | {column.name: replace(first, faults=faults)}
     elif column.pair is not None:
         # A whole number has no second value.
         return parse_column(column, raw.cast("string"))
@@ -214,32 +210,24 @@ def _cast(column: ColumnConfig, raw: Column, found: T.DataType) -> Column:
 
 
 def read_column_files(spark: SparkSession, reading: Reading) -> list[Given]:
-    """Reads files with columns, in as few frames as their schemas allow.
-
-    Files whose schemas merge are one frame, where a column that a file lacks is null; where a
-    column has two types, or one that Spark does not read, there is one frame per schema. Frames
-    have `__file` and Spark's `_metadata`.
-    """
+    """Reads files with columns: one frame if their schemas merge, else one for each schema."""
     kind = reading.config.format
     paths = [file.path for file in reading.files if file.bytes]
     groups: dict[str, list[str]] = {}
     try:
-        merged = None if kind == "avro" else _merge_schemas(spark, kind, paths)
+        # A column that a file lacks is null there; two types of one, or a type that Spark does not
+        # read, keep schemas from merging.
+        merged = None
+        with contextlib.suppress(PySparkException, Py4JJavaError):
+            if kind != "avro":
+                reader = spark.read.format(kind).option("mergeSchema", "true")
+                merged = reader.load(list(map(escape_path, paths))).schema
         for path in paths:
             schema = merged or _read_schema(spark, kind, path)
             groups.setdefault(schema.json(), []).append(path)
         return [_load(spark, kind, schema, group) for schema, group in groups.items()]
     except (PySparkException, Py4JJavaError) as error:
         raise _explain(reading.name, reading.config, error) from error
-
-
-def _merge_schemas(spark: SparkSession, kind: str, paths: list[str]) -> T.StructType | None:
-    """One schema of all files; None: file by file more of them can be read."""
-    try:
-        reader = spark.read.format(kind).option("mergeSchema", "true")
-        return reader.load(list(map(escape_path, paths))).schema
-    except (PySparkException, Py4JJavaError):
-        return None
 
 
 def _read_schema(spark: SparkSession, kind: str, path: str) -> T.StructType:
@@ -274,10 +262,8 @@ _LONG_DIGITS = 18
 
 
 def _readable(kind: Any) -> Any:
-    """The type without fields that Spark does not read, and decimals longer than an int64.
-
-    Of shorter ones Spark does not read those that a Parquet file holds as byte arrays.
-    """
+    """The type without fields that Spark does not read, and decimals longer than an int64."""
+    # Of shorter ones Spark does not read those that a Parquet file holds as byte arrays.
     if isinstance(kind, T.DecimalType) and kind.precision <= _LONG_DIGITS:
         return T.DecimalType(_LONG_DIGITS + 1, kind.scale)
     if isinstance(kind, T.ArrayType):

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from conf.dates import DateRange
 from conf.etl.sources import SPARK_TYPES, SPARSE_FORMATS, ColumnConfig, SourceConfig
 from etl.sources.bad_rows import (
-    check_new_columns,
+    check_columns,
     column_faults,
     find_last_day,
     first_reason,
@@ -59,12 +59,6 @@ def read_source(
 
     `optional` are declared columns that may be null in any row, or missing in the input or some of
     its files: they are null there.
-
-    Raises:
-        InputDataError: No such file, nothing in it, a header, column or type that does not fit, or
-            a day without a row.
-        ConfigError: The session cannot read the format, or the run lacks a date.
-        UpstreamNotReadyError: A database does not answer.
     """
     nullable = tuple(c.name for c in config.columns if c.nullable and c.name not in optional)
     columns = tuple(_settle(column, dates, optional) for column in config.columns)
@@ -76,7 +70,8 @@ def read_source(
     order = file_order(name, files) if files else None
     parts = (_finish(reading, rows, order) for rows in _lay_out(spark, reading, optional))
     rows = reduce(lambda one, other: one.unionByName(other), parts)
-    _check_days_of_rows(reading, rows)
+    if reading.days is not None and not (config.day_in_path or reading.days.allow_empty):
+        check_empty_days(name, config, reading.days.find_empty(rows))
     headers = sum(file.bytes > 0 for file in files) if config.header else 0
     return Source(name, rows, files, headers, nullable)
 
@@ -88,14 +83,6 @@ def _settle(
     last = None if column.not_after is None else find_last_day(column, dates)
     nullable = column.nullable or column.name in optional
     return column.model_copy(update={"nullable": nullable, "not_after": last})
-
-
-def _check_days_of_rows(reading: Reading, rows: DataFrame) -> None:
-    """Refuses a source that lacks good rows of a day; scans its column of days once."""
-    config, days = reading.config, reading.days
-    if days is None or config.days is None or config.day_in_path or config.days.allow_empty_days:
-        return
-    check_empty_days(reading.name, config, days.find_empty(rows))
 
 
 def _lay_out(
@@ -111,7 +98,7 @@ def _lay_out(
         layouts = find_layouts(spark, reading, optional)
         found = dict.fromkeys(field for layout in layouts for field in layout.fields)
         declared = {column.field_name for column in config.columns}
-        check_new_columns(name, config, [field for field in found if field not in declared])
+        check_columns(name, config, [field for field in found if field not in declared])
         for layout in layouts:
             yield _lay_out_lines(spark, reading, layout)
 
@@ -129,11 +116,7 @@ def _lay_out_lines(spark: SparkSession, reading: Reading, layout: TextLayout) ->
 
 
 def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFrame:
-    """The declared columns, the reason and the books of each row of the run's days.
-
-    Without an order in the input rows are ordered by their content, so that the order is the same
-    in every run.
-    """
+    """The declared columns, the reason and the books of each row of the run's days."""
     config, columns, frame = reading.config, dict(rows.columns), rows.frame
     if (made := config.made_day_column) is not None:
         day = reading.folders[made]
@@ -150,7 +133,7 @@ def _finish(reading: Reading, rows: ParsedRows, order: Column | None) -> DataFra
         parsed = nan_as_missing(column, parsed)
         faults += column_faults(column, parsed)
         values.append(parsed.value.cast(SPARK_TYPES[column.type]).alias(column.name))
-    if order is None:
+    if order is None:  # By the content, so that the order is the same in every run.
         content = F.xxhash64(*[F.col(f"__value_{name}") for name in columns]).alias("line")
         place = F.lit(0).cast("bigint").alias("block")
         order = F.struct(F.lit(reading.name).alias("file"), place, content)

@@ -14,7 +14,6 @@ from conf.dates import DateRange
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import TokensConfig
-from conf.etl.sources import SourceConfig
 from conf.local_paths import local_path
 from conf.manifest import InputFile, InputTable
 from etl.sources.files import describe_files, describe_input, list_files
@@ -51,25 +50,18 @@ def read_inputs(
     lackable = {config.events.source: optional}
     sources = {
         name: read_source(spark, name, source, config.data_dir, dates, lackable.get(name, ()))
-        for name, source in _list_used(config)
+        for name, source in config.sources.items()
+        if name in config.used_sources
     }
     return sources, inputs
 
 
 def _note_inputs(spark: SparkSession, config: BuildConfig, dates: DateRange | None) -> RunInputs:
-    files: list[InputFile] = []
-    tables: list[InputTable] = []
-    for name, source in _list_used(config):
-        if source.path is None:
-            tables.append(read_state(spark, name, source, dates))
-        else:
-            files += describe_files(list_files(name, source, config.data_dir, dates))
+    used = [(name, own) for name, own in config.sources.items() if name in config.used_sources]
+    listings = [list_files(name, own, config.data_dir, dates) for name, own in used]
+    files = [file for listing in listings for file in describe_files(listing)]
+    tables = [read_state(spark, name, own, dates) for name, own in used if own.path is None]
     return RunInputs((*files, *find_token_files(config)), tuple(tables))
-
-
-def _list_used(config: BuildConfig) -> list[tuple[str, SourceConfig]]:
-    used = config.used_sources
-    return [(name, source) for name, source in config.sources.items() if name in used]
 
 
 def find_token_files(config: BuildConfig) -> Iterator[InputFile]:
@@ -93,11 +85,7 @@ def find_token_files(config: BuildConfig) -> Iterator[InputFile]:
 def check_inputs_unchanged(
     spark: SparkSession, config: BuildConfig, inputs: RunInputs, dates: DateRange | None
 ) -> None:
-    """Refuses what was made of inputs that are no longer what they were when the run began.
-
-    Spark reads an input more than once: a version of inputs that changed meanwhile would be of
-    neither state, and say of itself that it is of the first.
-    """
+    """Refuses what was made of inputs that changed meanwhile: Spark reads them more than once."""
     now = _note_inputs(spark, config, dates)
     changes = {f"{table.source}: {table.place}" for table in {*now.tables} ^ {*inputs.tables}}
     changes |= {f"{file.source}: {file.path}" for file in {*now.files} ^ {*inputs.files}}

@@ -49,13 +49,10 @@ class Reading:
 class Source:
     """A source as read: parsed rows, and why the others did not parse.
 
-    Attributes:
-        rows: Declared columns plus `__order` (position in the input), `__reason` (null for good
-            rows), `__line` (the text, or the row as JSON), `__file` and, for JSON lines, `__new`
-            (keys that are not declared). Headers are among them, as `repeated_header`.
-        headers: Number of header lines: one per file that has a line, or none.
-        nullable: Columns that may be null, and should not be so in every row.
-        asked: Further aggregates over the good rows, by name.
+    `rows` are declared columns plus `__order` (position in the input), `__reason` (null for good
+    rows), `__line` (the text, or the row as JSON), `__file` and, for JSON lines, `__new` (keys that
+    are not declared). The `headers`, one per file or none, are among them. `nullable` columns
+    should not be null in every row; `asked` are further aggregates over the good rows.
     """
 
     name: str

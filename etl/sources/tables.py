@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,8 @@ def _read_jdbc(spark: SparkSession, name: str, config: Mapping[str, str]) -> Dat
     read_only = _READ_ONLY.get(config["url"].split(":")[1], {})
     options = {"fetchsize": "10000", **given, **read_only, **_OURS, **secrets}
     try:
-        return _as_written(
-            spark, config["url"], spark.read.format("jdbc").options(**options).load()
-        )
+        frame = spark.read.format("jdbc").options(**options).load()
+        return _as_written(spark, config["url"], frame)
     except (PySparkException, Py4JJavaError) as error:
         # Without the cause: a driver may quote what it was given.
         raise _explain(name, config["url"], error, secrets.get("password")) from None
@@ -88,10 +88,8 @@ _PROBES = ("2024-01-15 12:00:00.0", "2024-07-15 12:00:00.0")
 
 
 def _as_written(spark: SparkSession, url: str, frame: DataFrame) -> DataFrame:
-    """Gives times without a zone as the database shows them, whatever the zone of the machine.
-
-    Drivers take them for times of Java's zone, and most dialects of Spark leave it at that.
-    """
+    """Gives times without a zone as the database shows them, whatever the zone of the machine."""
+    # Drivers take them for times of Java's zone, and most dialects of Spark leave it at that.
     zoneless = [f.name for f in frame.schema if isinstance(f.dataType, T.TimestampNTZType)]
     jvm: Any = spark._jvm
     dialect = jvm.org.apache.spark.sql.jdbc.JdbcDialects.get(url)
@@ -105,13 +103,9 @@ def _as_written(spark: SparkSession, url: str, frame: DataFrame) -> DataFrame:
     )
 
 
-_NO_DRIVER = ("No suitable driver", "ClassNotFoundException", "CANNOT_LOAD_CLASS")
-_NOT_THERE = (
-    "Connection refused",
-    " refused. Check",
-    "UnknownHost",
-    "timed out",
-    "Connection attempt failed",
+_NO_DRIVER = re.compile("No suitable driver|ClassNotFoundException|CANNOT_LOAD_CLASS")
+_NOT_THERE = re.compile(
+    r"Connection refused| refused\. Check|UnknownHost|timed out|Connection attempt failed"
 )
 
 
@@ -124,10 +118,10 @@ def _explain(name: str, url: str, error: Exception, password: str | None) -> Slu
         received = received.replace(password, "***")
     kind: type[SluiceError] = InputDataError
     what, fix = "the database refused", "check the options under jdbc, and the user's rights"
-    if any(sign in text for sign in _NO_DRIVER):
+    if _NO_DRIVER.search(text):
         kind, what = ConfigError, "the session has no JDBC driver for this database"
         fix = "bring its jar by spark.jars, and its class in jdbc.driver"
-    elif any(sign in text for sign in _NOT_THERE):
+    elif _NOT_THERE.search(text):
         kind, what = UpstreamNotReadyError, "the database does not answer"
         fix = "try again when it is up, or correct jdbc.url"
     return kind(f"source {name!r}: {what}", received=received, fix=fix)
@@ -136,14 +130,11 @@ def _explain(name: str, url: str, error: Exception, password: str | None) -> Slu
 def read_state(
     spark: SparkSession, name: str, config: SourceConfig, dates: DateRange | None
 ) -> InputTable:
-    """Reads the state of a source that is a table; files have theirs in the listing.
+    """Reads the state of a table: its version in a Delta or Iceberg catalogue, else a checksum.
 
-    A Delta or Iceberg table has the version of its catalogue. Of any other the declared columns are
-    read once for a checksum, of the run's days where `days.column` tells them apart; with
-    `change_check: null` they are not, and the state is unknown.
+    The checksum is of the declared columns, of the run's days where `days.column` tells them apart.
     """
-    jdbc = config.jdbc
-    place = config.table or "" if jdbc is None else f"{jdbc['url']} {jdbc['dbtable']}"
+    place = config.table or "{url} {dbtable}".format(**config.jdbc or {})
     state = None if config.table is None else read_table_version(spark, config.table)
     if state is None and config.change_check is not None:
         declared = _select_declared(read_table(spark, name, config), config, dates)
@@ -190,10 +181,8 @@ def read_table_version(spark: SparkSession, table: str) -> str | None:
     for provider, (statement, columns) in _LATEST.items():
         with contextlib.suppress(PySparkException, Py4JError):  # of another format
             for row in spark.sql(statement.format(table=table)).collect():
-                return ":".join([provider, *(_write(row[column]) for column in columns)])
+                values = [row[column] for column in columns]
+                # A time is shown in the zone of this process; what is kept must not depend on it.
+                times = [v.timestamp() if isinstance(v, datetime.datetime) else v for v in values]
+                return ":".join(map(str, [provider, *times]))
     return None
-
-
-def _write(value: object) -> str:
-    # A time is shown in the zone of this process; what is kept must not depend on it.
-    return str(value.timestamp() if isinstance(value, datetime.datetime) else value)

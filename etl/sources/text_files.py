@@ -45,22 +45,17 @@ def find_layouts(
 
     Headers that name columns as they are declared go by name, file by file; `header: by_name` may
     name others too. Any other header goes by position: there is one, with as many names as columns.
-    Columns may be missing that are optional or given by folders; without a header the number of
-    fields tells whether they are.
     """
     config, files = reading.config, reading.files
     fields = tuple(column.field_name for column in config.columns)
     absent = {column.field_name for column in config.columns if column.name in optional}
     given = {*reading.folders} & {*fields}
-    lackable = absent | given
+    lackable = absent | given  # Without a header the number of fields tells whether they are there.
     if config.header is False and (not lackable or config.format not in SEPARATED_FORMATS):
         return [TextLayout(files, fields)]
     lines = _read_first_lines(spark, files)
     if config.header is False:
-        # Of the columns that a file may lack together the first that fits its number of fields.
-        choices = [frozenset(lacking) for lacking in ((), given, absent, lackable)]
-        by_count = {len(fields) - len(lacking): lacking for lacking in reversed(choices)}
-        return _group_by_count(config, lines, by_count)
+        return _group_by_count(config, lines, fields, (lackable, absent, given, set()))
     headers = [TextLayout(files, header_names(config, line), line) for line, files in lines.items()]
     needed = {*fields} - lackable
     is_named = all(needed <= {*header.fields} <= {*fields} for header in headers)
@@ -76,19 +71,17 @@ def find_layouts(
 def _group_by_count(
     config: SourceConfig,
     lines: Mapping[bytes, tuple[InputFile, ...]],
-    by_count: Mapping[int, frozenset[str]],
+    fields: tuple[str, ...],
+    choices: Sequence[Collection[str]],
 ) -> list[TextLayout]:
-    """Groups files by the columns that they lack, as the number of fields in a line tells."""
-    groups: dict[frozenset[str], tuple[InputFile, ...]] = {}
+    """Groups files by the fields that they have, of what may lack together the last that fits."""
+    lefts = [tuple(field for field in fields if field not in lacking) for lacking in choices]
+    by_count = {len(left): left for left in lefts}
+    groups: dict[tuple[str, ...], tuple[InputFile, ...]] = {}
     for line, files in lines.items():
-        count = len(header_names(config, line)) if line else 0
-        lacking = by_count.get(count, frozenset())
-        groups[lacking] = (*groups.get(lacking, ()), *files)
-    fields = [column.field_name for column in config.columns]
-    return [
-        TextLayout(files, tuple(field for field in fields if field not in lacking))
-        for lacking, files in groups.items()
-    ]
+        left = by_count.get(len(header_names(config, line)) if line else 0, fields)
+        groups[left] = (*groups.get(left, ()), *files)
+    return [TextLayout(files, left) for left, files in groups.items()]
 
 
 def _check_names(
@@ -161,9 +154,8 @@ _JAVA_CHARSETS = {
 def read_lines(spark: SparkSession, config: SourceConfig, files: Sequence[InputFile]) -> DataFrame:
     """Reads lines as `__raw` (the bytes), `__line` (the text), `__file` and `_metadata`."""
     raw, file = F.col(RAW_COLUMN), F.col("_metadata.file_path")
-    lines = spark.read.text([escape_path(file.path) for file in files])
-    lines = lines.select(F.col("value").alias(RAW_COLUMN), "_metadata").withColumn(
-        FILE_COLUMN, file
+    lines = spark.read.text([escape_path(file.path) for file in files]).select(
+        F.col("value").alias(RAW_COLUMN), "_metadata", file.alias(FILE_COLUMN)
     )
     if config.encoding == "utf-8":
         return lines.withColumn(LINE_COLUMN, F.make_valid_utf8(raw))
@@ -179,11 +171,9 @@ _ROOTS = ("file:", "file://")
 
 
 def file_order(name: str, files: Sequence[InputFile]) -> Column:
-    """Position in the input, whatever the partitioning; the name tells its rows from others'.
-
-    Files are ordered by their path, which a number stands for: every row carries it through each
-    sort. The id grows with the line inside one block, and blocks are ordered by where they start.
-    """
+    """Position in the input, whatever the partitioning; the name tells its rows from others'."""
+    # A number stands for a path, since every row carries it through each sort. The id grows with
+    # the line inside one block, and blocks are ordered by where they start.
     paths = sorted(file.path for file in files)
     digits = len(str(len(paths)))
     numbers = {path: f"{name}/{number:0{digits}d}" for number, path in enumerate(paths)}

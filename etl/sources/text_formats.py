@@ -26,15 +26,14 @@ def parse_column(
 
     `entries` are the texts in a list that the input has taken apart; else its separator does.
     """
-    if entries is None and column.type != "string":
-        text = F.nullif(text, F.lit(""))
-    if entries is None and column.is_list:
-        entries = F.split(text, re.escape(column.separator or ""), -1)
-    if (second := column.second) is not None:
-        return parse_pairs(column, second, text, F.array(text) if entries is None else entries)
     if entries is None:
-        value = parse_scalar(column, text)
-    else:
+        text = text if column.type == "string" else F.nullif(text, F.lit(""))
+        separator = re.escape(column.separator or "")
+        entries = F.split(text, separator, -1) if column.is_list else F.array(text)
+    if (second := column.second) is not None:
+        return parse_pairs(column, second, text, entries)
+    value = parse_scalar(column, text)
+    if column.is_list:
         value = _unless_java(column, text, entries.try_cast(SPARK_TYPES[column.type]))
     return {column.name: ParsedColumn(value, text.isNotNull(), text)}
 
@@ -173,10 +172,8 @@ def has_bad_quotes(line: Column, config: SourceConfig) -> Column:
 
 
 def _find_quoted(line: Column, config: SourceConfig) -> Column:
-    """The fields as they are written, with their quotes.
-
-    The pattern is possessive, so that no line is too long for the stack.
-    """
+    """The fields as they are written, with their quotes."""
+    # The pattern is possessive, so that no line is too long for the stack.
     quote, escape, separator = _literals(config)
     inside = f"[^{quote}{escape}]*+"
     escaped = escape + (quote if escape == quote else ".")
@@ -215,11 +212,7 @@ _QID = "qid:"
 
 
 def split_sparse_lines(lines: DataFrame, config: SourceConfig) -> ParsedRows:
-    """Takes lines `label [qid:id] [field:]index:value … # comment` apart.
-
-    A pair that has not all of its parts, or one part too many, makes the row a bad row
-    (`malformed_pair`): nothing is dropped out of a list.
-    """
+    """Takes lines `label [qid:id] [field:]index:value … # comment` apart."""
     bare = F.trim(F.regexp_replace(LINE_COLUMN, "#.*", ""))
     second = F.get(_TOKENS, F.lit(1))
     has_qid = F.startswith(second, F.lit(_QID))
@@ -267,7 +260,7 @@ def parse_json_lines(
     """Takes objects apart into the declared columns; folders say what an object has no value of.
 
     Every value is first taken as it is written, so that one that does not fit its column is told
-    from one that is not there. `__new` has the keys of an object that are not declared.
+    from one that is not there.
     """
     # Paths that share keys are read side by side: a key may be asked for whole and in part.
     paths = [column.field_name for column in config.columns]

@@ -84,15 +84,6 @@ def test_downloads_again_verifies_and_strips_the_top_folder(tmp_path, monkeypatc
     assert card["files"] == {"README": {"bytes": 10}, "users.dat": {"bytes": 19}}
 
 
-def test_a_download_stops_above_its_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "_MOST_BYTES", 10_000)
-    script = Script(b"x" * 20_000, stated_length=1 << 40)
-    with pytest.raises(InputDataError, match="10,000 bytes"):
-        fetch(script, tmp_path / "out", monkeypatch)
-    assert len(script.asked) == 1
-    assert listed(tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

@@ -287,14 +287,14 @@ def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path, cap
     write_lines(tmp_path, list(map(json.dumps, rows)))
     config = declare(*COLUMNS[:2], format="json", new_columns="fail")
     counts = count_rows(read(spark, tmp_path, config))
-    assert (counts.read, counts.bad, counts.values) == (3, {}, {"score": 0})
+    assert (counts.read, counts.bad, counts.empty) == (3, {}, ("score",))
     with pytest.raises(InputDataError) as refused:
-        check_columns("log", config, counts)
+        check_columns("log", config, counts.new)
     assert "size" in str(refused.value)
     lenient = declare(*COLUMNS[:2], format="json", new_columns="ignore")
     counts = count_rows(read(spark, tmp_path, lenient))
     assert counts.new == ()
-    check_columns("log", lenient, counts)
+    check_columns("log", lenient, counts.new, counts.empty)
     assert "without a single value: score" in caplog.text
 
 
