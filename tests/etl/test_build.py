@@ -44,13 +44,6 @@ def test_every_event_is_accounted_for(built):
     assert counts.kept == {"train": 6, "validation": 2, "test": 2, "catalog": 3, "users": 3}
 
 
-def test_events_that_are_given_twice_may_stay(spark, tmp_path):
-    config = small_config(tmp_path, events__deduplicate=False)
-    counts = build_dataset(spark, config).manifest.counts
-    assert counts.dropped == {"unmatched:items": 1, "unmatched:users": 2}
-    assert counts.joined == 11
-
-
 def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(splits):
     test, validation = by_user(splits["test"]), by_user(splits["validation"])
     # 14 and 15 stand in no train event: out of the vocabulary, since only train is fitted.
@@ -111,18 +104,31 @@ def test_a_session_that_sets_nothing_has_few_partitions_and_a_build_the_same_byt
     assert resolve_version(Path(config.output.root) / config.name) == again.version
 
 
-def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path):
+def test_events_given_twice_stay_times_are_utc_and_bad_rows_are_inside_the_version(spark, tmp_path):
     ratings = [line.rsplit("::", 1)[0] + "::2026-01-31T00:30:00" for line in RATINGS]
-    config = small_config(tmp_path, ratings, sources__ratings__columns__3__type="timestamp")
-    zone = "spark.sql.session.timeZone"
+    root, zone = tmp_path / "data sets %20 é", "spark.sql.session.timeZone"
+    config = small_config(
+        tmp_path,
+        [*ratings, "broken"],
+        sources__ratings__columns__3__type="timestamp",
+        sources__ratings__max_bad_rows=0.5,
+        events__deduplicate=False,
+        output__root=str(root),
+    )
     spark.conf.set(zone, "Asia/Tokyo")
     try:
-        manifest = build_dataset(spark, config).manifest
+        result = build_dataset(spark, config)
         assert spark.conf.get(zone) == "Asia/Tokyo"
     finally:
         spark.conf.set(zone, "UTC")
     half_past_midnight = 1_769_819_400_000
-    assert manifest.source.event_ts_ms_range == (half_past_midnight, half_past_midnight)
+    assert result.manifest.source.event_ts_ms_range == (half_past_midnight, half_past_midnight)
+    assert result.manifest.counts.dropped == {"unmatched:items": 1, "unmatched:users": 2}
+    assert result.manifest.counts.joined == 11
+    (file,) = (result.version / "quarantine" / "ratings").glob("part-*")
+    row = json.loads(file.read_text())
+    assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [root.name, "logs"]
 
 
 def test_given_split_ranks_the_given_candidates(spark, tmp_path):
@@ -185,17 +191,6 @@ def test_of_several_labels_a_row_may_lack_some(spark, tmp_path):
         "late": {"train": 4, "validation": 1, "test": 1},
     }
     assert result.manifest.counts.dropped == {}
-
-
-def test_quarantine_stays_inside_the_version(spark, tmp_path):
-    root = tmp_path / "data sets %20 é"
-    config = small_config(tmp_path, [*RATINGS, "broken"], sources__ratings__max_bad_rows=0.5,
-                          output__root=str(root))  # fmt: skip
-    version = build_dataset(spark, config).version
-    (file,) = (version / "quarantine" / "ratings").glob("part-*")
-    row = json.loads(file.read_text())
-    assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [root.name, "logs"]
 
 
 @pytest.mark.exhaustive

@@ -126,20 +126,6 @@ def test_sequences_are_found_linked_and_counted_like_examples(files, declared):
     assert import_dataset(build(files, record_type=declared)).is_new
 
 
-def test_features_without_a_type_are_found_in_context_and_feature_lists(files):
-    features = [{"name": f["name"], "role": f["role"]} for f in FEATURES]
-    for feature in features[:3]:
-        feature["offset"] = 0
-    manifest = import_dataset(build(files, features=features)).manifest
-    assert {f.name: (f.dtype, f.shape) for f in manifest.schema.features} == {
-        "user": ("int64", ()),
-        "item": ("int64", ()),
-        "history": ("int64", (None,)),
-        "times": ("float32", (None,)),
-        "click": ("int64", ()),
-    }
-
-
 def test_a_list_of_the_context_stays_there(files):
     records = [
         make_sequence({**make_row(i)[0], "tags": [3, 4, 5][: i % 4]}, make_row(i)[1])

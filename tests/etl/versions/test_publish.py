@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,19 @@ def test_what_late_tasks_left_is_not_published(tmp_path):
         version = publish_version(paths, staging, build_manifest("v1"))
     assert sorted(os.listdir(version)) == ["manifest.json", "train"]
     assert os.listdir(version / "train") == ["part-0"]
+
+
+def test_a_version_that_was_overtaken_is_not_published(tmp_path):
+    """As on a file system whose locks do not reach the other machine."""
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    overtaken = replace(build_manifest("v2"), parent="another")
+    with (
+        pytest.raises(UpstreamNotReadyError, match="has become current meanwhile"),
+        stage_entry(paths.versions, "v2") as staging,
+    ):
+        publish_version(paths, staging, overtaken)
+    assert (read_current(paths), os.listdir(paths.versions)) == ("v1", ["v1"])
 
 
 def test_an_empty_pointer_is_damage_and_no_dataset_without_versions(tmp_path):
