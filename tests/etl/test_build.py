@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 
 from conf.artefacts.dataset import resolve_version
 from conf.errors import ConfigError, InputDataError
@@ -157,39 +156,6 @@ def test_without_times_repeats_are_events_and_the_file_is_the_order(spark, tmp_p
     result = build_dataset(spark, small_config(tmp_path, ratings, events__time=None))
     (row,) = read_split(result.version, result.manifest, "test")
     assert (row["item"], row["history"]) == (10, ["OOV", 11, 10])
-    assert result.manifest.counts.dropped == {}
-
-
-@pytest.mark.exhaustive
-def test_of_several_labels_a_row_may_lack_some(spark, tmp_path):
-    config = small_config(
-        tmp_path,
-        [*(f"1::{10 + i}::4.1::{i}" for i in range(5)), "1::15::::9"],
-        sources__ratings__columns__2={"name": "rating", "type": "float32", "nullable": True},
-        label=[
-            {"column": "rating", "at_least": 4.1},
-            {"name": "stars", "column": "rating"},
-            {"name": "late", "column": "ts", "at_least": 2},
-        ],
-    )
-    result = build_dataset(spark, config)
-    # The bound has the precision of its column.
-    assert set(result.manifest.label_rate.values()) == {1.0}
-    labels = [spec.name for spec in result.manifest.schema.by_role("label")]
-    assert labels == ["label", "stars", "late"]
-    # Times 0 to 3 are train and validation; a label of grades has no rate.
-    late = {"train": pytest.approx(1 / 2), "validation": 1.0, "test": 1.0}
-    assert result.manifest.label_rates == {"late": late}
-    # The row without a rating has one of three labels: the other two are absent features.
-    (shard,) = result.manifest.split("test").shards
-    (record,) = tf.data.TFRecordDataset(str(result.version / shard.path)).as_numpy_iterator()
-    written = tf.train.Example.FromString(record).features.feature
-    assert {name for name in labels if name in written} == {"late"}
-    assert result.manifest.counts.labelled == {
-        "label": {"train": 4, "validation": 1, "test": 0},
-        "stars": {"train": 4, "validation": 1, "test": 0},
-        "late": {"train": 4, "validation": 1, "test": 1},
-    }
     assert result.manifest.counts.dropped == {}
 
 

@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
 import yaml
 
 from conf.etl.build import BuildConfig
 from conf.etl.encodings import FeatureConfig
 from conf.load import load_config
-from etl.build import build_dataset
+from etl.build import build_dataset, check_config
 from etl.sample_data.logs import plan_clicks, write_clicks
+from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split
 
 
@@ -55,77 +55,16 @@ def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
 
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guide"
-DAY = 86_400
-LOG = [
-    (1, 10, "view", 0),
-    (1, 10, "click", 60),
-    (2, 10, "view", 90),
-    (1, 11, "click", 2 * DAY),
-    (1, 10, "click", 2 * DAY + 600),
-    (1, 11, "view", 2 * DAY + 1200),
-    (2, 11, "view", 3 * DAY),
-    (2, 12, "view", 3 * DAY),  # not in the dictionary
-    (2, 11, "click", 4 * DAY),
-    (1, 10, "view", 5 * DAY),
-]
-ITEMS = [(10, "shoes"), (11, "hats"), (11 + 88, "socks")]
-PRICES = [
-    # item, from, to, entered at, price
-    (10, -1, DAY, -1, 5),
-    (10, DAY, "", DAY, 6),
-    (10, 0, "", 4 * DAY, 99),  # a late correction of what has long been replaced
-    (11, -1, "", -1, 7),
-    (11, 6 * DAY, "", -1, 8),  # a price of the future
-]
 
 
-@pytest.fixture(scope="module")
-def shop(spark, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shop")
-    for name, rows in (("log", LOG), ("items", ITEMS), ("prices", PRICES)):
-        lines = ["\t".join(map(str, row)) for row in rows]
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+def test_the_guide_s_features_make_a_plan(tmp_path):
     (block,) = (GUIDES / "features.md").read_text().split("```yaml\n")[1:]
     data = yaml.safe_load(block.split("```")[0])
-    data |= {"data_dir": str(folder), "output": {"root": str(folder / "out"), "shards": 1}}
-    data["split"] |= {"validation": 4 * DAY, "test": 5 * DAY}
-    return build_dataset(spark, BuildConfig.model_validate(data))
-
-
-@pytest.mark.exhaustive
-def test_records_hold_the_past_of_their_event(shop):
-    train = read_split(shop.version, shop.manifest, "train")
-    wanted = {"user_id": 1, "user_views_7d": 1, "session_position": 3}
-    (row,) = [row for row in train if row.items() >= wanted.items()]
-    # The view of 11 at 2 days + 1200 s: clicks on 10 (latest of two) and 11, all in this visit.
-    assert row["clicked"] == [10, 11]
-    assert row["clicked_category"] == ["shoes", "hats"]
-    assert row["clicked_price"] == [6, 7]
-    assert row["clicked_age"] == pytest.approx([1 / 6, 1 / 3])
-    assert row["session_items"] == [10, 11]
-    assert row["price"] == 7
-    assert row["item_ctr"] == pytest.approx((1 + 1) / (0 + 1 + 20))
-    (test,) = read_split(shop.version, shop.manifest, "test")
-    assert (test["price"], test["session_position"], test["session_items"]) == (6, 1, [])
-    assert shop.manifest.counts.dropped == {"unmatched:items": 1}
-    assert shop.manifest.counts.unmatched == {"items": {"unknown_key": 1}}
-
-
-@pytest.mark.exhaustive
-def test_users_and_catalogue_stand_at_the_end_of_the_log(shop):
-    users = {r["user_id"]: r for r in read_split(shop.version, shop.manifest, "users")}
-    assert users[1]["clicked"] == [10, 11]
-    assert users[1]["clicked_age"] == pytest.approx([72 - 1 / 6, 72], rel=1e-5)
-    assert users[1]["session_items"] == [10]
-    assert users[2]["clicked"] == [11]
-    assert users[2]["session_items"] == []
-    assert users[2]["user_views_7d"] == 2
-    items = {r["item_id"]: r for r in read_split(shop.version, shop.manifest, "catalog")}
-    assert {item: (row["category"], row["price"]) for item, row in items.items()} == {
-        10: ("shoes", 6),
-        11: ("hats", 7),
-    }
-    assert items[10]["item_ctr"] == pytest.approx((2 + 1) / (3 + 21))
+    data |= {"data_dir": str(tmp_path), "output": {"root": str(tmp_path / "out"), "shards": 1}}
+    plan = check_config(BuildConfig.model_validate(data), RunRequest())
+    names = {spec["name"] for spec in data["features"]}
+    assert {"clicked", "session_items", "item_ctr", "price"} <= names
+    assert plan.keys.user == "user_id"
 
 
 def test_the_guide_s_table_of_encodings_has_every_kind_as_it_is_written():

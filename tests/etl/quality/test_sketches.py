@@ -38,25 +38,13 @@ def test_the_estimate_of_distinct_values_is_within_four_standard_errors(distinct
 
 
 def sketch(values: list[int]) -> FrequencySketch:
-    found, counts = np.unique(np.array(values, np.int64), return_counts=True)
+    found, counts = np.unique(np.asarray(values), return_counts=True)
     return FrequencySketch.of(pa.array(found), counts)
 
 
 def top(values: list[int]) -> list[list[int]]:
     ordered = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
     return [list(item) for item in ordered[:TOP_VALUES]]
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.integers(0, 60)), min_size=1, max_size=4))
-def test_few_values_merge_exactly_in_any_grouping(parts):
-    whole = [value for part in parts for value in part]
-    sketches = [sketch(part) for part in parts]
-    flat = FrequencySketch.merge(sketches).to_json()
-    nested = FrequencySketch.merge([FrequencySketch.merge(sketches[:2]), *sketches[2:]]).to_json()
-    assert flat == nested == sketch(whole).to_json()
-    assert flat["top"] == {"values": top(whole), "exact": True}
-    assert (flat["distinct"]["count"], flat["distinct"]["exact"]) == (len(set(whole)), True)
 
 
 def reload(found: FrequencySketch) -> FrequencySketch:
@@ -87,12 +75,14 @@ def test_many_values_merge_within_their_bounds(seed, skew):
         assert result["top"]["exact"]
 
 
-def test_of_too_many_values_the_most_frequent_stay():
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_of_too_many_values_the_most_frequent_stay(kind):
     values = [*range(2 * ENTRIES), *range(ENTRIES, ENTRIES + 50)]
-    found = sketch(values)
+    found = sketch(np.array(values, kind))
     assert found.listed[:50] == [(v, 2, 0) for v in range(ENTRIES, ENTRIES + 50)]
     assert (len(found.listed), found.bound) == (ENTRIES, 1)
     assert not found.to_json()["distinct"]["exact"]
+    assert len(found.to_json()["sketch"]) < 10_000
 
 
 def test_a_value_that_a_shard_cut_is_not_called_exact():
@@ -136,16 +126,6 @@ def test_ranks_of_many_values_are_off_by_little(order):
     for p in np.linspace(0.01, 0.99, 33):
         rank = np.searchsorted(whole, merged.quantile(float(p))) / len(whole)
         assert rank == pytest.approx(p, abs=0.005)
-
-
-@given(st.lists(st.lists(st.floats(-1e6, 1e6), max_size=20), min_size=1, max_size=5))
-def test_moments_merge_as_of_one_pass(parts):
-    merged = Moments.merge([Moments.of(np.array([part])) for part in parts])
-    whole = [value for part in parts for value in part]
-    assert merged.count == len(whole)
-    if whole:
-        assert merged.mean[0] == pytest.approx(np.mean(whole), rel=1e-9, abs=1e-6)
-        assert merged.scatter[0, 0] == pytest.approx(np.var(whole) * len(whole), rel=1e-6, abs=1e-4)
 
 
 def test_a_large_offset_does_not_swallow_the_spread():

@@ -63,18 +63,17 @@ def test_each_format_takes_what_its_files_lack_from_their_folders(
     assert sorted(good(read(spark, tmp_path, declare(land, ID, HOUR, **options)))) == EXPECTED
 
 
-def test_values_have_the_declared_type(spark, tmp_path):
-    write(tmp_path, write_table, {"dt=2024-03-01/h=08": 1, "dt=2024-03-02/h=x": 2})
-    day, hour = {"name": "dt", "type": "timestamp"}, {"name": "h", "type": "int64", "maximum": 23}
+def test_values_have_the_declared_type_and_null_is_null(spark, tmp_path):
+    hive_null = "dt=2024-03-03/h=__HIVE_DEFAULT_PARTITION__"
+    ids = {"dt=2024-03-01/h=08": 1, "dt=2024-03-02/h=x": 2, hive_null: 3, "dt=2024-03-04": 4}
+    write(tmp_path, write_table, ids)
+    day = {"name": "dt", "type": "timestamp"}
+    hour = {"name": "h", "type": "int64", "maximum": 23, "nullable": True}
     source = read(spark, tmp_path, declare(day, hour, ID, format="parquet"))
-    assert outcomes(source) == [(1_709_251_200_000, 8, 1), "not_int64:h"]
-
-
-def test_null_is_null_and_a_folder_without_the_column_too(spark, tmp_path):
-    ids = {"h=__HIVE_DEFAULT_PARTITION__": 1, "h=08": 2, "plain": 3}
-    write(tmp_path, write_text("{}\n"), ids)
-    source = read(spark, tmp_path, declare(ID, {**HOUR, "nullable": True}))
-    assert sorted(good(source), key=str) == [(1, None), (2, "08"), (3, None)]
+    first, day_ms = 1_709_251_200_000, 86_400_000
+    assert outcomes(source) == [
+        (first, 8, 1), "not_int64:h", (first + 2 * day_ms, None, 3), (first + 3 * day_ms, None, 4)
+    ]  # fmt: skip
 
 
 def test_what_files_have_is_theirs(spark, tmp_path):
