@@ -167,6 +167,13 @@ def test_new_tokens_come_behind_by_falling_count():
     assert ids(first) == {"b": 2, "a": 3}
     assert ids(second) == {"b": 2, "a": 3, "d": 4, "c": 5, "z": 6}
     assert second["count"].to_pylist() == [0, 9, 4, 3, 3]
+    # A plain vocabulary may begin to grow: its ages are from that day.
+    table = grow(first.select(["token", "id", "count"]), {"y": 1}, 3, expire=1)
+    assert (ids(table), retired(table)) == ({"b": 2, "a": 3, "y": 4}, [])
+    with pytest.raises(ConfigError, match="cannot grow"):
+        grow(first, {"a": 1}, 1, first_id=12)
+    with pytest.raises(ConfigError, match="cannot grow"):
+        known_tokens(first, "int64", 2)
 
 
 def test_tokens_retire_by_age_and_come_back_to_their_id():
@@ -188,21 +195,6 @@ def test_retired_tokens_make_room():
     later = grow(first, {"c": 5, "d": 4, "b": 1}, 5, expire=1, max_size=2)
     assert retired(later) == ["a"]
     assert set(ids(later)) == {"a", "b", "c"}
-
-
-def test_a_plain_vocabulary_may_begin_to_grow():
-    plain = pa.table({"token": ["x"], "id": [2], "count": [4]})
-    table = grow(plain, {"y": 1}, 3, expire=1)
-    assert ids(table) == {"x": 2, "y": 3}
-    assert retired(table) == []  # ages from the day it began
-
-
-def test_what_would_move_ids_is_refused():
-    first = grow(None, {"a": 1}, 0)
-    with pytest.raises(ConfigError, match="cannot grow"):
-        grow(first, {"a": 1}, 1, first_id=12)
-    with pytest.raises(ConfigError, match="cannot grow"):
-        known_tokens(first, "int64", 2)
 
 
 def test_tokens_of_a_file_keep_its_order(tmp_path, frame, rows):

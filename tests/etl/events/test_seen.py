@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ def test_only_events_that_meet_the_condition_make_items_seen(spark):
                 assert set(row["seen"]) == met
     for row in build_users(prepared, config, plan_features(config), {}).collect():
         assert set(row["seen"]) == {r[1] for r in bought if r[0] == row["user"]}
+    with pytest.raises(InputDataError, match="no event meets the condition"):
+        check_counts(replace(counts, seen=0), config, None, replaces_days=False)
 
 
 def brought_config(*more: dict[str, Any], **options: Any) -> BuildConfig:
@@ -91,6 +94,13 @@ def test_a_list_that_the_log_brings_is_seen_and_known_of_users(spark):
     assert users[1]["clicks"] == [6, 52, 51]
     assert users[2]["clicks"] == [8, 9]
     assert set(users[2]["seen"]) == {4, 5, 8, 9}
+    # An item that was shown and not taken is not in front.
+    config = brought_config(*columns(taken="int64"), label={"column": "taken", "at_least": 1})
+    log = [(1, 5, 1, 0, [50]), (1, 6, 2, 1, [51]), (2, 5, 1, 1, [50]), (2, 8, 2, 0, [9])]
+    prepared = prepare(spark, config, log).frame
+    plan = check_config(config, RunRequest())
+    users = {row["user"]: row for row in build_users(prepared, config, plan, {}).collect()}
+    assert {user: row["clicks"] for user, row in users.items()} == {1: [6, 51], 2: [9]}
 
 
 def test_lists_beside_a_history_that_is_turned_round_are_told():
@@ -106,16 +116,6 @@ def test_lists_beside_a_history_that_is_turned_round_are_told():
     assert not find_unturned_lists(BuildConfig.model_validate(data))
 
 
-def test_an_item_that_was_shown_and_not_taken_is_not_in_front_of_the_list_of_users(spark):
-    config = brought_config(*columns(taken="int64"), label={"column": "taken", "at_least": 1})
-    plan = check_config(config, RunRequest())
-    log = [(1, 5, 1, 0, [50]), (1, 6, 2, 1, [51]), (2, 5, 1, 1, [50]), (2, 8, 2, 0, [9])]
-    prepared = prepare(spark, config, log).frame
-    users = {row["user"]: row for row in build_users(prepared, config, plan, {}).collect()}
-    assert users[1]["clicks"] == [6, 51]
-    assert users[2]["clicks"] == [9]
-
-
 @pytest.mark.parametrize("label", [None, {"column": "action", "one_of": ["buy"]}])
 def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
     """A label that `seen` reads would take the row's own request out of what is ranked."""
@@ -128,13 +128,6 @@ def test_what_was_taken_at_one_time_is_not_seen_by_its_own_rows(spark, label):
     rows = build_samples(kept(prepared), config).where("__split = 'test'").collect()
     found = {row["item"]: sorted(row["seen"]) for row in rows}
     assert found == ({2: [1], 3: [1, 2]} if label is None else {2: [1], 3: [1]})
-
-
-def test_a_condition_that_no_event_meets_is_refused(spark):
-    config = behaviour_config(seen="action = 'purchase'")
-    prepared = prepare(spark, config, _write_log()).frame
-    with pytest.raises(InputDataError, match="no event meets the condition"):
-        check_counts(count_events(prepared, config), config, None, replaces_days=False)
 
 
 @pytest.mark.parametrize(

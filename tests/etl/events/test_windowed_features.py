@@ -60,7 +60,7 @@ def test_every_feature_is_what_plain_loops_count(spark, events):
             assert row[rolling.name] == pytest.approx(expected, rel=1e-6), rolling.name
 
 
-def test_null_keys_and_left_out_events_do_not_count(spark):
+def test_null_keys_and_left_out_events_do_not_count_and_windows_begin_at_their_millisecond(spark):
     schema = "item bigint, action string, __event_ts_ms bigint, __drop string"
     rows = [
         (None, "click", 1000, None),
@@ -68,29 +68,24 @@ def test_null_keys_and_left_out_events_do_not_count(spark):
         (5, "click", 1000, "duplicate"),
         (5, "click", 1500, None),
         (5, "click", 3000, None),
+        # 0.7 days are 60,480,000 ms, and 0.7 * 86,400,000 a little less.
+        (6, "view", 0, None),
+        (6, "view", 60_480_000, None),
+        (6, "view", 60_480_001, None),
     ]
     config = behaviour_config(
         rolling=[
-            {"name": "n", "keys": ["item"]},
+            {"name": "n", "keys": ["item"], "window_days": 0.7},
             {"name": "rate", "keys": ["item"], "where": CLICKS, "rate": [1, 3]},
         ]
     )
-    found = add_windowed_features(spark.createDataFrame(rows, schema), config).collect()
+    log = spark.createDataFrame(rows, schema)
+    found = add_windowed_features(log, config).collect()
     values = {(r["item"], r["__event_ts_ms"]): (r["n"], r["rate"]) for r in found}
     assert values[None, 2000] == (0, 0.25)
     assert values[5, 1500] == (0, 0.25)
     assert values[5, 3000] == (1, pytest.approx(0.4))
-
-
-def test_a_window_begins_at_its_very_millisecond(spark):
-    # 0.7 days are 60,480,000 ms, and 0.7 * 86,400,000 a little less.
-    schema = "item bigint, action string, __event_ts_ms bigint, __drop string"
-    log = spark.createDataFrame(
-        [(5, "view", 0, None), (5, "view", 60_480_000, None), (5, "view", 60_480_001, None)], schema
-    )
-    config = behaviour_config(rolling=[{"name": "n", "keys": ["item"], "window_days": 0.7}])
-    counted = add_windowed_features(log, config).orderBy("__event_ts_ms").collect()
-    assert [row["n"] for row in counted] == [0, 1, 1]
-    items = spark.createDataFrame([(5,)], "item bigint")
-    [item] = add_latest_windowed_features(items, log.limit(2), config, "item").collect()
+    assert [values[6, ts][0] for ts in (0, 60_480_000, 60_480_001)] == [0, 1, 1]
+    items, end = spark.createDataFrame([(6,)], "item bigint"), "__event_ts_ms <= 60480000"
+    [item] = add_latest_windowed_features(items, log.where(end), config, "item").collect()
     assert item["n"] == 2
