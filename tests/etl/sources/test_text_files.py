@@ -105,14 +105,6 @@ def test_a_header_is_taken_apart_as_the_lines_below_it_are(options, header, name
     assert header_names(config, header) == names
 
 
-def test_separators_in_the_quotes_of_a_header_do_not_separate(spark, tmp_path):
-    write(tmp_path, "a.csv", b'"id, the first",kind\n1,x\n')
-    assert good(read(spark, tmp_path, format="csv")) == [(1, "x")]
-    columns = [{**COLUMNS[0], "field": "id, the first"}, COLUMNS[1]]
-    by_name = read(spark, tmp_path, format="csv", header="by_name", columns=columns)
-    assert good(by_name) == [(1, "x")]
-
-
 def test_by_name_each_file_has_the_columns_of_its_own_header(spark, tmp_path, caplog):
     write(tmp_path, "a.csv", b"id,kind\n1,x\n2,y\n")
     write(tmp_path, "b.csv", b"kind,more,id\nz,7,3\nkind,more,id\nid,kind\n")

@@ -302,6 +302,16 @@ EPOCHS = {
     '{"at": "1593878903.438"}': (1_593_878_903_438,),
     '{"at": 1593878903}': (1_593_878_903_000,),
 }
+BOUNDED = {
+    # In the precision of the column.
+    "1\t0.5\t": (1, 0.5, None),
+    "2\t4.1\ta": (2, 4.099999904632568, "a"),
+    "3\t4.11\ta": "above_maximum:score",
+    "4\t0.09\ta": "below_minimum:score",
+    "5\t0.1\tc": "not_allowed:kind",
+}
+SCORE = {"name": "score", "type": "float32", "minimum": 0.1, "maximum": 4.1}
+KIND = {"name": "kind", "type": "string", "one_of": ["a", "b"]}
 WEIGHTS = {"name": "w", "type": "list<float32>", "separator": ",", "minimum": 0}
 PAIR = [INT, {**INT, "name": "item"}, {**LIST, "name": "others", "separator": "\t"}]
 PATTERN = {"format": "pattern", "pattern": r"\((\d+),(\d+)\)\t(.*)"}
@@ -325,6 +335,7 @@ NAMED = {"format": "csv", "header": "by_name", "null_values": ["\\N"]}
         (BY_NAME, [{**INT, "field": "userId"}, TEXT], NAMED),
         (GROUPS, PAIR, PATTERN),
         (NUMBERS, [INT, WEIGHTS], {}),
+        (BOUNDED, [INT, SCORE, {**KIND, "nullable": True}], {}),
     ],
 )
 def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path, lines, columns, options):
