@@ -1,17 +1,23 @@
-"""The whole build on small logs: what is written, what is dropped, what is published."""
+"""The whole build on small logs: what is written, what is dropped, what presets make."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
+import yaml
 
 from conf.artefacts.dataset import resolve_version
 from conf.errors import ConfigError, InputDataError
-from etl.build import build_dataset
+from conf.etl.build import BuildConfig
+from conf.etl.encodings import FeatureConfig
+from conf.load import load_config
+from etl.build import build_dataset, check_config
+from etl.sample_data.logs import plan_clicks, write_clicks
 from etl.versions.run_fingerprint import RunRequest
 from tests.etl.built_versions import read_split, shard_digests
 from tests.etl.logs import RATINGS, build_config, change_keys, ctr_config, write_logs
@@ -42,13 +48,6 @@ def test_every_event_is_accounted_for(built):
     assert counts.dropped == {"duplicate": 1, "unmatched:items": 1, "unmatched:users": 2}
     assert counts.joined == 10
     assert counts.kept == {"train": 6, "validation": 2, "test": 2, "catalog": 3, "users": 3}
-
-
-def test_events_that_are_given_twice_may_stay(spark, tmp_path):
-    config = small_config(tmp_path, events__deduplicate=False)
-    counts = build_dataset(spark, config).manifest.counts
-    assert counts.dropped == {"unmatched:items": 1, "unmatched:users": 2}
-    assert counts.joined == 11
 
 
 def test_leave_one_out_takes_the_last_events_and_ties_follow_the_file(splits):
@@ -111,18 +110,31 @@ def test_a_session_that_sets_nothing_has_few_partitions_and_a_build_the_same_byt
     assert resolve_version(Path(config.output.root) / config.name) == again.version
 
 
-def test_times_are_utc_whatever_the_zone_of_the_session(spark, tmp_path):
+def test_events_given_twice_stay_times_are_utc_and_bad_rows_are_inside_the_version(spark, tmp_path):
     ratings = [line.rsplit("::", 1)[0] + "::2026-01-31T00:30:00" for line in RATINGS]
-    config = small_config(tmp_path, ratings, sources__ratings__columns__3__type="timestamp")
-    zone = "spark.sql.session.timeZone"
+    root, zone = tmp_path / "data sets %20 é", "spark.sql.session.timeZone"
+    config = small_config(
+        tmp_path,
+        [*ratings, "broken"],
+        sources__ratings__columns__3__type="timestamp",
+        sources__ratings__max_bad_rows=0.5,
+        events__deduplicate=False,
+        output__root=str(root),
+    )
     spark.conf.set(zone, "Asia/Tokyo")
     try:
-        manifest = build_dataset(spark, config).manifest
+        result = build_dataset(spark, config)
         assert spark.conf.get(zone) == "Asia/Tokyo"
     finally:
         spark.conf.set(zone, "UTC")
     half_past_midnight = 1_769_819_400_000
-    assert manifest.source.event_ts_ms_range == (half_past_midnight, half_past_midnight)
+    assert result.manifest.source.event_ts_ms_range == (half_past_midnight, half_past_midnight)
+    assert result.manifest.counts.dropped == {"unmatched:items": 1, "unmatched:users": 2}
+    assert result.manifest.counts.joined == 11
+    (file,) = (result.version / "quarantine" / "ratings").glob("part-*")
+    row = json.loads(file.read_text())
+    assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [root.name, "logs"]
 
 
 def test_given_split_ranks_the_given_candidates(spark, tmp_path):
@@ -152,50 +164,6 @@ def test_without_times_repeats_are_events_and_the_file_is_the_order(spark, tmp_p
     (row,) = read_split(result.version, result.manifest, "test")
     assert (row["item"], row["history"]) == (10, ["OOV", 11, 10])
     assert result.manifest.counts.dropped == {}
-
-
-@pytest.mark.exhaustive
-def test_of_several_labels_a_row_may_lack_some(spark, tmp_path):
-    config = small_config(
-        tmp_path,
-        [*(f"1::{10 + i}::4.1::{i}" for i in range(5)), "1::15::::9"],
-        sources__ratings__columns__2={"name": "rating", "type": "float32", "nullable": True},
-        label=[
-            {"column": "rating", "at_least": 4.1},
-            {"name": "stars", "column": "rating"},
-            {"name": "late", "column": "ts", "at_least": 2},
-        ],
-    )
-    result = build_dataset(spark, config)
-    # The bound has the precision of its column.
-    assert set(result.manifest.label_rate.values()) == {1.0}
-    labels = [spec.name for spec in result.manifest.schema.by_role("label")]
-    assert labels == ["label", "stars", "late"]
-    # Times 0 to 3 are train and validation; a label of grades has no rate.
-    late = {"train": pytest.approx(1 / 2), "validation": 1.0, "test": 1.0}
-    assert result.manifest.label_rates == {"late": late}
-    # The row without a rating has one of three labels: the other two are absent features.
-    (shard,) = result.manifest.split("test").shards
-    (record,) = tf.data.TFRecordDataset(str(result.version / shard.path)).as_numpy_iterator()
-    written = tf.train.Example.FromString(record).features.feature
-    assert {name for name in labels if name in written} == {"late"}
-    assert result.manifest.counts.labelled == {
-        "label": {"train": 4, "validation": 1, "test": 0},
-        "stars": {"train": 4, "validation": 1, "test": 0},
-        "late": {"train": 4, "validation": 1, "test": 1},
-    }
-    assert result.manifest.counts.dropped == {}
-
-
-def test_quarantine_stays_inside_the_version(spark, tmp_path):
-    root = tmp_path / "data sets %20 é"
-    config = small_config(tmp_path, [*RATINGS, "broken"], sources__ratings__max_bad_rows=0.5,
-                          output__root=str(root))  # fmt: skip
-    version = build_dataset(spark, config).version
-    (file,) = (version / "quarantine" / "ratings").glob("part-*")
-    row = json.loads(file.read_text())
-    assert (row["line"], row["reason"]) == ("broken", "wrong_field_count")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [root.name, "logs"]
 
 
 @pytest.mark.exhaustive
@@ -253,3 +221,64 @@ def test_drawn_negatives_are_records_with_the_features_of_their_item(spark, tmp_
     assert manifest.keys.weight == "weight"
     assert manifest.keys.sampling_probability == "sampling_probability"
     assert manifest.schema["weight"].role == "weight"
+
+
+def test_click_sequences_become_aligned_lists_latest_first(spark, tmp_path):
+    write_clicks(plan_clicks(sessions=400, videos=60, dirty=0.01), tmp_path / "log")
+    overrides = [f"data_dir={tmp_path / 'log'}", f"output.root={tmp_path / 'out'}"]
+    overrides += ["output.shards=1", "output.eval_shards=1"]
+    result = build_dataset(spark, load_config(BuildConfig, "etl", "clicks", overrides))
+    counts = result.manifest.counts
+    assert counts.quarantined["sessions"] == {
+        "malformed_entry:clicks": 2,
+        "missing_value:clicks": 1,
+        "empty_entry:clicks": 1,
+    }
+
+    def split_click(click: str) -> tuple[int, int]:
+        video, _, column = click.partition("_")
+        return int(video), int(column or 0)
+
+    expected = []
+    for line in (tmp_path / "log" / "clicks.tsv").read_text().splitlines():
+        if "__" in line or line[0] in "_ ":
+            continue
+        clicks, target = line.split("\t")
+        pairs = [split_click(click) for click in clicks.split(" ")]
+        expected.append((tuple(reversed(pairs))[:20], split_click(target)))
+    found = []
+    for split in ("train", "validation", "test"):
+        for row in read_split(result.version, result.manifest, split):
+            if row["label"] == 1:
+                pairs = tuple(zip(row["clicks"], row["click_columns"], strict=True))
+                found.append((pairs, (row["video"], row["column"])))
+    known = {video for pairs, (video, _) in found for video in (video, *(v for v, _ in pairs))}
+    assert Counter(found) == Counter(
+        (tuple((v if v in known else "OOV", c) for v, c in pairs), (target, column))
+        for pairs, (target, column) in expected
+    )
+    assert counts.kept["train"] == counts.drawn["train"] * 5 // 4
+
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guide"
+
+
+def test_the_guide_s_features_make_a_plan(tmp_path):
+    (block,) = (GUIDES / "features.md").read_text().split("```yaml\n")[1:]
+    data = yaml.safe_load(block.split("```")[0])
+    data |= {"data_dir": str(tmp_path), "output": {"root": str(tmp_path / "out"), "shards": 1}}
+    plan = check_config(BuildConfig.model_validate(data), RunRequest())
+    names = {spec["name"] for spec in data["features"]}
+    assert {"clicked", "session_items", "item_ctr", "price"} <= names
+    assert plan.keys.user == "user_id"
+
+
+def test_the_guide_s_table_of_encodings_has_every_kind_as_it_is_written():
+    text = (GUIDES / "encoders.md").read_text(encoding="utf-8")
+    data = {"name": "x", "column": "y", "role": "user"}
+    kinds = set()
+    for encoding in re.findall(r"^\| `(\{.*?\})` \|", text, re.MULTILINE):
+        feature = FeatureConfig.model_validate({**data, "encoding": yaml.safe_load(encoding)})
+        kinds.add(feature.encoding.kind)
+    field = FeatureConfig.model_json_schema()["properties"]["encoding"]
+    assert kinds == set(field["discriminator"]["mapping"])

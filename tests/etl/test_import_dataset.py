@@ -98,19 +98,15 @@ def test_files_become_a_version_that_names_and_counts_them(files):
     assert paths == ["train/00000-train-0.tfrecord", "train/00001-train-1.tfrecord"]
     # A second name, not a copy.
     assert (result.version / paths[0]).samefile(files / "train-0.tfrecord")
-
-
-def test_the_same_files_give_no_new_version_and_changed_ones_do(files):
-    first = import_dataset(build(files))
     again = import_dataset(build(files))
-    assert (again.version, again.is_new) == (first.version, False)
+    assert (again.version, again.is_new) == (result.version, False)
     write_table(make_table(ROWS + 1), files / "test.tfrecord")
     second = import_dataset(build(files))
     assert second.is_new
-    assert second.manifest.parent == first.manifest.dataset_version
+    assert second.manifest.parent == manifest.dataset_version
     assert second.manifest.split("test").rows == ROWS + 1
     # The files of the first version are still those that it lists: a link outlives a new file.
-    assert read_manifest(first.version).split("test").rows == ROWS
+    assert read_manifest(result.version).split("test").rows == ROWS
 
 
 def test_links_that_cannot_be_hard_are_symbolic(files, monkeypatch):
@@ -238,15 +234,11 @@ def test_configs_that_contradict_themselves_are_refused(change):
 
 def test_the_command_shows_its_plan_and_imports(files, tmp_path, capsys):
     config = tmp_path / "ours.yaml"
-    data = build(files).model_dump(mode="json", exclude={"data_dir"})
-    config.write_text(json.dumps(data))
+    config.write_text(json.dumps(build(files).model_dump(mode="json", exclude={"data_dir"})))
     arguments = ["data", "import", str(config), "--data", str(files)]
     assert main([*arguments, "--dry-run", "--log-format", "json"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert planned["features"]["history"] == "list of int64"
-    assert planned["features"]["user"] == "int64"
+    planned = json.loads(capsys.readouterr().out)["features"]
+    assert (planned["history"], planned["user"]) == ("list of int64", "int64")
     assert not (files.parent / "datasets").exists()
     assert main(arguments) == 0
-    assert "80 train, 40 test records" in capsys.readouterr().out
     assert main(["data", "import", "none.yaml"]) == 2
-    assert "a YAML file" in capsys.readouterr().err

@@ -27,10 +27,6 @@ def test_failures_are_known_by_their_text(text, error, says):
     found = translate_failure(RuntimeError(text))
     assert isinstance(found, error)
     assert says in found.render()
-
-
-def test_unknown_failures_are_left_alone():
-    assert translate_failure(RuntimeError("something else")) is None
     assert translate_failure(RuntimeError("java.lang.StackOverflowError\n\tat x")) is None
 
 

@@ -24,12 +24,6 @@ def plan(features: list[dict[str, Any]], **changes: Any) -> FeaturePlan:
     return plan_features(build_config(Path(), Path(), features=features, **changes))
 
 
-def test_keys_seen_and_label_follow_from_the_config():
-    keys = plan_features(build_config(Path(), Path())).keys
-    assert (keys.user, keys.item, keys.history) == ("user", "item", "history")
-    assert (keys.seen, keys.label, keys.candidates) == ("seen", "label", None)
-
-
 def test_the_user_is_named_by_what_tells_users_apart():
     hashed = feature("user_hash", "user", "user", kind="hash", buckets=100)
     own = feature("own", "user", "user")
@@ -53,6 +47,9 @@ def test_the_history_is_the_first_one_that_leaves_nothing_out(listed, expected):
 
 def test_lists_share_the_vocabulary_of_their_items():
     features = plan_features(build_config(Path(), Path()))
+    keys = features.keys
+    assert (keys.user, keys.item, keys.history) == ("user", "item", "history")
+    assert (keys.seen, keys.label, keys.candidates) == ("seen", "label", None)
     names = {v.name: v.columns for v in features.vocabularies}
     assert names == {"user": ("user",), "gender": ("gender",), "item": ("item",), "tags": ("tags",)}
     specs = [VocabularySpec(n, "int64", f"{n}.parquet", 9, "0") for n in names]

@@ -1,18 +1,26 @@
-"""Vocabularies: files, fits, and a run of days that never moves an id."""
+"""Vocabularies and numbers: files, fits against NumPy, and days that never move an id."""
 
 from __future__ import annotations
 
 import datetime
 import random
+import statistics
 from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F
 
 from conf.encoders import VocabularySpec
+from conf.encoders.numbers import Normalize
+from conf.encoders.target import FOLD_COLUMN, FOLDS
 from conf.errors import ConfigError, InputDataError
+from etl.encoders.joined_vocabulary import read_tokens
+from etl.encoders.number_fit import NumberRequest, add_folds, fit_numbers, fit_target
 from etl.encoders.vocabulary import (
     Growth,
     describe_changes,
@@ -167,6 +175,13 @@ def test_new_tokens_come_behind_by_falling_count():
     assert ids(first) == {"b": 2, "a": 3}
     assert ids(second) == {"b": 2, "a": 3, "d": 4, "c": 5, "z": 6}
     assert second["count"].to_pylist() == [0, 9, 4, 3, 3]
+    # A plain vocabulary may begin to grow: its ages are from that day.
+    table = grow(first.select(["token", "id", "count"]), {"y": 1}, 3, expire=1)
+    assert (ids(table), retired(table)) == ({"b": 2, "a": 3, "y": 4}, [])
+    with pytest.raises(ConfigError, match="cannot grow"):
+        grow(first, {"a": 1}, 1, first_id=12)
+    with pytest.raises(ConfigError, match="cannot grow"):
+        known_tokens(first, "int64", 2)
 
 
 def test_tokens_retire_by_age_and_come_back_to_their_id():
@@ -188,21 +203,6 @@ def test_retired_tokens_make_room():
     later = grow(first, {"c": 5, "d": 4, "b": 1}, 5, expire=1, max_size=2)
     assert retired(later) == ["a"]
     assert set(ids(later)) == {"a", "b", "c"}
-
-
-def test_a_plain_vocabulary_may_begin_to_grow():
-    plain = pa.table({"token": ["x"], "id": [2], "count": [4]})
-    table = grow(plain, {"y": 1}, 3, expire=1)
-    assert ids(table) == {"x": 2, "y": 3}
-    assert retired(table) == []  # ages from the day it began
-
-
-def test_what_would_move_ids_is_refused():
-    first = grow(None, {"a": 1}, 0)
-    with pytest.raises(ConfigError, match="cannot grow"):
-        grow(first, {"a": 1}, 1, first_id=12)
-    with pytest.raises(ConfigError, match="cannot grow"):
-        known_tokens(first, "int64", 2)
 
 
 def test_tokens_of_a_file_keep_its_order(tmp_path, frame, rows):
@@ -241,3 +241,134 @@ def test_a_file_that_is_no_list_of_tokens_is_refused(tmp_path, content, dtype, m
     with pytest.raises(InputDataError) as caught:
         read_token_file(tmp_path / "words.txt", dtype)
     assert message in caught.value.render()
+
+
+ROWS = 200
+EPOCH = datetime.date(1970, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def values():
+    rng = np.random.default_rng(3)
+    return {
+        "row": np.arange(ROWS),
+        "price": rng.lognormal(3, 2, ROWS),
+        "count": rng.integers(-50, 5000, ROWS),
+        "token": rng.choice(["a", "b", "c", "d"], ROWS, p=[0.6, 0.2, 0.15, 0.05]),
+        "group": rng.choice(["x", "y"], ROWS),
+        "label": rng.integers(0, 2, ROWS).astype(np.float32),
+        "ts": rng.integers(0, 5, ROWS) * 86_400_000,
+    }
+
+
+@pytest.fixture(scope="module")
+def drawn(spark, values):
+    lists = pa.array([[x, None] for x in values["price"]], pa.list_(pa.float64()))
+    table = pa.table({**values, "prices": lists})
+    drawn = spark.createDataFrame(table).repartition(3).cache()
+    yield drawn
+    drawn.unpersist()
+
+
+def test_moments_and_quantiles_are_those_of_numpy(drawn, values):
+    log = Normalize(minimum=1.0, maximum=100.0, log1p=True)
+    holes = drawn.withColumn("price", F.when(F.col("row") != 7, F.col("price")))
+    requests = [
+        NumberRequest("price", False, log, (0.25, 0.5)),
+        NumberRequest("count", False),
+        NumberRequest("prices", True, probabilities=(0.5,)),
+    ]
+    found = fit_numbers(holes, requests, ("row",))
+    fitted = {request.column: numbers for request, numbers in found.items()}
+    prepared = np.log1p(np.clip(np.delete(values["price"], 7), 1, 100))
+    expected = {"price": prepared, "count": values["count"], "prices": values["price"]}
+    for name, numbers in expected.items():
+        moments = fitted[name]
+        assert moments.count == len(numbers)
+        found = (moments.minimum, moments.maximum, moments.mean, moments.deviation)
+        wanted = (numbers.min(), numbers.max(), numbers.mean(), numbers.std())
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+    np.testing.assert_allclose(fitted["price"].quantiles, np.quantile(prepared, [0.25, 0.5]))
+    np.testing.assert_allclose(fitted["prices"].quantiles, [np.median(values["price"])])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1_767_225_600_000_000 + n for n in (-1999, -3, 0, 7, 512, 1800)],  # microseconds
+        [-(2**52) - 1, -(2**52), -(2**52) + 5],
+        [-1.7e308, 0.0, 1.7e308],  # no double is their range
+        [2**53] * 3,
+    ],
+)
+def test_large_numbers_keep_their_differences(spark, values):
+    drawn = spark.createDataFrame(
+        [(float(value), n) for n, value in enumerate(values)], "x double, row int"
+    )
+    [moments] = fit_numbers(drawn, [NumberRequest("x", False)], ("row",)).values()
+    assert moments.deviation == pytest.approx(statistics.pstdev(map(Fraction, values)), rel=1e-9)
+    assert moments.mean == pytest.approx(float(statistics.mean(map(Fraction, values))), abs=0.5)
+
+
+def test_a_sample_is_the_same_however_rows_lie(drawn, monkeypatch):
+    monkeypatch.setattr("etl.encoders.number_fit.SAMPLE_VALUES", 60)
+    requests = [NumberRequest("price", False, probabilities=(0.5,))]
+    first = fit_numbers(drawn, requests, ("row",))
+    assert first == fit_numbers(drawn.repartition(5).orderBy(F.desc("price")), requests, ("row",))
+
+
+def test_nothing_to_fit_is_an_error_that_names_the_column(drawn):
+    empty = drawn.withColumn("price", F.lit(float("nan")))
+    with pytest.raises(InputDataError, match="'price' cannot be fitted"):
+        fit_numbers(empty, [NumberRequest("price", False)], ("row",))
+
+
+def test_targets_are_smoothed_and_out_of_fold(drawn, values, tmp_path):
+    folded = add_folds(drawn, ("row",))
+    folds = folded.select("row", FOLD_COLUMN).toArrow().sort_by("row")[FOLD_COLUMN].to_numpy()
+    vocabulary = fit_vocabulary(drawn, ["token"], min_count=15)
+    spec = write_vocabulary(vocabulary, tmp_path / "token.parquet")
+    tokens = read_tokens(drawn.sparkSession, tmp_path, spec)
+    found = fit_target(folded, tokens, spec, "token", "label")
+    labels = values["label"].astype(np.float64)
+    for column in range(1 + FOLDS):
+        seen = folds != column - 1
+        prior = labels[seen].mean()
+        np.testing.assert_allclose(found[:2, column], prior)
+        for i, token in enumerate(vocabulary["token"].to_pylist()):
+            own = labels[seen & (values["token"] == token)]
+            expected = (own.sum() + 20.0 * prior) / (len(own) + 20.0)
+            np.testing.assert_allclose(found[2 + i, column], expected)
+
+
+def test_each_group_keeps_its_own_most_frequent_tokens(spark):
+    rows = [("x", "a")] * 5 + [("x", "b")] * 4 + [("y", "c")] * 2 + [("y", "d"), ("x", "d")]
+    drawn = spark.createDataFrame(rows, ["group", "token"])
+    table = fit_vocabulary(drawn, ["token"], top_per_group={"group": 1}, oov_buckets=10)
+    assert table["token"].to_pylist() == ["a", "c"]
+    assert table["id"].to_pylist() == [12, 13]
+
+
+def test_tomorrow_appends_and_remembers_days(spark):
+    def grow(rows, previous, last_day):
+        """Tokens of two rows or more, for three days."""
+        drawn = spark.createDataFrame(rows, "token string, ts bigint")
+        last = EPOCH + datetime.timedelta(days=last_day)
+        growth = Growth(known_tokens(previous, "string", 2), last, 3)
+        plan = plan_vocabulary(drawn, ["token"], min_count=2)
+        return fit_vocabularies(drawn, [VocabularyFit(plan, growth)], "ts")[0]
+
+    day = 5 * 86_400_000
+    table = grow([("a", 0), ("b", 0), ("b", 86_400_000)], None, 1)
+    assert table["token"].to_pylist() == ["b"]
+    assert table["last_seen"].to_pylist() == [datetime.date(1970, 1, 2)]
+    table = grow([("c", day), ("c", day), ("d", day)], table, 5)
+    assert table["token"].to_pylist() == ["b", "c"]
+    assert table["is_retired"].to_pylist() == [True, False]
+    table = grow([("b", day)], table, 5)  # rarer than min_count, but known
+    assert (table["count"].to_pylist(), table["is_retired"].to_pylist()) == ([1, 0], [False] * 2)
+    assert table["id"].to_pylist() == [2, 3]
+    # The split's last day counts, though no row of it has a token, or none that is kept.
+    for late in (None, "rare"):
+        grown = grow([("b", day), (late, 9 * 86_400_000)], table, 9)
+        assert grown["is_retired"].to_pylist() == [True, True]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pyspark.sql import functions as F
 
 from etl.events.event_counts import count_events
-from etl.events.labels import ConversionCounts, add_labels, count_conversions
+from etl.events.labels import ConversionCounts, add_labels, add_weights, count_conversions
 from etl.sources.source import Source
 from tests.etl.logs import frame, log_config
 
@@ -59,6 +59,8 @@ def test_each_rule_tells_positives_by_its_column(spark):
         "one_of": {"column": "action", "one_of": ["buy", "cart"]},
         "graded": {"column": "dwell"},
         "number": {"column": "dwell", "one_of": [3, 4.1]},
+        # A bound between two whole numbers is not rounded.
+        "between": {"column": "item", "at_least": 2.5},
     }
     for name, rule in rules.items():
         events = add_labels(events, log_config(label={**rule, "name": name}), {})
@@ -67,34 +69,21 @@ def test_each_rule_tells_positives_by_its_column(spark):
     assert [found[i]["one_of"] for i in (1, 2, 3)] == [1, 0, 1]
     assert [found[i]["graded"] for i in (1, 2, 3)] == pytest.approx([4.1, 3, 0.5])
     assert [found[i]["number"] for i in (1, 2, 3)] == [1, 1, 0]
+    assert [found[i]["between"] for i in (1, 2, 3)] == [0, 0, 1]
     # A row of the log without a value is left out; a given test event may lack it.
     assert [found[i]["__skip"] for i in (3, 4, 5)] == [None, "unlabelled", None]
     # It happened all the same: histories and what is seen hold it.
     assert {row["__drop"] for row in found.values()} == {None}
     assert found[5]["graded"] is None
-
-
-def test_a_bound_between_two_whole_numbers_is_not_rounded(spark):
-    events = rows_of(spark, "item", [(2,), (3,), (4,)])
-    config = log_config(label={"column": "item", "at_least": 3.5})
-    found = {row["item"]: row["label"] for row in add_labels(events, config, {}).collect()}
-    assert found == {2: 0, 3: 0, 4: 1}
-    with pytest.raises(ValidationError, match=r"'item' is int64, so no row can be 2\.5"):
-        log_config(label={"column": "item", "one_of": [2.5, 4.0]})
-
-
-@pytest.mark.parametrize(
-    ("rule", "found"),
-    [({}, [4.5, 2.0]), ({"at_least": 3}, [1.0, 0.0])],
-)
-def test_a_label_may_take_its_columns_place(spark, rule, found):
-    events = rows_of(spark, "item dwell", [(1, 4.5), (2, 2.0), (3, None)])
-    config = log_config(label={"column": "dwell", "name": "dwell", **rule})
-    labelled = add_labels(events, config, {})
-    assert labelled.columns.count("dwell") == 1
-    rows = sorted(labelled.collect(), key=lambda row: row["item"])
-    assert [row["dwell"] for row in rows] == [*found, None]
-    assert rows[2]["__skip"] == "unlabelled"
+    # A label may take its column's place, as a grade or by a bound.
+    for rule, expected in (({}, [4.1, 3.0, 0.5]), ({"at_least": 3}, [1.0, 1.0, 0.0])):
+        config = log_config(label={"column": "dwell", "name": "dwell", **rule})
+        dwells = [(item, dwell) for item, _, dwell, _ in rows[:4]]
+        labelled = add_labels(rows_of(spark, "item dwell", dwells), config, {})
+        assert labelled.columns.count("dwell") == 1
+        own = {row["item"]: row for row in labelled.collect()}
+        assert [own[i]["dwell"] for i in (1, 2, 3)] == pytest.approx(expected)
+        assert (own[4]["dwell"], own[4]["__skip"]) == (None, "unlabelled")
 
 
 LONG = {"column": "dwell", "at_least": 2}
@@ -126,10 +115,11 @@ def test_several_labels_are_a_list():
     assert config.label_name == "label"
     assert [label.name for label in config.further_labels] == ["bought"]
     assert type(config).model_validate(config.resolved()).resolved() == config.resolved()
-    with pytest.raises(ValidationError, match=r"there already: bought;"):
-        log_config(label=[*several, several[1]])
-    with pytest.raises(ValidationError, match=r"labels?.*'gone' is not declared"):
-        log_config(label=[several[0], {"name": "x", "column": "gone", "at_least": 1}])
+    gone = {"name": "x", "column": "gone", "at_least": 1}
+    halves = {"name": "x", "column": "item", "one_of": [2.5, 4.0]}  # Of whole numbers.
+    for wrong in (several[1], gone, halves):
+        with pytest.raises(ValidationError):
+            log_config(label=[*several, wrong])
 
 
 def test_conversions_count_within_the_window_and_recent_events_wait(spark):
@@ -244,3 +234,16 @@ def test_conversions_that_end_early_bound_what_is_known(
     first, last = (hour * HOUR_MS for hour in span_hours)
     counts = ConversionCounts(rows, {}, (first, last), event_hour * HOUR_MS)
     assert (counts.early_ms, counts.ends_early) == (early * HOUR_MS, ends_early)
+
+
+def test_weights_multiply_column_class_and_decay(spark):
+    days_ms = 24 * HOUR_MS
+    rows = [
+        {"user": 1, "dwell": 3.0, "label": 1.0, "__event_ts_ms": 0},
+        {"user": 2, "dwell": 3.0, "label": 0.0, "__event_ts_ms": 20 * days_ms},
+        {"user": 3, "dwell": None, "label": 0.0, "__event_ts_ms": 10 * days_ms},
+    ]
+    weights = {"column": "dwell", "by_class": [0.5, 8], "half_life_days": 10}
+    config = log_config(label={"column": "dwell", "at_least": 1}, weights=weights)
+    found = add_weights(frame(spark, TYPES, rows), config, 20 * days_ms).collect()
+    assert {r["user"]: r["weight"] for r in found} == {1: 6.0, 2: 1.5, 3: 0.25}

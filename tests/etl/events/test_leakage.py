@@ -13,8 +13,7 @@ from etl.events.columns import kept
 from etl.records.samples import build_samples
 from tests.etl.events.history_reference import Event
 from tests.etl.events.prepared import prepare
-from tests.etl.events.test_histories import HISTORIES
-from tests.etl.events.test_windowed_features import ROLLING
+from tests.etl.events.test_histories import HISTORIES, ROLLING
 from tests.etl.logs import behaviour_config, columns
 from tests.machine import IS_EXHAUSTIVE
 

@@ -162,70 +162,48 @@ def test_a_hash_is_no_id_and_is_a_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "declared", "received"),
+    ("items", "declared", "size", "received"),
     [
-        ([7, 1000], {}, 1000),
-        ([7, 999], {"offset": 1}, 999),
-        ([7, 998], {"offset": 2}, 998),
+        ([2, 999], {"offset": 0}, 1000, None),
+        ([2, 997], {"offset": 2}, 1000, None),
+        ([2, 1000], {"offset": 0, "vocabulary_size": 5000}, 5000, None),
+        # A declared size is of the files' ids.
+        ([2, 4], {"offset": 2, "vocabulary_size": 5}, 7, None),
+        ([7, 1000], {}, None, 1000),
+        ([7, 999], {"offset": 1}, None, 999),
+        ([7, 998], {"offset": 2}, None, 998),
         # There is a file with a row for each.
-        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, 4999),
+        ([7, 8], {"offset": 2, "vocabulary_size": 5000}, None, 4999),
         # A sum beyond 64 bits is too many ids, not a negative one.
-        ([3, 2**63 - 1], {"offset": 2}, 2**63 - 3),
-        ([3, -2], {"offset": 2}, -2),
-        ([3, -1], {"offset": 1}, -1),
-        ([0, 5], {"offset": 2, "vocabulary_size": 5}, 5),
-        ([3, -1], {"offset": 0}, -1),
+        ([3, 2**63 - 1], {"offset": 2}, None, 2**63 - 3),
+        ([3, -2], {"offset": 2}, None, -2),
+        ([3, -1], {"offset": 1}, None, -1),
+        ([0, 5], {"offset": 2, "vocabulary_size": 5}, None, 5),
+        ([3, -1], {"offset": 0}, None, -1),
     ],
 )
-def test_ids_outside_their_table_are_refused(tmp_path, monkeypatch, items, declared, received):
+def test_ids_outside_their_table_are_refused(
+    tmp_path, monkeypatch, items, declared, size, received
+):
     monkeypatch.setattr(mapping, "MOST_IDS", 1000)
+    features = [{**ITEM, **declared}]
+    if received is None:
+        result = publish(tmp_path, {"item": items}, features)
+        assert result.manifest.schema["item"].vocabulary_size == size
+        return
     with pytest.raises(InputDataError) as caught:
-        publish(tmp_path, {"item": items}, [{**ITEM, **declared}])
+        publish(tmp_path, {"item": items}, features)
     assert caught.value.received == received
 
 
-@pytest.mark.parametrize(
-    ("highest", "declared", "size"),
-    [
-        (999, {}, 1000),
-        (997, {"offset": 2}, 1000),
-        (1000, {"vocabulary_size": 5000}, 5000),
-        (4, {"offset": 2, "vocabulary_size": 5}, 7),  # A declared size is of the files' ids.
-    ],
-)
-def test_a_table_has_a_bound_unless_its_size_is_declared(
-    tmp_path, monkeypatch, highest, declared, size
-):
-    monkeypatch.setattr(mapping, "MOST_IDS", 1000)
-    result = publish(tmp_path, {"item": [2, highest]}, [{**ITEM, "offset": 0, **declared}])
-    assert result.manifest.schema["item"].vocabulary_size == size
-
-
-def test_packed_scalars_move_too_and_are_features_of_their_own(tmp_path):
-    result = publish(
-        tmp_path,
-        {"pair": [[0, 5], [3, 6]]},
-        [{"name": "user", "role": "user", "offset": 2}, ITEM],
-        packed={"pair": ["user", "item"]},
-    )
+def test_packed_scalars_move_too_and_a_key_is_one_whole_number(tmp_path):
+    moved = [{"name": "user", "role": "user", "offset": 2}, ITEM]
+    packed = {"pair": ["user", "item"]}
+    result = publish(tmp_path, {"pair": [[0, 5], [3, 6]]}, moved, packed=packed)
     assert result.manifest.slots == ()
     assert read_records(result)["user"] == [2, 5]
     assert read_records(result)["item"] == [5, 6]
-
-
-def test_only_whole_numbers_move_and_a_key_is_one_value(tmp_path):
     with pytest.raises(InputDataError):
         publish(tmp_path, {"item": [0.5]}, [{**ITEM, "offset": 2}])
     with pytest.raises(InputDataError):
         publish(tmp_path, {"item": [[5], [6, 7]]}, [ITEM], keys={"item": "item"})
-
-
-def test_counts_are_of_the_train_split(tmp_path):
-    (tmp_path / "files").mkdir()
-    test = pa.table({"user": [1, 1, 4], "click": [0, 1, 0]})
-    write_table(test, tmp_path / "files" / "test.tfrecord")
-    splits = {"train": ["train.tfrecord"], "test": ["test.tfrecord"]}
-    user = {"name": "user", "role": "user", "offset": 2}
-    result = publish(tmp_path, {"user": [0, 0, 3]}, [user], splits=splits)
-    counts = pq.read_table(result.version / ENCODERS_DIR / "user.parquet")["count"]
-    assert counts.to_pylist() == [2, 0, 0, 1, 0]

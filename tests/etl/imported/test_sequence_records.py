@@ -126,37 +126,22 @@ def test_sequences_are_found_linked_and_counted_like_examples(files, declared):
     assert import_dataset(build(files, record_type=declared)).is_new
 
 
-def test_features_without_a_type_are_found_in_context_and_feature_lists(files):
-    features = [{"name": f["name"], "role": f["role"]} for f in FEATURES]
-    for feature in features[:3]:
-        feature["offset"] = 0
-    manifest = import_dataset(build(files, features=features)).manifest
-    assert {f.name: (f.dtype, f.shape) for f in manifest.schema.features} == {
-        "user": ("int64", ()),
-        "item": ("int64", ()),
-        "history": ("int64", (None,)),
-        "times": ("float32", (None,)),
-        "click": ("int64", ()),
-    }
-
-
-def test_a_list_of_the_context_stays_there(files):
-    records = [
-        make_sequence({**make_row(i)[0], "tags": [3, 4, 5][: i % 4]}, make_row(i)[1])
-        for i in range(ROWS)
-    ]
+def test_a_list_of_the_context_stays_there_and_a_catalogue_needs_no_sequence(files):
+    # A name in both places that nobody asks for is passed over.
+    context, lists = {"tags": [3, 4, 5], "note": 1}, {"note": [1.5]}
+    rows = [make_row(i) for i in range(ROWS)]
+    records = [make_sequence({**row[0], **context}, {**row[1], **lists}) for row in rows]
     write(files / "only.tfrecord", records)
+    write(files / "items.tfrecord", [make_plain({"item": 2 + i}, {}) for i in range(9)])
     tags = {"name": "tags", "role": "item", "max_len": 3}
-    for features, lists in ((FEATURES[:3], ("history",)), (FEATURES[:2], ())):
-        config = build(
-            files, name=f"tags{len(lists)}", splits={"train": ["only*"]}, aligned=[],
-            features=[*features, tags, FEATURES[-1]],
-            keys={"user": "user", "item": "item"},
-        )  # fmt: skip
-        result = import_dataset(config)
-        manifest = read_manifest(result.version)
-        assert manifest.feature_lists == lists
-        assert manifest.find_feature_lists() == set(lists)
+    config = build(
+        files, splits={"train": ["only*"], "catalog": ["items*"]}, aligned=[],
+        features=[*FEATURES[:3], tags, FEATURES[-1]], keys={"user": "user", "item": "item"},
+    )  # fmt: skip
+    manifest = read_manifest(import_dataset(config).version)
+    assert manifest.feature_lists == ("history",)
+    assert manifest.find_feature_lists() == {"history"}
+    assert dict(manifest.counts.kept) == {"train": ROWS, "catalog": 9}
 
 
 @pytest.mark.parametrize("compression", [None, "GZIP"])
@@ -177,42 +162,27 @@ def test_lists_turn_and_ids_move_in_records_written_anew(files, compression):
         assert row.get("times", []) == list(reversed(lists["times"]))
 
 
-def make_padded(i: int) -> bytes:
-    context, lists = make_row(i)
-    return make_plain(
-        context, {n: [*v, *[type(v[0])()] * (5 - len(v))] if v else [] for n, v in lists.items()}
-    )
-
-
-def test_padding_behind_the_latest_is_left_out_of_lists_that_turn(tmp_path, caplog):
-    files = tmp_path / "files"
-    write(files / "train-0.tfrecord", [make_padded(i) for i in range(ROWS)])
-    config = {"splits": {"train": ["train-*"]}, "features": change(LISTS, order="oldest_first")}
-    result = import_dataset(build(files, **config))
-    for i, row in enumerate(read_train_records(result.version, result.manifest)):
-        for name, values in make_row(i)[1].items():
-            assert row.get(name, []) == values[::-1]
-    with pytest.raises(InputDataError):
-        import_dataset(build(files, **config, aligned=[]))
-    assert "begin with padding" not in caplog.text
-
-
-def test_lists_that_begin_with_padding_are_told_of(tmp_path, caplog):
+def test_padding_is_left_out_of_lists_that_turn_and_told_of_where_it_comes_first(tmp_path, caplog):
     files = tmp_path / "files"
     histories = [[0, 0, 5], [0, 0, 0], [], [5, 0], [0, 7]]
-    records = [make_plain({"user": 2, "item": 3, "click": i % 2}, {"history": history})
-               for i, history in enumerate(histories)]  # fmt: skip
+    times = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [], [7.0, 0.0], [8.0, 9.0]]
+    records = [
+        make_plain({"user": 2, "item": 3, "click": i % 2}, {"history": history, "times": time})
+        for i, (history, time) in enumerate(zip(histories, times, strict=True))
+    ]
     write(files / "train-0.tfrecord", records)
-    config = {"splits": {"train": ["train-*"]}, "aligned": []}
-    import_dataset(build(files, features=[*FEATURES[:3], FEATURES[-1]], **config))
+    config: dict[str, Any] = {"splits": {"train": ["train-*"]}}
+    import_dataset(build(files, **config))
     assert "history: 2 lists begin with padding" in caplog.text
     caplog.clear()
-    turned = change(["history"], order="oldest_first")
-    del turned[3]
+    turned = change(LISTS, order="oldest_first")
     result = import_dataset(build(files, features=turned, **config))
-    rows = read_train_records(result.version, result.manifest)
+    rows = list(read_train_records(result.version, result.manifest))
     assert [row.get("history", []) for row in rows] == [[5, 0, 0], [], [], [5], [7, 0]]
+    assert [row.get("times", []) for row in rows] == [[3, 2, 1], [], [], [7], [9, 8]]
     assert not caplog.text
+    with pytest.raises(InputDataError):  # Nothing says that they have the same padding.
+        import_dataset(build(files, features=turned, aligned=[], **config))
 
 
 def longer_by_one(i: int) -> bytes:
@@ -260,13 +230,6 @@ def test_records_that_do_not_fit_are_refused_and_nothing_is_published(files, rec
     assert not list((base / "versions").glob(".staging-*"))
 
 
-def test_a_name_in_both_places_that_nobody_asks_for_is_passed_over(files):
-    context, lists = make_row(5)
-    other = make_sequence({**context, "note": 1}, {**lists, "note": [1.5]})
-    write(files / "train-1.tfrecord", [other])
-    import_dataset(build(files))
-
-
 def test_sequences_without_a_step_are_taken_where_that_is_declared(files):
     bare = [make_sequence(make_row(i)[0], {}) for i in range(4)]
     assert bare == [make_plain(make_row(i)[0], {}) for i in range(4)]
@@ -275,10 +238,3 @@ def test_sequences_without_a_step_are_taken_where_that_is_declared(files):
         import_dataset(build(files))
     manifest = import_dataset(build(files, record_type="SequenceExample")).manifest
     assert manifest.statistics["train"]["history"]["missing"] == 4
-
-
-def test_a_catalogue_of_items_needs_no_sequence(files):
-    write(files / "items.tfrecord", [make_plain({"item": 2 + i}, {}) for i in range(9)])
-    splits = {"train": ["train-*"], "catalog": ["items*"]}
-    manifest = import_dataset(build(files, splits=splits)).manifest
-    assert dict(manifest.counts.kept) == {"train": 2 * ROWS, "catalog": 9}

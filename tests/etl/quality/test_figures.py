@@ -142,24 +142,13 @@ def test_figures_stand_beside_those_before_and_the_far_ones_are_warned_of():
     matches = {"users": {"matched": 9_990, "unknown_key": 10}}
     before = find_figures(SCHEMA, {}, matches, {}, {"word": 800})
     figures = {figure.title: figure for figure in list_figures(now, before)}
-    joined = figures["share of events matched by join users"]
-    assert joined.is_far
-    assert warn_of_figure(joined).to_json() == {
-        "rule": "share of events matched by join users",
-        "severity": "warn",
-        "passed": False,
-        "received": "90.00% of 1,000, 99.90% in the version before",
-        # One point, and four standard errors of 0.33 points.
-        "allowed": "a change of at most 2.33 points",
-    }
-    word = figures["tokens of vocabulary word"]
-    assert "3, 800 in the version before" in warn_of_figure(word).received
-    assert word.is_far
-    assert not figures["tokens of vocabulary new"].is_far
-    assert (
-        figures["share of conversions that make a sample positive, of label label"].before is None
-    )
+    far = {title for title, figure in figures.items() if figure.is_far}
+    joined = "share of events matched by join users"
+    assert far == {joined, "tokens of vocabulary word"}
+    # One point, and four standard errors of 0.33 points.
+    assert warn_of_figure(figures[joined]).allowed == "a change of at most 2.33 points"
+    conversions = "share of conversions that make a sample positive, of label label"
+    assert figures[conversions].before is None
     assert figures["rate of label label (train)"].now == Share(1, 4)
     assert figures["share of OOV of feature word (train)"].now == Share(2, 3)
     assert not any(figure.is_far for figure in list_figures(now, None))
-    assert Figure("null", "x", "test", Share(1, 2)).title == "share of nulls of feature x (test)"

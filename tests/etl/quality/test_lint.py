@@ -251,14 +251,11 @@ def test_constants_that_models_read_and_labels_of_one_class_are_refused(
     assert [result.rule for result in found if not result.passed] == refused
 
 
-def test_one_message_names_all_that_is_refused_and_how_to_allow_it(tmp_path):
+def test_all_that_is_refused_is_refused_at_once(tmp_path):
     with pytest.raises(InputDataError) as error:
         settle(find(make_config(tmp_path)))
     assert error.value.exit_code == ExitCode.INPUT_REFUSED
-    assert error.value.what == "the data look wrong in 3 ways; nothing was published"
-    shown = "`contract: {allow: [gender, tags, label]}`"
-    assert shown in str(error.value.fix)
-    assert "contract.rules" not in str(error.value.fix)
+    assert "`contract: {allow: [gender, tags, label]}`" in str(error.value.fix)
     allowed = find(make_config(tmp_path, "gender", "tags", "label"))
     assert settle(allowed) == tuple(allowed)
 

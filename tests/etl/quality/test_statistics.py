@@ -1,4 +1,4 @@
-"""Statistics: gathered per shard, merged, the same however the rows are cut."""
+"""Statistics and their sketches: gathered per shard, merged, the same however rows are cut."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etl.quality.label_statistics import COMPARED_ROWS, MAX_GROUPS, LabelFocus
+from etl.quality.sketches import (
+    ENTRIES,
+    JSON_ENTRIES,
+    PROBABILITIES,
+    TOP_VALUES,
+    FrequencySketch,
+    Moments,
+    QuantileSummary,
+    estimate_distinct,
+    sketch_distinct,
+)
 from etl.quality.statistics import (
     DENSE_VALUES,
     StatisticsAccumulator,
@@ -66,10 +77,6 @@ def test_rows_missing_values_and_lengths_are_counted():
 def test_batches_and_slices_do_not_matter(cut):
     whole = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA)
     assert gather([whole[:cut], whole[cut:]]) == gather([whole])
-
-
-def test_nothing_gives_statistics_of_nothing():
-    assert gather([])["history"]["length"]["mean"] is None
 
 
 ROW = st.fixed_dictionaries(
@@ -153,13 +160,6 @@ def test_correlation_ratio_is_the_variance_between_groups(seed, shards, groups):
     assert found == pytest.approx(np.sqrt(max(epsilon, 0)), abs=1e-6)
 
 
-def test_missing_values_are_a_group_of_their_own():
-    label = np.array([0, 1] * 200, np.float32)
-    found = compare({"x": [None if y else 1.5 for y in label], "label": label})["x"]
-    assert found["correlation_ratio"] == 1.0
-    assert found["correlation"] is None
-
-
 def test_slices_count_every_row_most_frequent_first():
     rows = COMPARED_ROWS + 5000
     gender = ["F" if k % 4 else None for k in range(rows)]
@@ -182,16 +182,18 @@ def test_long_texts_that_begin_alike_are_slices_of_their_own():
     assert all(len(value) == 64 for value, _, _ in found["gender"]["slices"])
 
 
-def test_too_many_groups_and_a_constant_label_say_nothing():
+def test_what_cannot_be_compared_with_the_label_says_nothing():
     rows = 2 * (MAX_GROUPS + 1)
     table = {"gender": np.arange(rows) // 2, "label": np.ones(rows, np.float32)}
     found = compare(table, shards=3)["gender"]
     assert (found["slices"], found["correlation"], found["correlation_ratio"]) == (None, None, None)
-
-
-def test_without_the_label_or_for_lists_there_is_nothing_to_compare():
+    # Missing values are a group of their own; a constant has no correlation.
+    label = np.array([0, 1] * 200, np.float32)
+    found = compare({"x": [None if y else 1.5 for y in label], "label": label})["x"]
+    assert (found["correlation_ratio"], found["correlation"]) == (1.0, None)
     assert compare({"x": [1, 2]}) == {"x": None}
     assert compare({"tags": [[1], [2]], "label": [0.0, 1.0]})["tags"] is None
+    assert gather([])["history"]["length"]["mean"] is None
 
 
 def test_means_of_labels_by_weight_are_those_of_all_rows():
@@ -271,21 +273,112 @@ def test_long_and_undecodable_strings_stay_apart_and_short():
     assert "\\xff" in shown
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        np.arange(-50_000, 100_000),
-        np.arange(100_000, dtype=np.float32),
-        np.arange(100_000).astype(str),
-    ],
-    ids=["integers", "floats", "texts"],
-)
-def test_many_values_are_estimated_and_leaders_still_exact(numbers):
-    leader = numbers[70_000]
-    batches = np.array_split(numbers, 10)
-    result = describe(pa.array([leader] * 10), *map(pa.array, batches))
+def registers(keys: np.ndarray) -> np.ndarray:
+    return sketch_distinct(pa.array(keys.astype(np.int64)))
+
+
+@pytest.mark.parametrize("distinct", [0, 1, 10, 500, 2_000, 5_000, 100_000, 2_000_000])
+def test_the_estimate_of_distinct_values_is_within_four_standard_errors(distinct):
+    keys = np.arange(distinct) * 7919 - distinct
+    found = registers(keys)
+    assert estimate_distinct(found) == pytest.approx(distinct, rel=4 * 0.0325, abs=2)
+    halves = np.maximum(registers(keys[: distinct // 2]), registers(keys[distinct // 3 :]))
+    assert np.array_equal(halves, found)
+
+
+def sketch(values: list[int]) -> FrequencySketch:
+    found, counts = np.unique(np.asarray(values), return_counts=True)
+    return FrequencySketch.of(pa.array(found), counts)
+
+
+def top(values: list[int]) -> list[list[int]]:
+    ordered = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
+    return [list(item) for item in ordered[:TOP_VALUES]]
+
+
+def reload(found: FrequencySketch) -> FrequencySketch:
+    return FrequencySketch.loads(json.loads(json.dumps(found.to_json()))["sketch"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.floats(1.05, 2.5))
+def test_many_values_merge_within_their_bounds(seed, skew):
+    generator = np.random.default_rng(seed)
+    parts = [np.minimum(generator.zipf(skew, 4000), 3000).tolist() for _ in range(4)]
+    truth = Counter(value for part in parts for value in part)
+    sketches = [reload(sketch(part)) for part in parts]
+    merged = reload(
+        FrequencySketch.merge(
+            [FrequencySketch.merge(sketches[:2]), FrequencySketch.merge(sketches[2:])]
+        )
+    )
+    assert len(merged.listed) <= JSON_ENTRIES
+    for value, count, missed in merged.listed:
+        assert count <= truth[value] <= count + missed
+    listed = {value for value, _, _ in merged.listed}
+    assert max((c for v, c in truth.items() if v not in listed), default=0) <= merged.bound
+    result = merged.to_json()
+    if result["top"]["exact"]:
+        assert result["top"]["values"] == top([v for part in parts for v in part])
+    if skew > 1.5:  # clear leaders: exactness must not be given away
+        assert result["top"]["exact"]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_of_too_many_values_the_most_frequent_stay(kind):
+    values = [*range(2 * ENTRIES), *range(ENTRIES, ENTRIES + 50)]
+    found = sketch(np.array(values, kind))
+    assert found.listed[:50] == [(v, 2, 0) for v in range(ENTRIES, ENTRIES + 50)]
+    assert (len(found.listed), found.bound) == (ENTRIES, 1)
+    assert not found.to_json()["distinct"]["exact"]
+    assert len(found.to_json()["sketch"]) < 10_000
+
+
+def test_a_value_that_a_shard_cut_is_not_called_exact():
+    even = reload(sketch([value for value in range(1000) for _ in range(3)]))  # cut by value
+    late = sketch([999] * 2)  # in this shard alone listed, in the other cut
+    result = FrequencySketch.merge([even, late]).to_json()
+    assert not result["top"]["exact"]
     assert not result["distinct"]["exact"]
-    assert result["distinct"]["count"] == pytest.approx(len(numbers), rel=0.13)
-    assert result["top"]["values"][0][0] == leader
-    assert not result["top"]["exact"]  # 20 of 100,000 that occur once
-    assert len(result["sketch"]) < 10_000
+
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
+
+
+def summarize_quantiles(values: np.ndarray) -> QuantileSummary:
+    found, counts = np.unique(values, return_counts=True)
+    return QuantileSummary(found, counts.astype(np.float64))
+
+
+@given(NUMBERS, NUMBERS)
+def test_quantiles_of_few_values_are_those_of_numpy_merged_or_not(first, second):
+    whole = np.array(first + second)
+    merged = QuantileSummary.merge(
+        [summarize_quantiles(np.array(first)), summarize_quantiles(np.array(second))]
+    )
+    assert merged.exact
+    for p in PROBABILITIES:
+        expected = np.quantile(whole, p, method="inverted_cdf")
+        assert summarize_quantiles(whole).quantile(p) == expected
+        assert merged.quantile(p) == expected
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sorted"])
+def test_ranks_of_many_values_are_off_by_little(order):
+    rng = np.random.default_rng(7)
+    shards = [rng.lognormal(0, 2, 40_000) for _ in range(6)]
+    if order == "sorted":
+        shards = np.split(np.sort(np.concatenate(shards)), 6)
+    merged = QuantileSummary.merge(
+        [QuantileSummary.loads(summarize_quantiles(shard).to_json()["summary"]) for shard in shards]
+    )
+    whole = np.sort(np.concatenate(shards))
+    assert not merged.exact
+    for p in np.linspace(0.01, 0.99, 33):
+        rank = np.searchsorted(whole, merged.quantile(float(p))) / len(whole)
+        assert rank == pytest.approx(p, abs=0.005)
+
+
+def test_a_large_offset_does_not_swallow_the_spread():
+    parts = [Moments.of(np.array([[1e15 + k, 1e15 + k + 1]])) for k in (0, 2)]
+    assert Moments.merge(parts).scatter[0, 0] == pytest.approx(5)

@@ -70,34 +70,24 @@ def test_an_upload_that_ended_at_the_first_byte_is_refused(tmp_path, name, forma
         find_files(declare(INT, path="d", format=format), tmp_path)
 
 
-def test_a_file_reached_by_a_link_counts_once(tmp_path):
-    write(tmp_path, "d/a.dat")
-    (tmp_path / "d" / "b.dat").symlink_to(tmp_path / "d" / "a.dat")
-    assert found("d", tmp_path) == ["d/a.dat"]
-    assert found("d/*.dat", tmp_path) == ["d/a.dat"]
-
-
-def test_folders_that_links_lead_to_are_read_once(tmp_path):
+def test_what_links_lead_to_is_read_once(tmp_path):
     write(tmp_path, "d/x/a.dat", "d/_y/b.dat", "far/c.dat", "far/z/d.dat", "other.dat")
     for name, target in (("far", "far"), ("y", "d/_y"), ("_far", "far"), ("again", "d/x")):
         (tmp_path / "d" / name).symlink_to(tmp_path / target)
     (tmp_path / "d" / "x" / "up").symlink_to(tmp_path)
+    (tmp_path / "d" / "x" / "b.dat").symlink_to(tmp_path / "d" / "x" / "a.dat")
     (tmp_path / "far" / "z" / "round").symlink_to(tmp_path / "far")
     assert found("d", tmp_path) == ["d/_y/b.dat", "d/x/a.dat", "far/c.dat", "far/z/d.dat"]
+    assert found("d/x/*.dat", tmp_path) == ["d/x/a.dat"]
 
 
-def test_glob_characters_in_the_folder_and_in_a_file_name_are_literal(tmp_path):
+def test_paths_are_literal_but_for_their_globs_and_may_be_uris(tmp_path):
     folder = tmp_path / "run[1]"
-    write(folder, "a[2].dat", "b.dat", "a2.dat")
+    write(folder, "a[2].dat", "b.dat", "a2.dat", "a b.csv", "d/c.csv")
     assert found("a[2].dat", folder) == ["a[2].dat"]
     assert found("*.dat", folder) == ["a2.dat", "a[2].dat", "b.dat"]
-
-
-def test_file_uris_are_paths(tmp_path):
-    write(tmp_path, "a b.dat", "d/c.dat")
-    uri = tmp_path.resolve().as_uri()
-    assert found(f"{uri}/a%20b.dat", tmp_path) == ["a b.dat"]
-    assert found(f"{uri}/d/*.dat", tmp_path) == ["d/c.dat"]
+    uri = folder.resolve().as_uri()
+    assert found(f"{uri}/a%20b.csv", folder) == ["a b.csv"]
 
 
 def test_files_that_were_written_are_other_inputs(tmp_path):
@@ -229,6 +219,8 @@ def test_what_stands_beside_the_days_does_not_hide_that_one_is_late(tmp_path):
 
 
 def test_a_dated_path_may_be_a_uri_or_begin_at_home(week, tmp_path, monkeypatch):
+    write(tmp_path, "d/c.dat")
+    assert found(f"{tmp_path.resolve().as_uri()}/d/*.dat", tmp_path) == ["d/c.dat"]
     spaced = tmp_path / "a b"
     spaced.symlink_to(week / "logs")
     monkeypatch.setenv("HOME", str(week))

@@ -118,28 +118,25 @@ def test_decimals_in_byte_arrays_are_read(spark, tmp_path):
         assert outcomes(source) == [(value,) for value in expected]
 
 
-def test_epochs_with_a_fraction_are_rounded_down(spark, tmp_path):
-    times = [1593878903.438, -0.0005, float("nan")]
-    exact = pa.array([Decimal("1593878903.4389"), None, Decimal(5)], pa.decimal128(20, 4))
-    write(tmp_path, at=times, exact=exact)
+def test_fractions_of_epochs_are_cut_and_nan_is_missing_where_a_number_may_be(spark, tmp_path):
+    times = [1593878903.438, -0.0005, float("nan"), 5.0, 5.0]
+    exact = [Decimal("1593878903.4389"), None, Decimal(5), Decimal(5), Decimal(5)]
+    x = [1.5, float("nan"), 2.0, float("inf"), 1.0]
+    y = [1.0, 2.0, 3.0, 4.0, float("nan")]
+    write(tmp_path, at=times, exact=pa.array(exact, pa.decimal128(20, 4)), x=x, y=y)
     columns = [
-        {"name": name, "type": "timestamp", "timestamp_format": "epoch_s", "nullable": True}
+        column("timestamp", name, timestamp_format="epoch_s", nullable=True)
         for name in ("at", "exact")
     ]
+    columns += [column("float32", nullable=True, maximum=9), column("float32", "y")]
     moment = 1_593_878_903_438
     assert outcomes(parquet(spark, tmp_path, *columns)) == [
-        (moment, moment),
-        (-1, None),
+        (moment, moment, 1.5, 1.0),
+        (-1, None, None, 2.0),
         "not_timestamp:at",
+        "not_finite:x",
+        "not_finite:y",
     ]
-
-
-def test_nan_is_missing_where_a_number_may_be(spark, tmp_path):
-    write(tmp_path, id=[1, 2, 3], x=[1.5, float("nan"), float("inf")])
-    floats = parquet(spark, tmp_path, INT, column("float32", nullable=True, maximum=9))
-    assert outcomes(floats) == [(1, 1.5), (2, None), "not_finite:x"]
-    strict = parquet(spark, tmp_path, INT, column("float32"))
-    assert reasons(strict) == ["not_finite:x", "not_finite:x"]
 
 
 def test_text_in_files_is_checked_as_text_in_lines_is(spark, tmp_path):
@@ -190,9 +187,8 @@ def test_vectors_of_spark_ml_are_lists_of_their_numbers(spark, tmp_path):
 NESTED = pa.array([{"ns": 1}], pa.struct([("ns", pa.timestamp("ns"))]))
 
 
-@pytest.mark.parametrize(
-    ("values", "declared"),
-    [
+def test_columns_that_cannot_be_read_as_declared_are_refused(spark, tmp_path):
+    read_as = [
         (pa.array([[1]]), column("int64")),
         (pa.array([1.5]), column("string")),
         (pa.array([1]), column("timestamp")),
@@ -203,12 +199,19 @@ NESTED = pa.array([{"ns": 1}], pa.struct([("ns", pa.timestamp("ns"))]))
         (pa.array([1]), column("int64", "y")),
         (NESTED, column("string", field="x.ns")),
         *((values, column("string")) for values in UNREAD.values()),
-    ],
-)
-def test_columns_that_cannot_be_read_as_declared_are_refused(spark, tmp_path, values, declared):
-    write(tmp_path, id=[1], x=values)
+    ]
+    for values, declared in read_as:
+        write(tmp_path, id=[1], x=values)
+        with pytest.raises(InputDataError):
+            parquet(spark, tmp_path, INT, declared)
+    # A value that Spark does not read is no null, though another file has one that it reads.
+    write(tmp_path, id=[1], x=NESTED)
+    write(tmp_path, "b.parquet", id=[2], x=[{"ns": 1}])
     with pytest.raises(InputDataError):
-        parquet(spark, tmp_path, INT, declared)
+        parquet(spark, tmp_path, INT, column("int64", field="x.ns", nullable=True))
+    (tmp_path / "in" / "b.parquet").write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(InputDataError):
+        parquet(spark, tmp_path, INT)
 
 
 def test_a_column_whose_type_changes_from_file_to_file(spark, tmp_path):
@@ -219,27 +222,14 @@ def test_a_column_whose_type_changes_from_file_to_file(spark, tmp_path):
     assert outcomes(source) == [(1,), (2,), (3,), "not_int64:id", (5,)]
 
 
-def test_a_value_that_spark_does_not_read_is_no_null(spark, tmp_path):
-    write(tmp_path, "1.parquet", id=[1], x=NESTED)
-    write(tmp_path, "2.parquet", id=[2], x=[{"ns": 1}])
-    with pytest.raises(InputDataError):
-        parquet(spark, tmp_path, INT, column("int64", field="x.ns", nullable=True))
-
-
 def test_a_column_that_some_files_lack_is_null_there(spark, tmp_path):
+    kinds = ("int64", "float32", "string")
     write(tmp_path, "1.parquet", id=[1])
-    write(tmp_path, "2.parquet", id=[2], x=["a"])
-    source = parquet(spark, tmp_path, INT, column("string", nullable=True))
-    assert good(source) == [(1, None), (2, "a")]
+    write(tmp_path, "2.parquet", id=[2], x=["a"], **{kind: [["7"]] for kind in kinds})
+    lists = [column(f"list<{kind}>", kind, nullable=True) for kind in kinds]
+    source = parquet(spark, tmp_path, INT, column("string", nullable=True), *lists)
+    assert good(source) == [(1, None, None, None, None), (2, "a", [7], [7.0], ["7"])]
     assert reasons(parquet(spark, tmp_path, INT, column("string"))) == ["null:x"]
-
-
-@pytest.mark.parametrize("kind", ["list<int64>", "list<float32>", "list<string>"])
-def test_a_list_that_some_files_lack_is_null_there(spark, tmp_path, kind):
-    write(tmp_path, "1.parquet", id=[1])
-    write(tmp_path, "2.parquet", id=[2], x=[["7"]])
-    source = parquet(spark, tmp_path, INT, column(kind, nullable=True))
-    assert [value and len(value) for _, value in good(source)] == [None, 1]
 
 
 def test_new_and_empty_columns_are_reported_by_policy(spark, tmp_path, caplog):
@@ -269,12 +259,6 @@ def test_names_inside_of_structs_may_have_dots(spark, tmp_path):
     columns = [column("string", name, field=field) for name, field in fields.items()]
     source = parquet(spark, tmp_path, INT, *columns, new_columns="fail")
     assert good(source) == [(1, "a", "3", "2")]
-
-
-def test_damaged_files_are_an_input_error(spark, tmp_path):
-    (tmp_path / "in").write_bytes(b"PAR1 not really PAR1")
-    with pytest.raises(InputDataError):
-        parquet(spark, tmp_path, INT)
 
 
 def test_avro_is_read_or_what_it_needs_is_said(spark, tmp_path):

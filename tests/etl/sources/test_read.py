@@ -15,7 +15,7 @@ from etl.sources.bad_rows import check_bad_rows, count_rows
 from etl.sources.read import read_source
 from etl.sources.session_settings import with_read_settings
 from etl.sources.source import ORDER_COLUMN
-from tests.etl.sources.inputs import INT, declare, good, outcomes, parse, read, write_lines
+from tests.etl.sources.inputs import INT, declare, good, outcomes, read, write_lines
 
 KIND = {"name": "kind", "type": "string", "one_of": ["a", "b"]}
 COLUMNS = [
@@ -80,18 +80,6 @@ def test_more_bad_rows_than_may_be_are_refused(spark, tmp_path):
     for tight in (0.005, 0):
         with pytest.raises(InputDataError):
             check_bad_rows(source, counts, source_config(max_bad_rows=tight))
-
-
-def test_one_of_lets_a_nullable_column_be_empty(spark, tmp_path):
-    rows = parse(spark, tmp_path, ["1\t", "2\ta", "3\tc"], INT, {**KIND, "nullable": True})
-    assert rows == [(1, None), (2, "a"), "not_allowed:kind"]
-
-
-def test_bounds_are_compared_in_the_precision_of_the_column(spark, tmp_path):
-    score = {"name": "score", "type": "float32", "minimum": 0.7, "maximum": 4.1}
-    found = parse(spark, tmp_path, ["0.7", "4.1", "0.69", "4.11"], score)
-    assert found[2:] == ["below_minimum:score", "above_maximum:score"]
-    assert not any(isinstance(row, str) for row in found[:2])
 
 
 def test_order_has_one_shape_whatever_the_number_of_files(spark, tmp_path):

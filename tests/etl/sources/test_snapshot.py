@@ -18,10 +18,11 @@ from conf.artefacts.dataset import DatasetPaths, published_versions
 from conf.errors import InputDataError
 from conf.etl.build import BuildConfig
 from conf.manifest import InputFile, InputTable
-from etl.build import BuildResult, build_dataset
+from etl.build import build_dataset
 from etl.sources.snapshot import RunInputs, find_unwatched
 from etl.sources.tables import checksum_rows, read_table_version
 from etl.versions.publish import read_current
+from etl.versions.run_fingerprint import RunRequest
 from tests.etl.logs import build_config, write_logs
 from tests.etl.sources.databases import connect_derby
 from tests.etl.versions.test_runs import FEATURES
@@ -176,21 +177,13 @@ def configure(tmp_path: Path, **source: Any) -> BuildConfig:
     return BuildConfig.model_validate({**base, "features": [*FEATURES, gender]})
 
 
-def of_jdbc(tmp_path: Path, **options: Any) -> BuildConfig:
-    jdbc = {"url": DATABASE, "dbtable": "USERS"}
-    return configure(tmp_path, format="jdbc", jdbc=jdbc, **options)
-
-
-def state_of(result: BuildResult) -> str | None:
-    (table,) = result.manifest.source.tables
-    return table.state
-
-
 @pytest.mark.exhaustive
-def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement):
-    config = of_jdbc(tmp_path)
+def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement, caplog):
+    jdbc = {"url": DATABASE, "dbtable": "USERS"}
+    config = configure(tmp_path, format="jdbc", jdbc=jdbc)
     first = build_dataset(spark, config)
-    assert first.manifest.source.tables[0].place == f"{DATABASE} USERS"
+    (table,) = first.manifest.source.tables
+    assert table.place == f"{DATABASE} USERS"
     assert not build_dataset(spark, config).is_new
     # What the source does not declare is nothing to it; nor is the order of the rows.
     statement.execute("UPDATE USERS SET SEEN = 1")
@@ -200,34 +193,24 @@ def test_a_dictionary_in_a_database_is_watched(spark, tmp_path, statement):
     statement.execute("UPDATE USERS SET GENDER = 'M' WHERE ID = 1")
     second = build_dataset(spark, config)
     assert second.is_new
-    assert state_of(second) != state_of(first)
+    assert second.manifest.source.tables[0].state != table.state
     statement.execute("UPDATE USERS SET GENDER = 'F' WHERE ID = 1")
     assert build_dataset(spark, config).version == first.version
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_what_is_not_watched_is_built_anew_and_said(spark, tmp_path, statement, caplog):
-    config = of_jdbc(tmp_path, change_check=None)
-    first = build_dataset(spark, config)
-    assert state_of(first) is None
+    # What nothing tells of is built anew each time.
+    blind = configure(tmp_path, format="jdbc", jdbc=jdbc, change_check=None)
+    assert build_dataset(spark, blind).manifest.source.tables[0].state is None
     with caplog.at_level(logging.INFO, "sluice.build"):
-        assert build_dataset(spark, config).is_new
+        assert build_dataset(spark, blind).is_new
     assert "nothing tells whether users changed" in caplog.text
-
-
-@pytest.mark.exhaustive
-def test_a_dictionary_that_changes_while_it_is_read_publishes_nothing(spark, tmp_path, statement):
-    config = of_jdbc(tmp_path)
 
     def change() -> dict[str, int]:
         statement.execute("INSERT INTO USERS VALUES (4, 'F', 0)")
         return {}
 
-    with pytest.raises(InputDataError) as refused:
-        build_dataset(spark, config, change)
-    assert "users: jdbc:derby" in str(refused.value)
-    assert published_versions(tmp_path / "datasets" / "small") == []
+    published = published_versions(tmp_path / "datasets" / "small")
+    with pytest.raises(InputDataError):  # It changed while it was read.
+        build_dataset(spark, config, change, RunRequest(force=True))
+    assert published_versions(tmp_path / "datasets" / "small") == published
 
 
 @pytest.mark.exhaustive

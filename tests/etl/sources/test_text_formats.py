@@ -19,6 +19,7 @@ from tests.etl.sources.inputs import INT, declare, outcomes, parse, read, write_
 DAY = datetime.date(2024, 3, 1)
 BAD = "not_timestamp:at"
 DAY_MS = 1_709_251_200_000
+LIST = {"name": "ids", "type": "list<int64>"}
 TEXT = {"name": "text", "type": "string", "nullable": True}
 
 
@@ -74,21 +75,6 @@ def test_the_future_is_after_the_run_not_after_the_clock(spark, tmp_path):
     assert len(outcomes(read(spark, tmp_path, fixed))) == 2
 
 
-def test_lists_of_floats_bounds_in_lists_and_ids_beyond_int64(spark, tmp_path):
-    weights = {"name": "w", "type": "list<float32>", "separator": ",", "minimum": 0}
-    lines = ["1\t0.5,1", "2\t0.5,-1", "3\t0.5,nan", "4\t0.5,", "9223372036854775808\t1"]
-    lines += ["-9223372036854775808\t1e39", "9223372036854775807\t2"]
-    assert parse(spark, tmp_path, lines, INT, weights) == [
-        (1, [0.5, 1.0]),
-        "below_minimum:w",
-        "not_finite:w",
-        "not_list<float32>:w",
-        "not_int64:id",
-        "not_finite:w",
-        (2**63 - 1, [2.0]),
-    ]
-
-
 @pytest.mark.parametrize("text", ["1_000", "\u0661", "\u00a01", "0x1p3", "1d", "1f", "2.d", " 5F "])
 def test_text_that_is_no_number(spark, tmp_path, text):
     reals = {"name": "x", "type": "float32", "nullable": True}
@@ -103,38 +89,6 @@ def test_text_that_is_no_number(spark, tmp_path, text):
     lines = [json.dumps({"id": 1, "xs": [text]})]
     in_json = parse(spark, tmp_path, lines, INT, {**lists, "separator": None}, format="json")
     assert in_json == ["not_list<float64>:xs"]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (
-            {"format": "csv"},
-            {
-                '1,"a,b"': (1, "a,b"),
-                '2,"say ""hi"""': (2, 'say "hi"'),
-                '3,""': (3, ""),
-                "4,": (4, None),
-                '5,5" pipe': (5, '5" pipe'),
-                '6,"open': "malformed_quotes",
-                '7,"closed" late': "malformed_quotes",
-                "8,a,b": "wrong_field_count",
-                '"9",é': (9, "é"),
-            },
-        ),
-        (
-            {"separator": "||", "quote": "'", "escape": "\\"},
-            {
-                r"1||'it\'s'": (1, "it's"),
-                r"2||'a||b\\'": (2, "a||b\\"),
-                "3||plain|": (3, "plain|"),
-                r"4||'open\'": "malformed_quotes",
-            },
-        ),
-    ],
-)
-def test_quotes_hold_separators_and_quotes(spark, tmp_path, options, expected):
-    assert parse(spark, tmp_path, list(expected), INT, TEXT, **options) == list(expected.values())
 
 
 @settings(
@@ -154,36 +108,6 @@ def test_what_a_csv_writer_writes_is_read_back(spark, tmp_path, texts):
     (tmp_path / "in").write_bytes(written.getvalue().encode())
     source = read(spark, tmp_path, declare(INT, TEXT, format="csv"))
     assert outcomes(source) == list(enumerate(texts))
-
-
-def test_texts_that_mean_null_and_columns_by_name(spark, tmp_path):
-    lines = ['"text",more,userId', "\\N,x,1", "NULL,x,2", "a,x,\\N", "a,x"]
-    options = {"format": "csv", "header": "by_name", "null_values": ["\\N"]}
-    assert parse(spark, tmp_path, lines, {**INT, "field": "userId"}, TEXT, **options) == [
-        "repeated_header",
-        (1, None),
-        (2, "NULL"),
-        "null:id",
-        "wrong_field_count",
-    ]
-
-
-def test_a_line_longer_than_any_stack_is_read(spark, tmp_path):
-    quoted = '""' * 200_000
-    ((_, text),) = parse(spark, tmp_path, [f'1,"{quoted}"'], INT, TEXT, format="csv")
-    assert text == '"' * 200_000
-
-
-def test_pattern_reads_groups_and_rejects_what_does_not_match(spark, tmp_path):
-    others = {"name": "others", "type": "list<int64>", "separator": "\t"}
-    lines = ["(1,2)\t3\t4", "(1;2)\t3", "(1,2)\t3\tx"]
-    pattern = r"\((\d+),(\d+)\)\t(.*)"
-    columns = INT, {**INT, "name": "item"}, others
-    assert parse(spark, tmp_path, lines, *columns, format="pattern", pattern=pattern) == [
-        (1, 2, [3, 4]),
-        "pattern_mismatch",
-        "not_list<int64>:others",
-    ]
 
 
 LIBSVM = {
@@ -206,31 +130,11 @@ LIBSVM = {
 }
 
 
-def test_sparse_lines_and_their_faults(spark, tmp_path):
-    assert parse(spark, tmp_path, list(LIBSVM), format="libsvm") == list(LIBSVM.values())
+def test_sparse_lines_with_fields(spark, tmp_path):
     write_lines(tmp_path, ["1 0:3:1 2:11:0.5", "0 3:1"])
     source = read(spark, tmp_path, declare(format="libffm"))
     assert outcomes(source) == [(1.0, [0, 2], [3, 11], [1.0, 0.5]), "malformed_pair"]
     assert source.good.columns[:4] == ["label", "fields", "indices", "values"]
-
-
-def test_query_ids_are_read_where_they_are_declared_and_passed_over_else(spark, tmp_path):
-    lines = ["2 qid:7 1:1 2:0.5", "1 1:1", "0 qid:x 1:1", "2 qid:7 1:1 qid:8", "1 qid: 1:1"]
-    columns = [
-        {"name": "clicked", "field": "label", "type": "int64"},
-        {"name": "query", "field": "qid", "type": "int64", "nullable": True},
-        {"name": "indices", "type": "list<int64>"},
-        {"name": "values", "type": "list<float32>"},
-    ]
-    assert parse(spark, tmp_path, lines, *columns, format="libsvm") == [
-        (2, 7, [1, 2], [1.0, 0.5]),
-        (1, None, [1], [1.0]),
-        "not_int64:query",
-        "not_list<int64>:indices",
-        "not_int64:query",
-    ]
-    plain = parse(spark, tmp_path, lines, format="libsvm")
-    assert plain[:2] == [(2.0, [1, 2], [1.0, 0.5]), (1.0, [1], [1.0])]
 
 
 COLUMNS = [
@@ -269,17 +173,6 @@ JSON = {
         (22, None, None, ["\U0001f600", r"\ud800", "?"])
     ),
 }
-
-
-def test_each_line_of_json_is_a_row_or_has_its_reason(spark, tmp_path):
-    assert parse(spark, tmp_path, list(JSON), *COLUMNS, format="json") == list(JSON.values())
-
-
-def test_epochs_of_json_may_have_fractions(spark, tmp_path):
-    lines = ['{"at": 1593878903.438}', '{"at": "1593878903.438"}', '{"at": 1593878903}']
-    moment = 1_593_878_903_438
-    rows = parse(spark, tmp_path, lines, times("epoch_s"), format="json")
-    assert rows == [(moment,), (moment,), (moment - 438,)]
 
 
 def test_new_keys_and_a_column_that_has_gone_empty_are_seen(spark, tmp_path, caplog):
@@ -323,41 +216,127 @@ CLICKS = {
     "pair_default": -1,
 }
 SEQUENCES = {
-    "12_3 7 12_4": (1, [12, 7, 12], [3, -1, 4]),
-    "5": (1, [5], [-1]),
-    "12__3": "malformed_entry:videos",
-    "_7": "missing_value:videos",
-    "": "null:videos",
-    "12_3  7": "empty_entry:videos",
-    "12_": "malformed_entry:videos",
-    "1_2_3": "malformed_entry:videos",
-    "x_1": "not_list<int64>:videos",
-    "1_x": "not_list<int64>:channels",
-    "12_3 ": "empty_entry:videos",
-    "_": "missing_value:videos",
-    "9223372036854775808_1": "not_list<int64>:videos",
+    "1\t12_3 7 12_4": (1, [12, 7, 12], [3, -1, 4]),
+    "1\t5": (1, [5], [-1]),
+    "1\t12__3": "malformed_entry:videos",
+    "1\t_7": "missing_value:videos",
+    "1\t": "null:videos",
+    "1\t12_3  7": "empty_entry:videos",
+    "1\t12_": "malformed_entry:videos",
+    "1\t1_2_3": "malformed_entry:videos",
+    "1\tx_1": "not_list<int64>:videos",
+    "1\t1_x": "not_list<int64>:channels",
+    "1\t12_3 ": "empty_entry:videos",
+    "1\t_": "missing_value:videos",
+    "1\t9223372036854775808_1": "not_list<int64>:videos",
 }
 
 
-def test_sequences_give_two_aligned_lists(spark, tmp_path):
-    lines = [f"1\t{text}" for text in SEQUENCES]
-    assert parse(spark, tmp_path, lines, INT, CLICKS) == list(SEQUENCES.values())
-    lines = ['{"id": 1, "videos": ["12_3", "7", 8]}', '{"id": 2, "videos": ["12_3", ""]}']
-    in_json = parse(spark, tmp_path, lines, INT, {**CLICKS, "separator": None}, format="json")
-    assert in_json == [(1, [12, 7, 8], [3, -1, -1]), "empty_entry:videos"]
+JSON_SEQUENCES = {
+    '{"id": 1, "videos": ["12_3", "7", 8]}': (1, [12, 7, 8], [3, -1, -1]),
+    '{"id": 2, "videos": ["12_3", ""]}': "empty_entry:videos",
+}
+CLICK = {"name": "video", "type": "string", "pair": "channel", "pair_default": "none"}
+ONE_CLICK = {
+    "1\tv::1_news": (1, "v::1", "news"),
+    "2\tv2": (2, "v2", "none"),
+    "3\t": (3, None, None),
+    "4\tv_": "malformed_entry:video",
+    "5\t_news": "missing_value:video",
+}
+QUOTED = {
+    '1,"a,b"': (1, "a,b"),
+    '2,"say ""hi"""': (2, 'say "hi"'),
+    '3,""': (3, ""),
+    "4,": (4, None),
+    '5,5" pipe': (5, '5" pipe'),
+    '6,"open': "malformed_quotes",
+    '7,"closed" late': "malformed_quotes",
+    "8,a,b": "wrong_field_count",
+    '"9",é': (9, "é"),
+    # Longer than any stack.
+    '10,"' + 200_000 * '""' + '"': (10, 200_000 * '"'),
+}
+ESCAPED = {
+    r"1||'it\'s'": (1, "it's"),
+    r"2||'a||b\\'": (2, "a||b\\"),
+    "3||plain|": (3, "plain|"),
+    r"4||'open\'": "malformed_quotes",
+}
+BY_NAME = {
+    '"text",more,userId': "repeated_header",
+    "\\N,x,1": (1, None),
+    "NULL,x,2": (2, "NULL"),
+    "a,x,\\N": "null:id",
+    "a,x": "wrong_field_count",
+}
+GROUPS = {
+    "(1,2)\t3\t4": (1, 2, [3, 4]),
+    "(1;2)\t3": "pattern_mismatch",
+    "(1,2)\t3\tx": "not_list<int64>:others",
+}
+NUMBERS = {
+    "1\t0.5,1": (1, [0.5, 1.0]),
+    "2\t0.5,-1": "below_minimum:w",
+    "3\t0.5,nan": "not_finite:w",
+    "4\t0.5,": "not_list<float32>:w",
+    "9223372036854775808\t1": "not_int64:id",
+    "-9223372036854775808\t1e39": "not_finite:w",
+    "9223372036854775807\t2": (2**63 - 1, [2.0]),
+}
+QUERIES = {
+    "2 qid:7 1:1 2:0.5": (2, 7, [1, 2], [1.0, 0.5]),
+    "1 1:1": (1, None, [1], [1.0]),
+    "0 qid:x 1:1": "not_int64:query",
+    "2 qid:7 1:1 qid:8": "not_list<int64>:indices",
+    "1 qid: 1:1": "not_int64:query",
+}
+QUERY_COLUMNS = [
+    {"name": "clicked", "field": "label", "type": "int64"},
+    {"name": "query", "field": "qid", "type": "int64", "nullable": True},
+    {"name": "indices", "type": "list<int64>"},
+    {"name": "values", "type": "list<float32>"},
+]
+EPOCHS = {
+    '{"at": 1593878903.438}': (1_593_878_903_438,),
+    '{"at": "1593878903.438"}': (1_593_878_903_438,),
+    '{"at": 1593878903}': (1_593_878_903_000,),
+}
+BOUNDED = {
+    # In the precision of the column.
+    "1\t0.5\t": (1, 0.5, None),
+    "2\t4.1\ta": (2, 4.099999904632568, "a"),
+    "3\t4.11\ta": "above_maximum:score",
+    "4\t0.09\ta": "below_minimum:score",
+    "5\t0.1\tc": "not_allowed:kind",
+}
+SCORE = {"name": "score", "type": "float32", "minimum": 0.1, "maximum": 4.1}
+KIND = {"name": "kind", "type": "string", "one_of": ["a", "b"]}
+WEIGHTS = {"name": "w", "type": "list<float32>", "separator": ",", "minimum": 0}
+PAIR = [INT, {**INT, "name": "item"}, {**LIST, "name": "others", "separator": "\t"}]
+PATTERN = {"format": "pattern", "pattern": r"\((\d+),(\d+)\)\t(.*)"}
+NAMED = {"format": "csv", "header": "by_name", "null_values": ["\\N"]}
 
 
-def test_one_click_gives_two_columns_and_its_name_is_free(spark, tmp_path):
-    pair = {"pair": "channel", "pair_default": "none"}
-    video = {"name": "video", "type": "string", **pair, "nullable": True}
-    assert declare(INT, video).column_types == {
-        "id": "int64", "video": "string", "channel": "string",
-    }  # fmt: skip
-    lines = ["1\tv::1_news", "2\tv2", "3\t", "4\tv_", "5\t_news"]
-    assert parse(spark, tmp_path, lines, INT, video) == [
-        (1, "v::1", "news"),
-        (2, "v2", "none"),
-        (3, None, None),
-        "malformed_entry:video",
-        "missing_value:video",
-    ]
+@pytest.mark.parametrize(
+    ("lines", "columns", "options"),
+    [
+        (LIBSVM, [], {"format": "libsvm"}),
+        # Where no column takes the query's id it is passed over.
+        ({"2 qid:7 1:1": (2.0, [1], [1.0])}, [], {"format": "libsvm"}),
+        (QUERIES, QUERY_COLUMNS, {"format": "libsvm"}),
+        (JSON, COLUMNS, {"format": "json"}),
+        (EPOCHS, [times("epoch_s")], {"format": "json"}),
+        (SEQUENCES, [INT, CLICKS], {}),
+        (JSON_SEQUENCES, [INT, {**CLICKS, "separator": None}], {"format": "json"}),
+        (ONE_CLICK, [INT, {**CLICK, "nullable": True}], {}),
+        (QUOTED, [INT, TEXT], {"format": "csv"}),
+        (ESCAPED, [INT, TEXT], {"separator": "||", "quote": "'", "escape": "\\"}),
+        (BY_NAME, [{**INT, "field": "userId"}, TEXT], NAMED),
+        (GROUPS, PAIR, PATTERN),
+        (NUMBERS, [INT, WEIGHTS], {}),
+        (BOUNDED, [INT, SCORE, {**KIND, "nullable": True}], {}),
+    ],
+)
+def test_each_line_is_a_row_or_has_its_reason(spark, tmp_path, lines, columns, options):
+    assert parse(spark, tmp_path, list(lines), *columns, **options) == list(lines.values())

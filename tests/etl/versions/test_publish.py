@@ -1,4 +1,4 @@
-"""Publishing: whole or not at all, one at a time, leftovers swept, disks that fill up."""
+"""Versions: published whole or not at all, swept, compared, removed; never the current one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
 
-from conf.artefacts.dataset import DatasetPaths, read_manifest, resolve_version
+from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
-from conf.publication.entries import stage_entry
-from etl.versions.history import list_versions, roll_back
+from conf.manifest import RowCounts, ShardInfo, SourceSnapshot, SplitInfo
+from conf.publication.entries import set_pointer, stage_entry
+from conf.schema import FeatureSchema, FeatureSpec
+from etl.versions.history import (
+    VersionInfo,
+    collect_garbage,
+    diff_manifests,
+    list_versions,
+    roll_back,
+    select_garbage,
+)
 from etl.versions.publish import (
     hold_lock,
     new_version_id,
@@ -140,6 +153,19 @@ def test_what_late_tasks_left_is_not_published(tmp_path):
     assert os.listdir(version / "train") == ["part-0"]
 
 
+def test_a_version_that_was_overtaken_is_not_published(tmp_path):
+    """As on a file system whose locks do not reach the other machine."""
+    paths = DatasetPaths(tmp_path, "d")
+    publish(paths, "v1")
+    overtaken = replace(build_manifest("v2"), parent="another")
+    with (
+        pytest.raises(UpstreamNotReadyError, match="has become current meanwhile"),
+        stage_entry(paths.versions, "v2") as staging,
+    ):
+        publish_version(paths, staging, overtaken)
+    assert (read_current(paths), os.listdir(paths.versions)) == ("v1", ["v1"])
+
+
 def test_an_empty_pointer_is_damage_and_no_dataset_without_versions(tmp_path):
     """Taken for none, it would let a build begin anew: vocabularies would be numbered afresh."""
     paths = DatasetPaths(tmp_path, "d")
@@ -150,3 +176,89 @@ def test_an_empty_pointer_is_damage_and_no_dataset_without_versions(tmp_path):
             act(paths)
     assert roll_back(paths, "v1") == (None, "v1")
     assert read_current(paths) == "v1"
+
+
+def test_rows_schema_vocabularies_config_and_statistics():
+    old = build_manifest("a")
+    assert diff_manifests(old, build_manifest("b")) == {}
+    spec = FeatureSpec("u", "int64", "user", vocabulary_size=7, encoding="u")
+    found = {"rows": 4, "values": 4, "mean": 2.0, "missing": 0, "oov": 3}
+    raw = {"missing": 2, "nan": 0, "bucketed": 0}
+    new = replace(
+        old,
+        splits=(SplitInfo("train", (ShardInfo("train/part-0", 3, 16, "0"),)),),
+        schema=FeatureSchema((spec, FeatureSpec("x", "float32", "context"))),
+        source=SourceSnapshot((), None, {"name": "d", "joins": [{"name": "a", "size": 5}]}, "1"),
+        counts=RowCounts({"log": 4}, {"log": {}}, 1, {"train": 3}, {"duplicate": 1}),
+        statistics={"train": {"u": {**found, "raw": raw}}},
+    )
+    assert diff_manifests(old, new) == {
+        "rows": {"train": [1, 3]},
+        "read": {"log": [1, 4]},
+        "dropped": {"duplicate": [None, 1]},
+        "schema": {
+            "u": ["int64 [] user identity", "int64 [] user u"],
+            "x": [None, "float32 [] context identity"],
+        },
+        "vocabularies": {"identity": [5, None], "u": [None, 7]},
+        "config": {"joins.a.name": [None, "a"], "joins.a.size": [None, 5]},
+        "statistics": {
+            # Of three ids 1 two are nulls.
+            "train.u": {"mean": [None, 2.0], "missing_rate": [None, 0.5], "oov_rate": [None, 0.5]}
+        },
+    }
+
+
+def test_small_moves_of_a_mean_are_no_highlight():
+    old, near, far = (
+        replace(build_manifest("a"), statistics={"train": {"u": {"rows": 9, "mean": mean}}})
+        for mean in (1.0, 1.005, 1.5)
+    )
+    assert diff_manifests(old, near) == {}
+    assert diff_manifests(old, far) == {"statistics": {"train.u": {"mean": [1.0, 1.5]}}}
+
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def version(age_days: int, *, current: bool = False) -> VersionInfo:
+    created = NOW - timedelta(days=age_days)
+    return VersionInfo(f"{created:%Y%m%dT%H%M%S%f}Z-x", current, created.isoformat())
+
+
+@given(
+    st.integers(1, 12), st.data(), st.one_of(st.none(), st.integers(1, 14)),
+    st.one_of(st.none(), st.integers(0, 14)),
+)  # fmt: skip
+def test_limits_hold_and_the_current_version_stays(count, data, keep, older_than):
+    current = data.draw(st.integers(0, count - 1))
+    versions = [version(count - k, current=k == current) for k in range(count)]
+    if keep is None and older_than is None:
+        return
+    chosen = select_garbage(versions, keep, older_than, NOW)
+    for place, info in enumerate(versions):
+        newest = keep is not None and place >= count - keep
+        young = older_than is not None and count - place <= older_than
+        assert (info in chosen) == (not info.is_current and not newest and not young)
+
+
+def test_gc_removes_files_sweeps_and_respects_the_lock(tmp_path):
+    paths = DatasetPaths(tmp_path, "d")
+    for name in ("v1", "v2", "v3"):
+        publish(paths, name)
+    set_pointer(paths.base, "v1")
+    assert [v.version_id for v in collect_garbage(paths, 1, None, dry_run=True)] == ["v2"]
+    assert published_versions(paths.base) == ["v1", "v2", "v3"]
+    with hold_lock(paths), pytest.raises(UpstreamNotReadyError):
+        collect_garbage(paths, 1, None)
+    (paths.versions / ".trash-v0").mkdir()  # a removal that was killed
+    assert [v.version_id for v in collect_garbage(paths, 1, None)] == ["v2"]
+    assert sorted(entry.name for entry in paths.versions.iterdir()) == ["v1", "v3"]
+    assert [v.is_current for v in list_versions(paths)] == [True, False]
+    set_pointer(paths.base, "v2")
+    gone = list_versions(paths)[-1]
+    assert gone.is_current
+    assert gone.damage == "CURRENT names it, and it is not there"
+    with pytest.raises(UpstreamNotReadyError, match="no published dataset version"):
+        collect_garbage(DatasetPaths(tmp_path, "nothing"), 1, None)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["d"]

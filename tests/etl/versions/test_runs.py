@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,14 +15,12 @@ import pytest
 
 from conf.artefacts.dataset import DatasetPaths, published_versions, read_manifest, resolve_version
 from conf.dates import DateRange
-from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
+from conf.errors import ConfigError, InputDataError
 from conf.manifest import InputFile, InputTable
-from conf.publication.entries import set_pointer
 from etl.build import BuildResult, build_dataset
 from etl.sources.snapshot import RunInputs
 from etl.tfrecord.types.features import WireFeature
 from etl.versions.history import collect_garbage
-from etl.versions.publish import read_current
 from etl.versions.run_fingerprint import RunRequest, fingerprint_run
 from tests.datasets import count_train_records, read_train_counts
 from tests.etl.built_versions import read_columns
@@ -104,19 +101,6 @@ def test_same_run_builds_nothing_a_changed_input_builds_anew_and_going_back_take
 
 
 @pytest.mark.exhaustive
-def test_a_file_that_keeps_its_size_and_time_is_built_anew(spark, tmp_path):
-    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
-    config = dated_config(logs, root)
-    build_dataset(spark, config)
-    log = logs / "ratings.dat"
-    stat = log.stat()
-    log.write_text(log.read_text().replace("1::11::", "1::14::", 1))
-    os.utime(log, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert (log.stat().st_size, log.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-    assert build_dataset(spark, config).is_new
-
-
-@pytest.mark.exhaustive
 def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
     """Each day brings an item of its own; day 0 comes again before day 2."""
     logs = tmp_path / "logs"
@@ -147,8 +131,7 @@ def test_a_day_built_again_keeps_the_ids_that_later_days_gave(spark, tmp_path):
     assert third[22] not in second.values()
 
 
-@pytest.mark.parametrize("lookback", [0, 1])
-@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize(("lookback", "by_column"), [(0, True), (1, False)])
 def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lookback, by_column):
     logs, late = tmp_path / "logs", (f"1::13::5::{2 * DAY_S - 1}",)
     for day in (1, 2):
@@ -167,25 +150,12 @@ def test_rows_of_earlier_days_in_the_files_of_a_day_are_said(spark, tmp_path, lo
     result = build_dataset(spark, config, request=days(2))
     assert result.manifest.counts.dropped["outside_dates"] == 12 * lookback + 1
     assert result.manifest.counts.late == 1
+    # The day before serves for histories.
+    shortest = result.manifest.statistics["train"]["history"]["length"]["min"]
+    assert shortest == 3 * lookback
+    assert result.manifest.run.days.keys() == {"1970-01-03"}
     (check,) = [c for c in result.manifest.contract if c["rule"].startswith("late")]
     assert check["received"].startswith("1 of 13 rows read for the run's days")
-
-
-def test_fractions_of_a_dated_run_go_by_its_own_days(spark, tmp_path):
-    """Day 2 alone, with two days before it and one after it in the log."""
-    config = dated_config(write_days(tmp_path / "logs", range(4)), tmp_path / "datasets")
-    split = {"strategy": "temporal", "test": 0.25, "validation": 0.25}
-    result = build_dataset(spark, change_keys(config, {"split": split}), request=days(2))
-    times = {split: read_times(result, split) for split in ("train", "validation", "test")}
-    assert {split: len(found) for split, found in times.items()} == {
-        "train": 6, "validation": 3, "test": 3,
-    }  # fmt: skip
-    assert max(times["train"]) < min(times["validation"]) < min(times["test"])
-    assert {t // DAY_S for found in times.values() for t in found} == {2}
-    assert result.manifest.counts.dropped == {"after_dates": 12, "outside_dates": 24}
-    # The days before served for histories.
-    assert result.manifest.statistics["train"]["history"]["length"]["min"] == 3
-    assert result.manifest.run.days.keys() == {"1970-01-03"}
 
 
 def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, tmp_path):
@@ -245,23 +215,6 @@ def test_dynamic_overwrite_rebuilds_the_given_day_and_shares_the_others(spark, t
     with pytest.raises(InputDataError, match="no sample lies in the run's days"):
         build_dataset(spark, config, request=days(7))
     assert published_versions(root / "small") == published
-
-
-def test_a_build_that_was_overtaken_publishes_nothing(spark, tmp_path, monkeypatch):
-    """As on a file system whose locks do not reach the other machine."""
-    logs, root = write_days(tmp_path / "logs", range(3)), tmp_path / "datasets"
-    config, paths = dated_config(logs, root), DatasetPaths(tmp_path / "datasets", "small")
-    first = build_dataset(spark, config).manifest.dataset_version
-
-    def overtake() -> dict[str, int]:
-        set_pointer(paths.base, "another")
-        return {}
-
-    with pytest.raises(UpstreamNotReadyError, match="has become current meanwhile"):
-        build_dataset(spark, config, overtake, RunRequest(force=True))
-    assert published_versions(paths.base) == [first]
-    assert read_current(paths) == "another"
-    assert [entry.name for entry in paths.versions.iterdir()] == [first]
 
 
 def test_an_input_that_changes_while_it_is_read_publishes_nothing(spark, tmp_path):

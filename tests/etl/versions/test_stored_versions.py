@@ -31,11 +31,10 @@ from etl.versions.publish import (
     open_dataset,
     read_current,
 )
-from etl.versions.run_fingerprint import RunRequest
 from jobs.cli import main
 from jobs.support.spark_session import check_work_dir
 from tests.etl.built_versions import publish, shard_digests
-from tests.etl.logs import RATINGS, build_config, change_keys, feature, write_logs
+from tests.etl.logs import RATINGS, change_keys, feature, write_logs
 from tests.etl.versions.test_runs import DAY_S, change, dated_config, days, write_days
 from tests.fake_store import FakeStore
 from tests.object_servers import SCHEMES, upload
@@ -172,25 +171,6 @@ def test_files_are_imported_once_whatever_the_machine(store, machine, tmp_path, 
     assert second.is_new
     assert read_current(dataset("ours")) == second.version.name
     assert read_manifest(dataset("ours").version(second.version.name)) == second.manifest
-
-
-def test_a_root_that_cannot_be_reached_is_refused_before_spark_starts(
-    store, machine, tmp_path, monkeypatch
-):
-    from jobs import build_dataset as job
-
-    monkeypatch.setattr("jobs.support.spark_session.build_session", lambda *_: pytest.fail("Spark"))
-    config = build_config(write_logs(tmp_path / "logs"), tmp_path)
-    for root, message in (
-        (ROOT, "403 ExpiredToken"),
-        ("s3://other/d", "no such bucket"),
-        ("s3://", "no place"),
-    ):
-        stored = change_keys(config, {"output.root": root})
-        if root == ROOT:
-            store.hook = lambda name: (_ for _ in ()).throw(OSError("403 ExpiredToken"))
-        with pytest.raises(ConfigError, match=message):
-            job.build(stored, RunRequest())
 
 
 def test_executors_elsewhere_need_a_directory_that_they_share(monkeypatch):
