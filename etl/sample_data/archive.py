@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ ARCHIVES = {
 }
 """SHA-256 of each zip archive that can be fetched."""
 ARCHIVE_CARD_NAME = "DOWNLOAD.json"
+_MOST_BYTES = 1 << 26
+"""A download stops above this size; the largest of `ARCHIVES` has 6 MB."""
 _RETRIES, _TIMEOUT_S = 2, 30.0
 
 
@@ -59,7 +62,13 @@ def file_sizes(directory: Path) -> dict[str, dict[str, int]]:
 
 
 def fetch_archive(name: str, out_dir: Path, base_url: str, *, overwrite: bool) -> None:
-    """Downloads one of `ARCHIVES` and unpacks it, without its top folder, beside a card."""
+    """Downloads one of `ARCHIVES` and unpacks it, without its top folder, beside a card.
+
+    Raises:
+        ConfigError: `out_dir` may not be replaced.
+        UpstreamNotReadyError: The server cannot be reached or does not hold the file.
+        InputDataError: The file is not the published one.
+    """
     address = f"{base_url.rstrip('/')}/"
     with replace_directory(out_dir, ARCHIVE_CARD_NAME, overwrite=overwrite) as staging:
         download = staging / ".download"
@@ -72,17 +81,33 @@ def fetch_archive(name: str, out_dir: Path, base_url: str, *, overwrite: bool) -
         write_card(staging / ARCHIVE_CARD_NAME, {**source, "files": file_sizes(staging)})
 
 
+class _BoundedFile(io.FileIO):
+    """A file that refuses to grow above `_MOST_BYTES`, whatever a server sends."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _MOST_BYTES:
+            raise InputDataError(
+                f"the server sends more than the {_MOST_BYTES:,} bytes that a data set may have",
+                fix="check --base-url: this is not the published file",
+            )
+        return super().write(data)
+
+
 def _download(name: str, address: str, folder: Path) -> Path:
     # Imported late: together they take longer than most commands.
     import pooch
     import requests
+
+    def fetch_bounded(url: str, target: str, source: pooch.Pooch) -> None:
+        with _BoundedFile(target, "wb") as file:
+            pooch.HTTPDownloader(timeout=_TIMEOUT_S)(url, file, source)
 
     pooch.get_logger().setLevel("WARNING")
     file, sha256 = f"{name}.zip", ARCHIVES[name]
     known = {file: f"sha256:{sha256}"}
     source = pooch.create(folder, address, registry=known, retry_if_failed=_RETRIES)
     try:
-        return Path(source.fetch(file, downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S)))
+        return Path(source.fetch(file, downloader=fetch_bounded))
     except requests.RequestException as error:
         raise UpstreamNotReadyError(
             f"cannot download {file}",

@@ -22,9 +22,16 @@ def publish(out, text="new", *, overwrite=False):
         (staging / "CARD").write_text(text)
 
 
+def test_publishes_into_new_nested_and_empty_directories(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "a" / "b", tmp_path / "empty"):
+        publish(out)
+        assert (out / "CARD").read_text() == "new"
+    assert listed(tmp_path) == ["a", "empty"]
+
+
 def test_replaces_only_on_request_and_only_its_own_kind(tmp_path):
     out, file, link = tmp_path / "out", tmp_path / "file", tmp_path / "link"
-    out.mkdir()  # An empty folder is nobody's.
     publish(out, "old")
     file.write_text("x")
     link.symlink_to(out)
@@ -39,6 +46,24 @@ def test_replaces_only_on_request_and_only_its_own_kind(tmp_path):
         publish(out, overwrite=True)
     assert listed(tmp_path) == ["file", "link", "out"]
     assert (out / "thesis.txt").exists()
+
+
+def test_a_failed_block_leaves_everything_as_it_was(tmp_path):
+    out = tmp_path / "out"
+    publish(out, "old")
+    with pytest.raises(MemoryError), replace_directory(out, "CARD", overwrite=True):
+        raise MemoryError
+    assert (out / "CARD").read_text() == "old"
+    assert listed(tmp_path) == ["out"]
+
+
+def test_a_live_process_is_left_alone(tmp_path):
+    out = tmp_path / "out"
+    with replace_directory(out, "CARD", overwrite=False) as staging:
+        (staging / "CARD").write_text("slow")
+        with pytest.raises(UpstreamNotReadyError):
+            publish(out, "quick")
+    assert (out / "CARD").read_text() == "slow"
 
 
 def fetch(script, out, monkeypatch, *, published=None):
@@ -57,6 +82,15 @@ def test_downloads_again_verifies_and_strips_the_top_folder(tmp_path, monkeypatc
     card = json.loads((tmp_path / "out" / "DOWNLOAD.json").read_text())
     assert card["sha256"] == hashlib.sha256(script.body).hexdigest()
     assert card["files"] == {"README": {"bytes": 10}, "users.dat": {"bytes": 19}}
+
+
+def test_a_download_stops_above_its_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "_MOST_BYTES", 10_000)
+    script = Script(b"x" * 20_000, stated_length=1 << 40)
+    with pytest.raises(InputDataError, match="10,000 bytes"):
+        fetch(script, tmp_path / "out", monkeypatch)
+    assert len(script.asked) == 1
+    assert listed(tmp_path) == []
 
 
 @pytest.mark.parametrize(
