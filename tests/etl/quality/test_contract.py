@@ -1,4 +1,4 @@
-"""The contract: rules on sources, features and leaks, a build that it stops, the example."""
+"""The contract: rules on sources, features and leaks, a build that it stops, and the guide's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drift: PSI and its kin; a refit of an encoder alone is none, a real shift is one."""
+"""Drift between versions, also of encoders fitted anew, and skew of logged features."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from conf.encoders.declaration import Operation
 from conf.encoders.hashing import Cross, Hash
 from conf.encoders.numbers import Bucketize, Normalize
 from conf.encoders.target import Statistic
+from conf.errors import ConfigError, ExitCode, InputDataError
 from conf.etl.contract import ContractConfig
 from conf.schema import FeatureSchema, FeatureSpec
 from etl.encoders.pipeline import read_pipeline
@@ -46,6 +47,7 @@ from etl.quality.drift import (
     overlay,
     population_stability_index,
 )
+from etl.quality.skew import SkewConfig, compare_features, refuse_skew
 from etl.quality.statistics import StatisticsAccumulator, merge_statistics, plan_raw_features
 from etl.quality.version_view import VersionView, compare_feature, write_statistics
 from tests.etl.logs import build_config
@@ -351,3 +353,89 @@ def test_oov_buckets_keep_names_and_count_as_nulls_as_those_inside_of_lists_do(t
     assert (nulls.passed, nulls.received) == (False, "4 of 7 (57.1429%) null")
     names = {0: "(pad)", 1: "(oov)", 2: "(oov 0)", 4: "(oov 2)", 5: "a", 6: "b"}
     assert view.tokens("x", [0, 1, 2, 4, 5, 6, 7]) == names
+
+
+LOGGED_SCHEMA = pa.schema(
+    [("id", pa.int64()), ("price", pa.float32()), ("tags", pa.list_(pa.int64())),
+     ("vector", pa.list_(pa.float32())), ("name", pa.string())]
+)  # fmt: skip
+LOGGED = [
+    (1, 1.0, [1, 2], [0.1, 0.2], "a"),
+    (2, 2.0, [3], [0.3], "b"),
+    (3, None, None, None, None),
+    (4, math.nan, [], [math.nan], ""),
+    (5, 5.0, [1], [1.0], "e"),
+    (6, 6.0, [1], [1.0], "f"),
+]
+FEATURES = ("price", "tags", "vector", "name")
+
+
+def table(rows, schema=LOGGED_SCHEMA) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def mismatched(report) -> dict[str, int]:
+    return {skew["name"]: skew["mismatched"] for skew in report["features"]}
+
+
+def test_equal_rows_differ_in_nothing_and_each_difference_is_found():
+    shards = [table(LOGGED), table([(6, 6.5, [1], [1.0], "f")])]
+    logged = table(
+        [
+            (1, 1.0 + 1e-7, [1, 2], [0.1, 0.2 + 1e-8], "a"),  # equal but for rounding
+            (2, 2.5, [3, 3], [0.3, 0.0], "B"),  # all differ
+            (3, None, None, None, None),
+            (4, math.nan, [], [math.nan], ""),
+            (5, None, None, None, None),  # all missing
+            (6, 6.0, [1], [1.0], "f"),  # the dataset has two of them
+            (9, 1.0, [1], [1.0], "z"),  # the dataset has none
+        ]
+    )
+    report = compare_features(logged, shards, SkewConfig(("id",), FEATURES))
+    assert [report[k] for k in ("logged", "recomputed", "compared", "ambiguous")] == [7, 7, 5, 1]
+    assert mismatched(report) == dict.fromkeys(FEATURES, 2)
+    (price,) = [skew for skew in report["features"] if skew["name"] == "price"]
+    assert price["rate"] == pytest.approx(0.4)
+    assert [tuple(example.values()) for example in price["examples"]] == [
+        (["2"], "2.5", "2.0"),
+        (["5"], None, "5.0"),
+    ]
+    refuse_skew(report, 0.4)
+    with pytest.raises(InputDataError, match="4 of 4 features are skewed") as error:
+        refuse_skew(report, 0.39)
+    assert error.value.exit_code == ExitCode.INPUT_REFUSED
+    assert "price: 2 rows differ (40.0000%), as 2: logged 2.5, recomputed 2.0" in str(error.value)
+
+
+def test_a_list_without_a_value_is_as_none():
+    schema = pa.schema(
+        [("user", pa.int64()), ("recent", pa.list_(pa.int64())), ("of", pa.list_(pa.float32()))]
+    )
+    logged = table([(2, [], []), (3, [5], [0.5]), (4, None, [1.0])], schema)
+    dataset = table([(2, None, None), (3, [], None), (4, [], [1.0])], schema)
+    found = compare_features(logged, [dataset], SkewConfig(("user",), ("recent", "of")))
+    assert mismatched(found) == {"recent": 1, "of": 1}
+
+
+WITH_NUMBER = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+
+
+def test_types_of_a_log_are_taken_as_the_records_types_and_unknown_ids_are_no_key():
+    recomputed = table([(1, 7), (2, 8), (3, 9), (4, 1), (None, 1)], WITH_NUMBER)
+    logged = pa.table({"id": ["1", "2", "3", "4", None], "n": [0.0, 8.0, 9.0, 5.0, 1.0]})
+    config = SkewConfig(("id",), ("n",), id_keys={"id": 3})  # 1: unknown, 2: a bucket
+    report = compare_features(logged, [recomputed], config)
+    assert (report["compared"], report["features"][0]["mismatched"]) == (2, 1)
+    for value in ("x", 7.5):
+        with pytest.raises(InputDataError, match="not of the type"):
+            compare_features(pa.table({"id": [1], "n": [value]}), [recomputed], config)
+
+
+def test_nothing_to_compare_is_refused():
+    rows = table([(1, 2)], WITH_NUMBER)
+    with pytest.raises(ConfigError):
+        compare_features(rows, [rows], SkewConfig(("id",), ()))
+    apart = table([(5, 2)], WITH_NUMBER)
+    report = compare_features(rows, [apart], SkewConfig(("id",), ("n",)))
+    with pytest.raises(InputDataError, match="nothing was compared"):
+        refuse_skew(report, 0.5)
