@@ -158,9 +158,11 @@ class ComparedFeature(NamedTuple):
 
 
 def compare_feature(
-    before: VersionView, after: VersionView, split: str, name: str
+    before: VersionView | None, after: VersionView, split: str, name: str
 ) -> ComparedFeature:
     """Finds distributions of a feature that do not depend on what either build has fitted."""
+    if before is None:
+        return ComparedFeature()
     first, second = before.comparable(split, name), after.comparable(split, name)
     for kind in second:
         if kind in first:
