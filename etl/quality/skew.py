@@ -173,16 +173,16 @@ def refuse_skew(report: Mapping[str, Any], max_rate: float) -> None:
             f"{report['ambiguous']:,} keys that stand in several rows",
             fix="give other keys (--key) or another split (--split)",
         )
-    skewed = [skew for skew in report["features"] if skew["rate"] > max_rate]
     shown = [
         f"{skew['name']}: {skew['mismatched']:,} rows differ ({skew['rate']:.4%}), as "
         f"{'/'.join(first['key'])}: logged {first['logged']}, recomputed {first['recomputed']}"
-        for skew in skewed
+        for skew in report["features"]
+        if skew["rate"] > max_rate
         for first in skew["examples"][:1]
     ]
-    if skewed:
+    if shown:
         raise InputDataError(
-            f"{len(skewed)} of {len(report['features'])} features are skewed between training and "
+            f"{len(shown)} of {len(report['features'])} features are skewed between training and "
             "serving",
             received="\n            ".join(shown),
             allowed=f"at most {max_rate:.4%} of the rows of each feature differ",
