@@ -226,25 +226,24 @@ def check_counts(
     """
     required = [s for s in EVENT_SPLITS if s != VALIDATION or config.split.has_validation]
     empty = [split for split in required if split not in counts.splits]
-    if replaces_days:
-        days = config.sources[config.events.source].days
-        may_be_empty = counts.splits or (days is not None and days.allow_empty_days)
-        empty = [] if may_be_empty else empty
-    if empty:
+    days = config.sources[config.events.source].days
+    may_be_empty = counts.splits or (days is not None and days.allow_empty_days)
+    if empty and not (replaces_days and may_be_empty):
         raise _refuse_empty(empty, counts, config, dates)
-    if not replaces_days and counts.seen == 0:
+    if replaces_days:
+        return
+    if counts.seen == 0:
         raise InputDataError(
             "no event meets the condition of seen, so no user would have met any item",
             received=config.seen_where,
             fix="compare its columns with values that the log holds",
         )
-    if counts.dropped.get(AFTER_DATES) and not replaces_days and dates is not None:
+    if (late := counts.dropped.get(AFTER_DATES)) and dates is not None:
         logger.warning(
             "%s events lie after the run's last day, %s: they are no samples, but vocabularies and "
             "users' latest histories see them; `not_after: run_date` makes them bad rows",
-            f"{counts.dropped[AFTER_DATES]:,}",
-            dates.last,
-        )
+            f"{late:,}", dates.last,
+        )  # fmt: skip
 
 
 def _refuse_empty(
@@ -260,10 +259,9 @@ def _refuse_empty(
         received.append(f"events {show_span(*counts.event_ts_ms_range, 'ms')} ({numbers})")
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
-    fix = (
-        "look at what was dropped; else choose another `split`, move its bounds or build more days"
+    what = f"the {' and the '.join(empty)} split would be empty"
+    return InputDataError(
+        what if dates is None or counts.splits else "no sample lies in the run's days",
+        received="; ".join(received),
+        fix="look at what was dropped; else move the bounds of `split`, or build more days",
     )
-    told = {"received": "; ".join(received), "fix": fix}
-    if dates is not None and not counts.splits:
-        return InputDataError("no sample lies in the run's days", **told)
-    return InputDataError(f"the {' and the '.join(empty)} split would be empty", **told)

@@ -133,24 +133,20 @@ def _mark(
     return events.withColumn(_SUPERSEDED, repeated)
 
 
-def _holds_items_alone(history: UserHistoryConfig) -> bool:
-    """Whether the list is one of items: Spark copies a number far faster than a struct of one."""
-    beside = (history.columns, history.needs_time, history.within_session, history.distinct)
-    return not any(beside)
-
-
-def _element(config: BuildConfig, history: UserHistoryConfig) -> Column:
-    """What the list holds of each behaviour; never null, as `collect_list` leaves nulls out."""
-    item = config.events.item or ""
-    if _holds_items_alone(history):
-        return F.col(item)
+def _list_beside_item(history: UserHistoryConfig) -> list[str]:
     read = {
         EVENT_TS_COLUMN: history.needs_time,
         SESSION_COLUMN: history.within_session,
         _SUPERSEDED: history.distinct,
     }
-    more = [name for name, is_read in read.items() if is_read]
-    return F.struct(*dict.fromkeys([item, *history.columns, *more]))
+    return [*history.columns, *(name for name, is_read in read.items() if is_read)]
+
+
+def _element(config: BuildConfig, history: UserHistoryConfig) -> Column:
+    """What the list holds of each behaviour; never null, as `collect_list` leaves nulls out."""
+    item, beside = config.events.item or "", _list_beside_item(history)
+    # Spark copies a number far faster than a struct of one.
+    return F.struct(*dict.fromkeys([item, *beside])) if beside else F.col(item)
 
 
 def _finish(
@@ -161,7 +157,7 @@ def _finish(
     `position` is that of the row, or of the first at its time; null: after all events.
     """
     rows = rows.withColumn(_LIST, _select(history, position))
-    if _holds_items_alone(history):
+    if not _list_beside_item(history):
         return rows.withColumnRenamed(_LIST, history.name)
     made = {history.name: F.col(_LIST)[config.events.item or ""]}
     made |= {history.carried(column): F.col(_LIST)[column] for column in history.columns}

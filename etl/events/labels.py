@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import WindowSpec
 
 from conf.etl.build import BuildConfig
-from conf.etl.labels import KEEP_RATE, ConversionConfig, LabelConfig
+from conf.etl.labels import KEEP_RATE, ConversionConfig
 from etl.events.columns import (
     DROP_COLUMN,
     EVENT_TS_COLUMN,
@@ -190,21 +190,20 @@ def add_labels(events: DataFrame, config: BuildConfig, sources: Mapping[str, Sou
     if config.first_label is None and config.label_name is not None:
         # Drawn negatives get 0: what happened is a positive.
         return events.withColumn(config.label_name, F.lit(1.0).cast("float"))
-    is_late = {}
+    is_late = dict.fromkeys((label.name for label in config.all_labels), F.lit(False))
     for label in config.all_labels:
-        if label.conversion is None:
-            events, is_late[label.name] = _add_label(events, label), F.lit(False)
+        if (rule := label.conversion) is None:
+            value = F.col(label.column or "")
+            met = value if label.graded else matches(events, label)
+            events = events.withColumn(label.name, F.when(value.isNotNull(), met.cast("float")))
             continue
-        conversions, until_ms = _read_conversions(label.conversion, config, sources)
-        is_late[label.name] = _is_late(label.conversion, conversions, until_ms)
-        events = _add_conversion_label(events, label.name, label.conversion, conversions)
+        conversions, until_ms = _read_conversions(rule, config, sources)
+        if rule.immature != "keep":
+            if until_ms is None:
+                until_ms = conversions.agg(F.max(_CONVERTED)).collect()[0][0]
+            is_late[label.name] = F.coalesce(is_immature(rule, until_ms), F.lit(False))
+        events = _add_conversion_label(events, label.name, rule, conversions)
     return _leave_out_unlabelled(events, is_late) if is_late else events
-
-
-def _add_label(events: DataFrame, label: LabelConfig) -> DataFrame:
-    value = F.col(label.column or "")
-    rule = value if label.graded else matches(events, label)
-    return events.withColumn(label.name, F.when(value.isNotNull(), rule.cast("float")))
 
 
 def _add_conversion_label(
@@ -220,15 +219,6 @@ def _add_conversion_label(
     # A given event without a time has no window, hence no label.
     labelled = both.withColumn(name, F.when(F.col(EVENT_TS_COLUMN).isNotNull(), in_time))
     return labelled.where(F.col(_CONVERTED).isNull()).drop(_CONVERTED)
-
-
-def _is_late(rule: ConversionConfig, conversions: DataFrame, until_ms: int | None) -> Column:
-    """Whether it is not known yet if a conversion follows an event, where that leaves it out."""
-    if rule.immature == "keep":
-        return F.lit(False)
-    if until_ms is None:
-        until_ms = conversions.agg(F.max(_CONVERTED)).collect()[0][0]
-    return F.coalesce(is_immature(rule, until_ms), F.lit(False))
 
 
 def _leave_out_unlabelled(events: DataFrame, is_late: Mapping[str, Column]) -> DataFrame:

@@ -15,7 +15,6 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -40,9 +39,6 @@ from etl.events.columns import (
 from etl.events.counted_features import count_again
 from etl.events.joins import join_dictionary, plan_joins
 from etl.sources.source import Source
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 DOWN_SAMPLED = "down_sampled"
 EXPOSURE_NOT_SAMPLED = "exposure_not_sampled"
@@ -113,31 +109,21 @@ def _sample_exposures(
     return leave_out_samples(marked, F.when(F.col("__lost"), EXPOSURE_NOT_SAMPLED)).drop("__lost")
 
 
-@dataclass(frozen=True)
-class AliasTable:
-    """One row per outcome; groups are distributions of their own.
+def build_alias_table(
+    weights: np.ndarray, groups: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Builds the alias tables of all groups in one sweep; each has a row per outcome.
 
     A draw takes a row of its group uniformly, and a fraction in [0, 1): below the row's threshold
-    the outcome is the row's, else that of its alias.
+    the outcome is the row's, else that of its alias. Walker 1977, "An efficient method for
+    generating discrete random variables", with the sweep of Hübschle-Schneider & Sanders 2022,
+    "Parallel weighted random sampling", section 4: rows below the mean weight are filled up by
+    those above it in turn; one that has given too much is filled up by the next. Running sums
+    tell who fills whom.
 
-    Attributes:
-        thresholds: `[n]` in [0, 1].
-        aliases: `[n]` row of the other outcome, of the same group.
-        probabilities: `[n]` probability of each row's outcome in its group.
-    """
-
-    thresholds: FloatArray
-    aliases: IntArray
-    probabilities: FloatArray
-
-
-def build_alias_table(weights: FloatArray, groups: IntArray) -> AliasTable:
-    """Builds the tables of all groups in one sweep, without a loop.
-
-    Walker 1977, "An efficient method for generating discrete random variables", with the sweep of
-    Hübschle-Schneider & Sanders 2022, "Parallel weighted random sampling", section 4: rows below
-    the mean weight are filled up by those above it in turn; one that has given too much is filled
-    up by the next. Running sums tell who fills whom.
+    Returns:
+        Of each row the threshold in [0, 1], its alias, a row of the same group, and the
+        probability of its outcome in its group, all `[n]`.
     """
     sizes = np.bincount(groups)
     probabilities = weights / np.bincount(groups, weights)[groups]
@@ -162,7 +148,7 @@ def build_alias_table(weights: FloatArray, groups: IntArray) -> AliasTable:
     has_next = np.append(groups[large[1:]] == groups[large[:-1]], False)
     thresholds[large] = np.where(has_next, np.clip(1 - (given - surplus), 0, 1), 1.0)
     aliases[large] = np.where(has_next, np.append(large[1:], 0), large)
-    return AliasTable(thresholds, aliases, probabilities)
+    return thresholds, aliases, probabilities
 
 
 CANDIDATE_COLUMN = "__candidate"
@@ -226,16 +212,16 @@ def _tabulate(items: pa.Table, exponent: float) -> tuple[pa.Table, pa.Table]:
     names, tokens = items[GROUP_COLUMN].combine_chunks(), items[CANDIDATE_COLUMN].combine_chunks()
     groups = np.asarray(pc.dictionary_encode(names).indices).astype(np.int64)  # from 0, sorted
     weights = np.maximum(items[_COUNT].to_numpy(), 1).astype(np.float64) ** exponent
-    alias = build_alias_table(weights, groups)
+    thresholds, aliases, probabilities = build_alias_table(weights, groups)
     own = pa.StructArray.from_arrays(
-        [tokens, pa.array(alias.probabilities)], [CANDIDATE_COLUMN, PROBABILITY_COLUMN]
+        [tokens, pa.array(probabilities)], [CANDIDATE_COLUMN, PROBABILITY_COLUMN]
     )
     table = {
         GROUP_COLUMN: names,
         _INDEX: np.arange(len(groups), dtype=np.int64) - np.searchsorted(groups, groups),
         _OWN: own,
-        _THRESHOLD: alias.thresholds,
-        _ALIAS: own.take(pa.array(alias.aliases)),
+        _THRESHOLD: thresholds,
+        _ALIAS: own.take(pa.array(aliases)),
     }
     sizes = {GROUP_COLUMN: names.unique(), _SIZE: np.bincount(groups)}
     return pa.table(table), pa.table(sizes)

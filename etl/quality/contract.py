@@ -9,14 +9,15 @@ feature that gives the label away is a leak.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from conf.dates import show_time
+from conf.dates import DateRange, show_time
 from conf.etl.build import BuildConfig
 from conf.etl.contract import RuleConfig, Severity
 from conf.schema import FeatureSchema
@@ -32,9 +33,10 @@ from etl.quality.figures import (
     find_nulls,
     list_figures,
 )
+from etl.quality.label_statistics import summarize_comparison
 from etl.quality.lint import Finding
 from etl.quality.statistics import summarize_statistics
-from etl.quality.version_view import ComparedFeature, VersionView, compare_feature
+from etl.quality.version_view import VersionView, compare_feature
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -85,9 +87,11 @@ def _judge_rate(rule: RuleConfig, bad: int, total: int, what: str) -> Finding:
 
 def _judge_volume(rule: RuleConfig, rows: int, previous: int | None) -> Finding:
     passed, received = _is_within(rule, rows, rows), f"{rows:,} rows"
-    if rule.max_change_percent is not None and previous is None:
+    if rule.max_change_percent is None:
+        return _conclude(rule, passed, received)
+    if previous is None:
         received += ", no version to compare with"
-    elif rule.max_change_percent is not None and previous is not None:
+    else:
         grown = rows - previous
         change = 100.0 * grown / previous if previous else math.inf if grown else 0.0
         received += f", {previous:,} before ({change:+.1f} %)"
@@ -182,8 +186,7 @@ def check_source_rules(
             keys = sources[str(rule.dictionary)].good.select(key)
             found.append(_check_references(rule, good, keys))
         elif rule.kind == "freshness":
-            ms = config.sources[source].ms_per_unit(rule.columns[0])
-            found.append(_judge_freshness(rule, count.asked[name].latest, ms, run_date))
+            found.append(_judge_freshness(config, rule, count.asked[name].latest, run_date))
         else:
             found.append(_judge_values(rule, count.asked[name], good))
     return found
@@ -215,26 +218,21 @@ def _check_references(rule: RuleConfig, rows: DataFrame, keys: DataFrame) -> Fin
 
 
 def _judge_freshness(
-    rule: RuleConfig, latest: Any, ms_per_unit: int, run_date: date | None
+    config: BuildConfig, rule: RuleConfig, latest: Any, run_date: date | None
 ) -> Finding:
-    """Returns whether the latest time of a column is neither too old nor too far ahead."""
-    deadline = _deadline_ms(rule, run_date)
+    """Returns whether the latest time of a column is neither too old nor too far ahead.
+
+    Its age is counted from the end of the declared day, or now.
+    """
+    day = rule.find_day(run_date)
+    until_ms = 1000 * time.time() if day is None else DateRange(day, day).span_ms[1]
     if latest is None:
         return _conclude(rule, False, "no time at all")
-    latest_ms = float(latest) * ms_per_unit
-    age = (deadline - latest_ms) / _HOUR_MS
+    latest_ms = float(latest) * config.sources[str(rule.source)].ms_per_unit(rule.columns[0])
+    age = (until_ms - latest_ms) / _HOUR_MS
     passed = (rule.minimum or 0.0) <= age <= (rule.maximum or 0.0)
     when = f"{abs(age):,.1f} h {'old' if age >= 0 else 'ahead'}"
     return _conclude(rule, passed, f"latest {show_time(latest_ms, 'ms')}, {when}")
-
-
-def _deadline_ms(rule: RuleConfig, run_date: date | None) -> float:
-    """The moment that ages are counted from: the end of the declared day, or now."""
-    day = rule.find_day(run_date)
-    if day is None:
-        return datetime.now(UTC).timestamp() * 1000
-    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-    return midnight.timestamp() * 1000
 
 
 def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None:
@@ -243,8 +241,7 @@ def check_wall_clock(config: BuildConfig, sources: Mapping[str, Source]) -> None
     for _, source, rule in _list_source_rules(config):
         if rule.kind == "freshness" and rule.date == "now":
             latest = sources[source].good.agg(F.max(rule.columns[0])).collect()[0][0]
-            ms = config.sources[source].ms_per_unit(rule.columns[0])
-            results.append(_judge_freshness(rule, latest, ms, None))
+            results.append(_judge_freshness(config, rule, latest, None))
     lint.settle(results)
 
 
@@ -309,9 +306,7 @@ def _judge_domain(rule: RuleConfig, version: VersionView) -> Finding:
 
 
 def _judge_drift(rule: RuleConfig, version: VersionView, previous: VersionView | None) -> Finding:
-    compared = ComparedFeature()
-    if previous is not None:
-        compared = compare_feature(previous, version, str(rule.split), str(rule.feature))
+    compared = compare_feature(previous, version, str(rule.split), str(rule.feature))
     if compared.before is None:
         return _conclude(rule, True, "no version to compare with")
     if compared.after is None:
@@ -332,16 +327,14 @@ def find_leaks(
     """Returns one result per feature that tells too much of the label."""
     leaks = []
     for spec in schema.by_role(*READ_BY_MODELS):
-        found = summarize_statistics({"x": statistics.get(spec.name, {})})["x"].get("label")
-        if found is None or found["rows"] < LEAST_ROWS:
+        if (by_label := statistics.get(spec.name, {}).get("by_label")) is None:
             continue
-        measures = {
-            "correlation": abs(found["correlation"] or 0.0),
-            "correlation ratio": found["correlation_ratio"] or 0.0,
-        }
-        measure, worst = max(measures.items(), key=lambda item: item[1])
-        if worst > MOST_ALIKE:
-            received = f"{measure} with the label {worst:.4f} over {found['rows']:,} rows"
+        found = summarize_comparison(by_label)
+        # Of equal ones the first.
+        measure = max(("correlation", "correlation_ratio"), key=lambda name: abs(found[name] or 0))
+        worst, said = abs(found[measure] or 0), measure.replace("_", " ")
+        if found["rows"] >= LEAST_ROWS and worst > MOST_ALIKE:
+            received = f"{said} with the label {worst:.4f} over {found['rows']:,} rows"
             allowed = f"at most {MOST_ALIKE:g}; leave the feature out, or give it the role id"
             rule = f"leakage feature {spec.name}"
             leaks.append(Finding(rule, severity, False, received, allowed))

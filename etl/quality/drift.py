@@ -55,10 +55,9 @@ def kolmogorov_smirnov_distance(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _shares(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    totals = float(np.sum(first)), float(np.sum(second))
-    if min(totals) <= 0:
+    if min(np.sum(first), np.sum(second)) <= 0:
         return np.zeros(1), np.zeros(1)
-    return np.asarray(first, np.float64) / totals[0], np.asarray(second, np.float64) / totals[1]
+    return first / np.sum(first), second / np.sum(second)
 
 
 def _relative_entropy(p: np.ndarray, q: np.ndarray) -> float:
@@ -196,7 +195,8 @@ def measure_drift(metric: str, before: Distribution, after: Distribution) -> flo
         return None
     first, second = before.numbers, after.numbers
     values = np.union1d(first.values, second.values)
-    weights = np.zeros((2, len(values)))
-    for part, summed in zip((first, second), weights, strict=True):
-        summed[np.searchsorted(values, part.values)] = part.weights
-    return kolmogorov_smirnov_distance(*weights)
+    p, q = (
+        np.bincount(np.searchsorted(values, part.values), part.weights, len(values))
+        for part in (first, second)
+    )
+    return kolmogorov_smirnov_distance(p, q)

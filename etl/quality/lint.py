@@ -65,12 +65,12 @@ def warning(rule: str, received: str, allowed: str) -> Finding:
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Logs what is to be warned of, and refuses errors."""
     settled = tuple(findings)
-    violated = [found for found in settled if not found.passed]
-    for found in violated:
-        if found.severity == "warn":
+    errors = [found for found in settled if not found.passed and found.severity == "error"]
+    for found in settled:
+        if not found.passed and found.severity == "warn":
             said = "data contract: %s: received %s; allowed %s"
             logger.warning(said, found.rule, found.received, found.allowed)
-    if errors := [found for found in violated if found.severity == "error"]:
+    if errors:
         raise _refusal(errors)
     return settled
 
@@ -112,10 +112,12 @@ def find_unmatched(
 ) -> Iterator[Finding]:
     """Finds joins that matched no event, and labels whose conversions make no sample positive."""
     labels = {label.name: label.conversion for label in config.all_labels if label.conversion}
-    for key, share in share_matched(matches, conversions).items():
-        if not _is_nothing(share, before.get(key)):
+    for (kind, name, split), now in share_matched(matches, conversions).items():
+        earlier = before.get((kind, name, split))
+        rate = earlier.value if isinstance(earlier, Share) else 0.0
+        is_chance = rate and (1 - rate) ** now.whole >= _CHANCE
+        if not now.whole or now.part or is_chance:
             continue
-        kind, name, _ = key
         if kind == "joined":
             rule, source, what = f"join {name}", name, "events has an entry"
         else:
@@ -123,15 +125,8 @@ def find_unmatched(
             what = "makes a sample positive"
         outcomes = (matches if kind == "joined" else conversions)[name].items()
         reasons = ", ".join(f"{why} {n:,}" for why, n in outcomes if n and why != "rows")
-        received = f"none of {share.whole:,} {what}" + (f" ({reasons})" if reasons else "")
+        received = f"none of {now.whole:,} {what}" + (f" ({reasons})" if reasons else "")
         yield _refuse(config, rule, source, received, "at least one match")
-
-
-def _is_nothing(now: Share, before: Share | int | None) -> bool:
-    if not now.whole or now.part:
-        return False
-    rate = before.value if isinstance(before, Share) else 0.0
-    return not rate or (1 - rate) ** now.whole < _CHANCE
 
 
 def find_odd_events(
@@ -144,24 +139,21 @@ def find_odd_events(
     yield from _find_early_ends(config, conversions)
     yield from find_unturned_lists(config)
     yield from find_short_lookback(config, dates)
-    if (seen := counts.test_in_log) > _MOST_IN_LOG * (tested := counts.splits.get(TEST, 0)):
-        received = (
-            f"{seen:,} of {tested:,} events of {config.split.test_source!r} are in "
-            f"{config.events.source!r} too: a model may have learned them"
-        )
-        allowed = f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both times"
-        yield warning("test events that the log holds", received, allowed)
     source = config.events.source
+    if (seen := counts.test_in_log) > _MOST_IN_LOG * (tested := counts.splits.get(TEST, 0)):
+        yield warning(
+            "test events that the log holds",
+            f"{seen:,} of {tested:,} events of {config.split.test_source!r} are in {source!r} too",
+            f"at most {_MOST_IN_LOG:.0%}; take them out of the log, or give both times",
+        )
     if counts.late > (most := config.sources[source].max_bad_rows) * counts.delivered:
-        received = (
+        yield warning(
+            "late rows of the log",
             f"{counts.late:,} of {counts.delivered:,} rows read for the run's days are of earlier "
-            "days, and no run reads them"
+            "days, and no run reads them",
+            f"at most {most:.2%} (sources.{source}.max_bad_rows); cut the log by UTC day, or build "
+            "ranges of days",
         )
-        allowed = (
-            f"at most {most:.2%} (sources.{source}.max_bad_rows); cut the log by the UTC day of "
-            "the event's time, or build ranges of days"
-        )
-        yield warning("late rows of the log", received, allowed)
 
 
 def _find_early_ends(
@@ -221,14 +213,12 @@ def find_short_lookback(config: BuildConfig, dates: DateRange | None) -> Iterato
 def find_empty_vocabularies(
     config: BuildConfig, tokens: Mapping[str, int], nothing_matched: Collection[str]
 ) -> list[Finding]:
-    read: dict[str | None, set[str]] = {}
-    for feature in config.features:
-        read.setdefault(feature.vocabulary, set()).update(feature.columns)
     excused, received = _columns_of(config, nothing_matched), "no token in the train split"
+    filled = {f.vocabulary for f in config.features if not {*f.columns} <= excused}
     return [
         _refuse(config, f"vocabulary {name}", name, received, "at least one token")
         for name, count in tokens.items()
-        if not count and not read.get(name, set()) <= excused
+        if not count and name in filled
     ]
 
 

@@ -27,6 +27,8 @@ from etl.tfrecord.table import infer_table_schema, read_table_batches
 from etl.tfrecord.types.features import WireFeature, is_list
 from etl.tfrecord.types.parts import join_steps
 
+TOLERANCE = 1e-6
+"""Floats this close are equal, relative to the greater of them and to 1."""
 _ROW, _ROWS = "__row", "__rows"
 
 
@@ -34,13 +36,11 @@ _ROW, _ROWS = "__row", "__rows"
 class SkewConfig:
     """The features that are compared, and the keys that tell which record a row belongs to.
 
-    Floats within `tolerance` are equal, relative to the greater of them and to 1. Of keys with a
-    vocabulary `id_keys` has the first id of a token: those below tell nothing apart.
+    Of keys with a vocabulary `id_keys` has the first id of a token: those below tell nothing apart.
     """
 
     keys: tuple[str, ...]
     features: tuple[str, ...]
-    tolerance: float = 1e-6
     id_keys: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -122,7 +122,7 @@ def _by_key(rows: pa.Table, keys: list[str]) -> pa.Table:
 
 def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> dict[str, Any]:
     sides = [rows[name].combine_chunks() for rows in (left, right)]
-    rows = np.flatnonzero(_differ(sides[0], sides[1], config.tolerance)).tolist()
+    rows = np.flatnonzero(_differ(*sides)).tolist()
     examples = [
         {
             "key": [str(left[key][row].as_py()) for key in config.keys],
@@ -136,30 +136,31 @@ def _compare(name: str, left: pa.Table, right: pa.Table, config: SkewConfig) -> 
 
 
 def _show(value: pa.Scalar) -> str | None:
-    return str(value.as_py()) if value.as_py() is not None else None
+    return str(value) if value.is_valid else None
 
 
-def _differ(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
+def _differ(left: pa.Array, right: pa.Array) -> np.ndarray:
     """Which rows differ; a list without a value and none at all are padded alike."""
     if not is_list(left.type):
-        return ~_equal(left, right, tolerance)
+        return ~_equal(left, right)
     lengths = [pc.fill_null(pc.list_value_length(side), 0).to_numpy() for side in (left, right)]
     differ = lengths[0] != lengths[1]
     same = pa.array(~differ)
     values = [side.filter(same).flatten() for side in (left, right)]
     rows = np.repeat(np.flatnonzero(~differ), lengths[0][~differ])
-    differ[rows[~_equal(values[0], values[1], tolerance)]] = True
+    differ[rows[~_equal(*values)]] = True
     return differ
 
 
-def _equal(left: pa.Array, right: pa.Array, tolerance: float) -> np.ndarray:
+def _equal(left: pa.Array, right: pa.Array) -> np.ndarray:
     known = [side.is_valid().to_numpy(zero_copy_only=False) for side in (left, right)]
-    same = pc.fill_null(pc.equal(left, right), False).to_numpy(zero_copy_only=False)
     if pa.types.is_floating(left.type):
         x, y = (side.to_numpy(zero_copy_only=False).astype(np.float64) for side in (left, right))
         scale = np.maximum(np.maximum(np.abs(x), np.abs(y)), 1.0)
         with np.errstate(invalid="ignore"):
-            same = same | (np.abs(x - y) <= scale * tolerance) | (np.isnan(x) & np.isnan(y))
+            same = (x == y) | (np.abs(x - y) <= scale * TOLERANCE) | (np.isnan(x) & np.isnan(y))
+    else:
+        same = pc.fill_null(pc.equal(left, right), False).to_numpy(zero_copy_only=False)
     return np.where(known[0] & known[1], same, known[0] == known[1])
 
 
@@ -172,16 +173,16 @@ def refuse_skew(report: Mapping[str, Any], max_rate: float) -> None:
             f"{report['ambiguous']:,} keys that stand in several rows",
             fix="give other keys (--key) or another split (--split)",
         )
-    skewed = [skew for skew in report["features"] if skew["rate"] > max_rate]
     shown = [
         f"{skew['name']}: {skew['mismatched']:,} rows differ ({skew['rate']:.4%}), as "
         f"{'/'.join(first['key'])}: logged {first['logged']}, recomputed {first['recomputed']}"
-        for skew in skewed
+        for skew in report["features"]
+        if skew["rate"] > max_rate
         for first in skew["examples"][:1]
     ]
-    if skewed:
+    if shown:
         raise InputDataError(
-            f"{len(skewed)} of {len(report['features'])} features are skewed between training and "
+            f"{len(shown)} of {len(report['features'])} features are skewed between training and "
             "serving",
             received="\n            ".join(shown),
             allowed=f"at most {max_rate:.4%} of the rows of each feature differ",
@@ -191,11 +192,8 @@ def refuse_skew(report: Mapping[str, Any], max_rate: float) -> None:
 
 _FORMATS = {
     ".parquet": "parquet",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".tfrecord": "tfrecord",
-    ".tfrecords": "tfrecord",
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json"),
+    **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
 }
 
 
@@ -216,7 +214,8 @@ def read_logged(path: str, file_format: str | None, types: Mapping[str, pa.DataT
         )
     read = {"parquet": _read_parquet, "json": _read_json, "tfrecord": _read_tfrecords}[chosen]
     try:
-        return _count_milliseconds(read(files, types))
+        rows = read(files, types)
+        return pa.table(list(map(_count_milliseconds, rows.columns)), rows.column_names)
     except (pa.ArrowException, ValueError) as error:
         raise InputDataError("the serving log cannot be read", received=str(error)) from error
 
@@ -251,37 +250,30 @@ def _read_tfrecords(files: list[Path], types: Mapping[str, pa.DataType]) -> pa.T
     return pa.Table.from_batches(batches, schema)
 
 
-def _count_milliseconds(rows: pa.Table) -> pa.Table:
+def _count_milliseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Turns times and dates into milliseconds since 1970, as a build reads them."""
-    for number, column in enumerate(rows.schema):
-        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-            times = rows[column.name].cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-            rows = rows.set_column(number, column.name, times)
-    return rows
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        return column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    return column
 
 
 def wire_types(manifest: Manifest) -> dict[str, pa.DataType]:
     """Returns the types of the features as the records hold them."""
-    return {
-        spec.name: WireFeature(spec.name, spec.dtype, spec.is_list).arrow_type
-        for spec in manifest.schema.features
-    }
+    features = manifest.schema.features
+    return {f.name: WireFeature(f.name, f.dtype, f.is_list).arrow_type for f in features}
 
 
 def read_split(
     version: Path, manifest: Manifest, split: str, features: Iterable[str]
 ) -> Iterator[pa.Table]:
     """Reads features of a split by shard: those that the manifest lists."""
-    lists, specs = manifest.find_feature_lists(), manifest.schema
-    wire = [
-        WireFeature(name, specs[name].dtype, specs[name].is_list, name in lists)
-        for name in features
-    ]
-    kind: Any = manifest.record_type
+    lists, specs = manifest.find_feature_lists(), [manifest.schema[name] for name in features]
+    wire = [WireFeature(s.name, s.dtype, s.is_list, s.name in lists) for s in specs]
+    schema = pa.schema([(feature.name, feature.arrow_type) for feature in wire])
     for shard in manifest.split(split).shards:
-        path = version / shard.path
+        path, kind = version / shard.path, manifest.record_type
         batches = read_batches(path, wire, record_type=kind, slots=manifest.slots)
-        rows = pa.Table.from_batches(batches, pa.schema([(f.name, f.arrow_type) for f in wire]))
+        rows = pa.Table.from_batches(batches, schema)
         for number, feature in enumerate(wire):
             if feature.is_sequence:
                 steps = join_steps(rows[feature.name].combine_chunks())
@@ -313,10 +305,8 @@ def encode_logged(logged: pa.Table, version: Path, features: Collection[str]) ->
     """Encodes raw columns, named as in the build's config, by the encoders of the version."""
     pipeline = read_pipeline(version / ENCODERS_DIR, features)
     # What exists at ETL time alone is null when serving, and so it is here.
-    own = [
-        raw.name for column in pipeline.plan.columns for raw in column.inputs if not raw.is_served
-    ]
-    for name in dict.fromkeys(own):
+    inputs = [raw for column in pipeline.plan.columns for raw in column.inputs]
+    for name in dict.fromkeys(raw.name for raw in inputs if not raw.is_served):
         logged = logged.append_column(name, pa.nulls(logged.num_rows, pa.int64()))
     batches = logged.combine_chunks().to_batches(max_chunksize=1 << 16)
     return pa.Table.from_batches(map(pipeline.apply, batches), pipeline.output_schema)

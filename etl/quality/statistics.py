@@ -189,12 +189,10 @@ def feature_to_json(feature: Feature) -> dict[str, Any]:
     In the place of sketches are `distinct` and `top` with whether they are exact, and of numbers
     `mean`, `std` and `quantiles`; `sketch`, `summary`, `by_label` and `weighted` are for merging.
     """
-    data = {
-        name: value for name, value in feature.items() if name not in ("frequencies", "moments")
-    }
-    data |= feature["frequencies"].to_json()
+    data = {**feature, **feature["frequencies"].to_json()}
+    del data["frequencies"]
     if "moments" in feature:
-        mean, std = feature["moments"].mean_and_deviation
+        mean, std = data.pop("moments").mean_and_deviation
         data |= {"mean": mean, "std": std, **feature["summary"].to_json()}
     if "values" in feature.get("raw", {}):
         data["raw"] = {**feature["raw"], "values": feature_to_json(feature["raw"]["values"])}
@@ -320,21 +318,19 @@ class StatisticsAccumulator:
         """Returns the statistics by feature as `feature_to_json` gives them."""
         if self._pending or not self._parts:
             self._flush()
-        return _parts_to_json(self._parts)
+        return {name: feature_to_json(found) for name, found in _merge_parts(self._parts).items()}
 
 
 def _merge_parts(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Feature]:
     return {name: merge_features([part[name] for part in parts]) for name in parts[0]}
 
 
-def _parts_to_json(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Any]:
-    return {name: feature_to_json(feature) for name, feature in _merge_parts(parts).items()}
-
-
 def merge_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges what `StatisticsAccumulator.to_dict` or this function returned, in the same form."""
-    loaded = [{n: feature_from_json(found) for n, found in part.items()} for part in parts]
-    return _parts_to_json(loaded) if loaded else {}
+    return {
+        name: feature_to_json(merge_features([feature_from_json(part[name]) for part in parts]))
+        for name in (parts[0] if parts else ())
+    }
 
 
 def count_labelled(
@@ -342,12 +338,9 @@ def count_labelled(
 ) -> dict[str, dict[str, int]]:
     """Counts the records that have each of several labels, by label and split."""
     labels = [spec.name for spec in schema.by_role("label")]
+    events = {s: found for s, found in statistics.items() if s not in (CATALOG, USERS)}
     return {
-        label: {
-            split: int(found[label]["values"])
-            for split, found in statistics.items()
-            if label in found and split not in (CATALOG, USERS)
-        }
+        label: {split: int(n[label]["values"]) for split, n in events.items() if label in n}
         for label in (labels if len(labels) > 1 else ())
     }
 

@@ -139,7 +139,7 @@ def _read(columns: list[TimeColumn], counts: Counts) -> Values:
 def check_units(config: BuildConfig, columns: Values) -> None:
     """Refuses a column whose values are dates, but not in the unit that the config says."""
     for time, values in columns.items():
-        words, other = UNIT_WORDS[time.unit], _find_unit(values)
+        words, unit = UNIT_WORDS[time.unit], _find_unit(values) or time.unit
         low, high = values["low"], values["high"]
         is_certain = _is_certain(config, time)
         if not is_certain and (pattern := _find_pattern(low, high)):
@@ -149,13 +149,12 @@ def check_units(config: BuildConfig, columns: Values) -> None:
                 fix=f"declare `type: timestamp, timestamp_format: {pattern}` ({time.key}); where "
                 "the input is no text, write timestamps",
             )
-        is_coarser = other is not None and PER_SECOND[other] < PER_SECOND[time.unit]
-        if other in (None, time.unit) or (is_certain and is_coarser):
+        if unit == time.unit or (is_certain and PER_SECOND[unit] < PER_SECOND[time.unit]):
             continue
+        shown = [f"in {UNIT_WORDS[u]} {show_span(low, high, u)}" for u in (time.unit, unit)]
         raise InputDataError(
-            f"the times of {time.name} are no dates in {words}, but in {UNIT_WORDS[str(other)]}",
-            received=f"{low:,.0f} to {high:,.0f}: in {words} {show_span(low, high, time.unit)}, in "
-            f"{UNIT_WORDS[str(other)]} {show_span(low, high, str(other))}",
+            f"the times of {time.name} are no dates in {words}, but in {UNIT_WORDS[unit]}",
+            received=f"{low:,.0f} to {high:,.0f}: {', '.join(shown)}",
             fix=f"say in which unit they are ({time.key}): `unit: s` or `unit: ms` of numbers, "
             "`timestamp_format: epoch_s`, `epoch_ms` or `epoch_us` of timestamps",
         )
@@ -171,20 +170,18 @@ def _is_certain(config: BuildConfig, time: TimeColumn) -> bool:
 
 def _find_unit(values: Mapping[str, Any]) -> str | None:
     """The unit in which nearly all values are dates, or None."""
-    dates = {unit: values[unit] for unit in PER_SECOND}
-    unit = max(dates, key=lambda unit: dates[unit])
-    least = _MOST * (sum(dates.values()) + values["small"])
-    return unit if dates[unit] and dates[unit] >= least else None
+    unit = max(PER_SECOND, key=lambda unit: values[unit])
+    least = _MOST * (sum(values[unit] for unit in PER_SECOND) + values["small"])
+    return unit if values[unit] and values[unit] >= least else None
 
 
 def _find_pattern(*ends: float) -> str | None:
     """Java's pattern of numbers such as 20260131: dates as people write them count nothing."""
-    texts = [f"{end:.0f}" for end in ends]
-    for digits, pattern in _WRITTEN.items():
+    for java, python in _WRITTEN.items():
+        texts = [f"{end:.0f}" for end in ends]
         with suppress(ValueError):
-            years = [datetime.strptime(text, pattern).year for text in texts]
-            if min(years) >= 1980 and all(len(text) == len(digits) for text in texts):
-                return digits
+            if all(datetime.strptime(text, python).strftime(python) == text for text in texts):
+                return java if min(texts) >= "1980" else None
     return None
 
 
@@ -262,23 +259,23 @@ def _check_bounds(config: BuildConfig, columns: Values) -> None:
 
     All events would lie on one side of such a bound.
     """
-    split, log = config.split, (config.events.source, config.events.time or "")
-    given: list[tuple[str, Any, tuple[str, str]]] = [
+    split, log = config.split, (config.events.source, config.events.time)
+    given: list[tuple[str, Any, tuple[str, str | None]]] = [
         ("split.validation", split.validation_from_ts, log),
         ("split.test", split.test_from_ts, log),
     ]
-    for label in config.all_labels:
-        if rule := label.conversion:
-            place = (rule.source, rule.time)
-            given.append((f"`until_ts` of label {label.name!r}", rule.until_ts, place))
-    named = {(time.source, time.column): time for time in columns if time.use in _PAST_USES}
+    given += [
+        (f"`until_ts` of label {label.name!r}", rule.until_ts, (rule.source, rule.time))
+        for label in config.all_labels
+        if (rule := label.conversion)
+    ]
+    past = [time for time in columns if time.use in _PAST_USES and _has_dates(time, columns[time])]
     for key, bound, place in given:
-        time = named.get(place)
-        if bound is None or time is None or not _has_dates(time, columns[time]):
-            continue
-        if (unit := find_date_unit(bound)) not in (None, time.unit):
-            raise ConfigError(
-                f"{key} is of another unit than {time.name}",
-                received=f"{bound}; the times are in {UNIT_WORDS[time.unit]}",
-                fix=f"set it to {bound * PER_SECOND[time.unit] // PER_SECOND[str(unit)]}",
-            )
+        unit = None if bound is None else find_date_unit(bound)
+        for time in past:
+            if place == (time.source, time.column) and unit not in (None, time.unit):
+                raise ConfigError(
+                    f"{key} is of another unit than {time.name}",
+                    received=f"{bound}; the times are in {UNIT_WORDS[time.unit]}",
+                    fix=f"set it to {bound * PER_SECOND[time.unit] // PER_SECOND[str(unit)]}",
+                )

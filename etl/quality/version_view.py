@@ -124,12 +124,8 @@ class VersionView:
         """All that decides which value an encoder makes of which."""
         plan, operation = self._plan, column.operation
         used = {getattr(operation, "vocabulary", None), getattr(operation, "table", None)}
-        fitted = [
-            (kind, spec.name, spec.file_crc32c)
-            for kind, specs in (("vocabulary", plan.vocabularies), ("table", plan.tables))
-            for spec in specs
-            if spec.name in used
-        ]
+        specs = (*plan.vocabularies, *plan.tables)
+        fitted = [(spec.name, spec.file_crc32c) for spec in specs if spec.name in used]
         shown = None if operation is None else operation.to_json()
         inputs = [raw.name for raw in column.inputs]
         return canonical_json({"operation": shown, "columns": inputs, "fitted": fitted})
@@ -158,9 +154,11 @@ class ComparedFeature(NamedTuple):
 
 
 def compare_feature(
-    before: VersionView, after: VersionView, split: str, name: str
+    before: VersionView | None, after: VersionView, split: str, name: str
 ) -> ComparedFeature:
     """Finds distributions of a feature that do not depend on what either build has fitted."""
+    if before is None:
+        return ComparedFeature()
     first, second = before.comparable(split, name), after.comparable(split, name)
     for kind in second:
         if kind in first:

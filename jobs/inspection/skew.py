@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +50,6 @@ def main(
     log_format: Annotated[
         str | None, typer.Option("--format", help="parquet, json or tfrecord; told by the name.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Floats this close are equal.")] = 1e-6,
     max_mismatch: Annotated[
         float, typer.Option(min=0, max=1, help="Greatest share of differing rows per feature.")
     ] = 0.01,
@@ -62,13 +61,13 @@ def main(
     if log_format is not None and log_format not in FORMATS:
         raise ConfigError("no such format", received=log_format, allowed=", ".join(FORMATS))
     source = Logged(logged, log_format, encoded, tuple(key or ()))
-    report = compare(resolve_version(local_path(dataset)), split, source, tolerance)
+    report = compare(resolve_version(local_path(dataset)), split, source)
     print(json.dumps(report, indent=1)) if as_json else print_report(report)
     refuse_skew(report, max_mismatch)
     return 0
 
 
-def compare(version: Path, split: str, logged: Logged, tolerance: float = 1e-6) -> dict[str, Any]:
+def compare(version: Path, split: str, logged: Logged) -> dict[str, Any]:
     """Compares a serving log with a split of a dataset version."""
     import pyarrow as pa
 
@@ -93,7 +92,7 @@ def compare(version: Path, split: str, logged: Logged, tolerance: float = 1e-6) 
     features, left_out = find_features(plan, rows.schema.names, logged.encoded, split)
     for name, reason in left_out.items():
         print(f"{name} is not compared: {reason}", file=sys.stderr)
-    config = replace(plan_skew(plan, manifest, features, logged.keys), tolerance=tolerance)
+    config = plan_skew(plan, manifest, features, logged.keys)
     if not logged.encoded:
         rows = encode_logged(rows, version, features)
     records = read_split(version, manifest, split, (*config.keys, *config.features))

@@ -26,7 +26,7 @@ from etl.events.joins import (
     refuse_unmatched,
     select_latest,
 )
-from etl.events.sampling import AliasTable, add_negatives, build_alias_table
+from etl.events.sampling import add_negatives, build_alias_table
 from etl.sources.source import Source
 from tests.etl.logs import behaviour_config, columns, frame, log_config, memory_source, rows_frame
 from tests.machine import IS_EXHAUSTIVE
@@ -226,12 +226,11 @@ def test_the_catalogue_leaves_out_what_has_ended(spark, match):
     assert found == {"b": 2, "c": 4}
 
 
-def outcome_probabilities(table: AliasTable, groups: np.ndarray) -> np.ndarray:
+def outcome_probabilities(thresholds, aliases, groups: np.ndarray) -> np.ndarray:
     """What a draw gives: each row is taken alike in its group, then itself or its alias."""
     chance = 1 / np.bincount(groups)[groups]
-    own = chance * table.thresholds
-    other = np.bincount(table.aliases, chance * (1 - table.thresholds), minlength=len(groups))
-    return own + other
+    other = np.bincount(aliases, chance * (1 - thresholds), minlength=len(groups))
+    return chance * thresholds + other
 
 
 weights = st.lists(
@@ -245,12 +244,13 @@ weights = st.lists(
 def test_every_group_keeps_its_own_distribution(parts):
     groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     values = np.concatenate([np.asarray(part) for part in parts])
-    table = build_alias_table(values, groups)
+    thresholds, aliases, probabilities = build_alias_table(values, groups)
     expected = np.concatenate([np.asarray(part) / sum(part) for part in parts])
-    assert_allclose(table.probabilities, expected, rtol=1e-12)
-    assert_allclose(outcome_probabilities(table, groups), expected, rtol=1e-6, atol=1e-12)
-    assert (groups[table.aliases] == groups).all()
-    assert ((table.thresholds >= 0) & (table.thresholds <= 1)).all()
+    assert_allclose(probabilities, expected, rtol=1e-12)
+    drawn = outcome_probabilities(thresholds, aliases, groups)
+    assert_allclose(drawn, expected, rtol=1e-6, atol=1e-12)
+    assert (groups[aliases] == groups).all()
+    assert ((thresholds >= 0) & (thresholds <= 1)).all()
 
 
 TYPES = {"user": "bigint", "item": "bigint", "action": "string", "genre": "string"}
