@@ -147,11 +147,7 @@ def _served_features(config: BuildConfig) -> list[FeatureConfig]:
 
 
 def choose_columns(config: BuildConfig) -> dict[str, str]:
-    """Returns what a row holds: by name the column of the events.
-
-    A column has its own name, unless that is the name of a feature that is made of another one:
-    `predict` would take it for that feature's. Then it has the name of the feature that reads it.
-    """
+    """Returns the event columns of a row by name; no name is that of another column's feature."""
     plan_features(config)
     labels, features = label_columns(config), _served_features(config)
     made_of = {feature.name: feature.columns[0] for feature in features}

@@ -107,11 +107,7 @@ def count_tokens(
 
 
 def number_tokens(found: pa.Table, fits: Sequence[VocabularyFit]) -> list[pa.Table]:
-    """Numbers the tokens of vocabularies, each by falling count, ties by token.
-
-    Strings are ordered by their UTF-8 bytes, as Spark, Arrow and Python do. A known token that the
-    train split lacks has the count 0.
-    """
+    """Numbers the tokens of vocabularies, each by falling count, ties by token (UTF-8 bytes)."""
     return [
         _number(found.filter(pc.equal(found[_NUMBER], number)), fit)
         for number, fit in enumerate(fits)

@@ -163,11 +163,7 @@ def matches(events: DataFrame, where: EventConditionConfig | None) -> Column:
 
 
 def condition_columns(config: BuildConfig) -> list[str]:
-    """Returns the columns of the log that tell kinds of events apart, in the log's order.
-
-    They are those that labels, `events.where`, `seen` and conditions with `one_of` read:
-    events of one user, item and time that differ in one, as a view and a purchase, are two.
-    """
+    """Returns the columns of the log that tell kinds of events apart, as a view and a purchase."""
     parts = [past.where for past in (*config.histories, *config.rolling)]
     parts += [rolling.out_of for rolling in config.rolling]
     named = {where.column for where in parts if where and where.one_of}

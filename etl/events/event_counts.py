@@ -40,32 +40,21 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EventCounts:
-    """Counts of the annotated frame, from one scan of it.
+    """Counts of the annotated frame, from one scan of it; see also `conf.manifest.RowCounts`."""
 
-    Attributes:
-        joined: Events after parsing, de-duplication and joins.
-        splits: Of these, per split, those that are samples of the run's days.
-        dropped: Events left out, by reason, those that are no samples, and those of other days.
-        event_ts_ms_range: First and last event time, None without a time column.
-        matches: Events by dictionary and outcome of its join, dropped or not.
-        seen: Kept events that meet the condition of `seen`; None: there is no such condition.
-        delivered: All rows under the run's days, of which `late` are of earlier ones.
-
-    The others are those of the manifest (`conf.manifest.RowCounts`).
-    """
-
-    joined: int
-    splits: Mapping[str, int]
+    joined: int  # after parsing, de-duplication and joins
+    splits: Mapping[str, int]  # of these, the samples of the run's days
     dropped: Mapping[str, int]
     event_ts_ms_range: tuple[int, int] | None
+    # By dictionary and outcome of its join, dropped or not.
     matches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     lost_conversions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    seen: int | None = None
+    seen: int | None = None  # kept events that meet the condition of `seen`, if there is one
     maturity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     short_users: int = 0
     test_in_log: int = 0
     late: int = 0
-    delivered: int = 0
+    delivered: int = 0  # all rows under the run's days, `late` ones too
     ties: int = 0
 
     @property

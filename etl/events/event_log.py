@@ -69,9 +69,6 @@ def prepare_events(
 
     It has the columns of events and dictionaries, the declared labels where `is_labelled`, and
     those of `etl.events.columns`. A temporal split may go by the run's days.
-
-    Raises:
-        InputDataError: A dictionary's key is not unique, or an event that must match does not.
     """
     events = _mark_duplicates(_read_log(config, sources), config)
     events = split_by_window(_mark_after_given(events, config), config.split)

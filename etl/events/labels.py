@@ -42,22 +42,13 @@ _CHANCE_PAUSES = 7
 
 @dataclass(frozen=True)
 class ConversionCounts:
-    """The conversions of a label: whether a sample may have led to them, and when they end.
+    """The conversions of a label: whether a sample may have led to them, and when they end."""
 
-    Attributes:
-        rows: All conversions that have a time.
-        lost: Those that make no sample positive, by reason (`LOST`). A sample whose window is not
-            over yet is one.
-        span_ms: Times of the first and the last conversion; None: there is none.
-        last_event_ms: Time of the last event; None: there is none.
-        until_ms: Up to when labels can be known, by default the time of the last conversion: of
-            what happened after it a feed that is late says nothing; None: none can.
-    """
-
-    rows: int
-    lost: Mapping[str, int]
-    span_ms: tuple[int, int] | None
+    rows: int  # that have a time
+    lost: Mapping[str, int]  # that make no sample positive, by reason (`LOST`)
+    span_ms: tuple[int, int] | None  # of the first and the last one
     last_event_ms: int | None
+    # Up to when labels can be known: a feed that is late says nothing of what came after it.
     until_ms: int | None = None
 
     @property

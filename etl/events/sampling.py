@@ -188,11 +188,7 @@ def _group_of(config: NegativesConfig) -> Column:
 def _fit_candidates(
     events: DataFrame, config: BuildConfig, negatives: NegativesConfig, popular: Column
 ) -> NegativeCandidates:
-    """Counts the items of the train split where `popular` holds, and builds their alias table.
-
-    Every item of the split's events can be drawn. One that no such event has counts as one. Only
-    one row per item comes to the driver, as Arrow, like a vocabulary.
-    """
+    """Builds the alias table of the train split's items, by their events where `popular` holds."""
     item = F.col(config.events.item or "")
     in_train = (F.col(SPLIT_COLUMN) == TRAIN) & item.isNotNull()
     # An item's category is its dictionary's; the least, should an item ever have two.

@@ -307,11 +307,7 @@ def _measure_bounds(events: DataFrame, config: BuildConfig, dates: DateRange | N
 
 
 def check_built_by_day(config: BuildConfig) -> None:
-    """Refuses what makes other records of an event where other days are read with its own.
-
-    Days that are built one by one would not fit each other: an event is the last one of its user,
-    or the newest of the log, only until the next day is there.
-    """
+    """Refuses what is true of an event only until the next day is there: its user's last one."""
     moving = _list_moving(config)
     if moving:
         raise ConfigError(

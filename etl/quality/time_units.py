@@ -191,11 +191,7 @@ def _has_dates(time: TimeColumn, values: Mapping[str, Any]) -> bool:
 
 
 def _list_strays(time: TimeColumn, values: Mapping[str, Any]) -> list[str]:
-    """The kinds of values that are of another unit than the others: dates in it, and too large.
-
-    Without dates in a column's own unit one in a coarser unit may as well be a number that counts
-    from 0.
-    """
+    """Units in which values would be dates beside the column's own, and what is too large."""
     if time.unit == "s":  # nanoseconds are among what is too large
         return ["ms", "us", _TOO_LARGE]
     own, are_dates = PER_SECOND[time.unit], values[time.unit] > 0

@@ -96,11 +96,7 @@ class VersionView:
         return build_distribution(feature, self.tokens(name, [int(v) for v in plain.counts]))
 
     def comparable(self, split: str, name: str) -> dict[str, Distribution]:
-        """Returns a feature's distributions by what their values are, the best first.
-
-        Distributions of two versions may be compared where their values are the same: tokens, raw
-        values, or what one and the same encoder made.
-        """
+        """Returns a feature's distributions by what their values are; alike ones are compared."""
         plain = self.distribution(split, name)
         if plain is None:
             return {}
@@ -124,8 +120,8 @@ class VersionView:
         """All that decides which value an encoder makes of which."""
         plan, operation = self._plan, column.operation
         used = {getattr(operation, "vocabulary", None), getattr(operation, "table", None)}
-        specs = (*plan.vocabularies, *plan.tables)
-        fitted = [(spec.name, spec.file_crc32c) for spec in specs if spec.name in used]
+        fitted = [(own.name, own.file_crc32c) for own in plan.vocabularies if own.name in used]
+        fitted += [(own.name, own.file_crc32c) for own in plan.tables if own.name in used]
         shown = None if operation is None else operation.to_json()
         inputs = [raw.name for raw in column.inputs]
         return canonical_json({"operation": shown, "columns": inputs, "fitted": fitted})
