@@ -298,9 +298,9 @@ def test_ages_up_to_now_are_checked_although_nothing_has_changed(spark, tmp_path
     contract = {"rules": [{**rule, "maximum": hours}]}
     config = build_config(write_logs(tmp_path / "logs"), tmp_path / "out", contract=contract)
     first = build_dataset(spark, config)
-    later = (time.time() + 2 * 3600) * 1000
+    later = SimpleNamespace(time=lambda: time.time() + 2 * 3600)
     with monkeypatch.context() as patch:
-        patch.setattr("etl.quality.contract._deadline_ms", lambda *_: later)
+        patch.setattr("etl.quality.contract.time", later)
         with pytest.raises(InputDataError, match="freshness ratings"):
             build_dataset(spark, config)
     again = build_dataset(spark, config)
