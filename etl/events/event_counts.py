@@ -248,9 +248,10 @@ def _refuse_empty(
         received.append(f"events {show_span(*counts.event_ts_ms_range, 'ms')} ({numbers})")
     if dates is not None:
         received.append(f"the run's days {dates.first} to {dates.last}")
-    what = f"the {' and the '.join(empty)} split would be empty"
-    return InputDataError(
-        what if dates is None or counts.splits else "no sample lies in the run's days",
-        received="; ".join(received),
-        fix="look at what was dropped; else move the bounds of `split`, or build more days",
-    )
+    told = {
+        "received": "; ".join(received),
+        "fix": "look at what was dropped; else move the bounds of `split`, or build more days",
+    }
+    if dates is not None and not counts.splits:
+        return InputDataError("no sample lies in the run's days", **told)
+    return InputDataError(f"the {' and the '.join(empty)} split would be empty", **told)
