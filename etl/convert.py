@@ -87,8 +87,7 @@ class TextOptions:
 class ConvertOptions:
     """How files are converted.
 
-    `types` are those of columns of CSV, of TFRecord files and of folders, else inferred; `folder`
-    is that of the input, whose `<column>=<value>` folders give what its files lack.
+    `types` are of columns that have none; the `<column>=<value>` folders of `folder` add theirs.
     """
 
     shard: ShardOptions = field(default_factory=ShardOptions)

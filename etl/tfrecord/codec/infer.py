@@ -86,18 +86,11 @@ def _collect_entries(feature, p, end, found, table, count):
 
 @kernel
 def _collect_features(base, index, map_tag, feature, found, table):
-    """Notes what records hold.
+    """Fills `found`, `_FOUND` `[room]`, a row a key, from records, int64 `[rows, 2]`.
 
-    Args:
-        base: Address of the buffer.
-        index: Start and length of each record, int64 `[rows, 2]`.
-        map_tag: Tag of the map in a record.
-        feature: Row of a feature table without outputs, of the depth of the map's features.
-        found: Output, `_FOUND` `[room]`: a row for each key.
-        table: Hash table of the keys, all -1.
-
-    Returns:
-        Outcome, the record at which the pass ended, and the number of keys.
+    `feature` is a row of a feature table without outputs, of the depth of the map's features, and
+    `table` a hash table of the keys, all -1. Returns the outcome, the record at which the pass
+    ended, and the number of keys.
     """
     count = np.int64(0)
     found[0].key_bytes = -1  # no key has this length

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conf.errors import ConfigError, InputDataError, UpstreamNotReadyError
 from etl.sample_data import archive
@@ -24,7 +22,6 @@ from etl.sample_data.logs import (
 )
 from etl.sample_data.ratings import (
     DirtRates,
-    draw_activity,
     plan_sample,
 )
 from tests.etl.sample_data.helpers import (
@@ -37,21 +34,6 @@ from tests.etl.sample_data.helpers import (
     read_lines,
     serve,
 )
-
-
-def test_size_scales_with_ratings():
-    small, large = plan_sample(), plan_sample(ratings=100_000_000)
-    assert (small.ratings, small.users, small.movies) == (100_000, 1_500, 800)
-    assert large.ratings / large.users > small.ratings / small.users
-    assert large.ratings / large.movies > small.ratings / small.movies
-    assert 100_000 < large.users < 1_000_000
-
-
-@pytest.mark.parametrize(("ratings", "users", "movies"), [(1_000, 900, None), (100_000, 10, 50)])
-def test_refuses_ratings_that_users_and_movies_cannot_hold(ratings, users, movies):
-    with pytest.raises(ConfigError):
-        plan_sample(ratings, users, movies)
-
 
 SMALL = replace(plan_sample(6_000, dirt=DirtRates(0.01, 0.02, 0.013)), rows_per_chunk=1_000)
 
@@ -151,19 +133,6 @@ def test_clicks_stand_in_columns_and_outside_of_them(lines):
             columns.setdefault(video, []).append(column)
     often = [max(map(own.count, set(own))) / len(own) for own in columns.values() if len(own) > 50]
     assert 0.75 < np.mean(often) < 0.95
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), movies=st.integers(20, 400), users=st.integers(2, 200))
-def test_activity_sums_exactly_within_bounds(data, movies, users):
-    ratings = data.draw(st.integers(max(100, 3 * users), max(100, users * (movies // 2))))
-    if ratings > users * (movies // 2):
-        return
-    activity = draw_activity(plan_sample(ratings, users, movies))
-    assert len(activity) == users
-    assert activity.sum() == ratings
-    assert activity.min() >= 3
-    assert activity.max() <= movies // 2
 
 
 def listed(folder):
