@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
+from typing import TYPE_CHECKING
 
-import sqlglot
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
-from sqlglot.optimizer.annotate_types import annotate_types
 
 from conf.errors import ConfigError, did_you_mean
 from conf.etl.build import BuildConfig
@@ -24,6 +21,9 @@ from conf.etl.events import EventConditionConfig
 from conf.etl.java_patterns import count_groups
 from conf.etl.sources import SPARK_TYPES
 from etl.events.columns import MOMENT_COLUMN, NOT_SAMPLED_COLUMN, POSITION_COLUMN, SEEN_COLUMN
+
+if TYPE_CHECKING:
+    from sqlglot import exp
 
 WHERE_NOT_MET = "where_not_met"
 WITHOUT_ITEM = "without_item"
@@ -53,6 +53,9 @@ def check_where(config: BuildConfig) -> None:
 
 def _add_types(key: str, condition: exp.Expr, types: Mapping[str, str]) -> None:
     """Gives each part its type, but for those that only Spark can tell."""
+    from sqlglot import exp
+    from sqlglot.optimizer.annotate_types import annotate_types
+
     # Spark compares names without their case.
     by_name = {name.lower(): SPARK_TYPES[kind] for name, kind in types.items()}
     for column in condition.find_all(exp.Column):
@@ -68,6 +71,8 @@ def _add_types(key: str, condition: exp.Expr, types: Mapping[str, str]) -> None:
 
 def _find_parts_beyond(condition: exp.Expr) -> Iterator[str]:
     """What Spark would take, so that other rows or another draw would decide; or no truth value."""
+    from sqlglot import exp
+
     for part in condition.find_all(exp.AggFunc, exp.Window, exp.Query, exp.Rand):
         yield f"take {part.sql('spark')} out"
     if condition.type and not condition.is_type("boolean", "unknown"):
@@ -75,6 +80,8 @@ def _find_parts_beyond(condition: exp.Expr) -> Iterator[str]:
 
 
 def _find_divisions(condition: exp.Expr) -> Iterator[str]:
+    from sqlglot import exp
+
     for part in condition.find_all(exp.Div, exp.IntDiv, exp.Mod, exp.Anonymous):
         if not isinstance(part, exp.Anonymous) or part.name.lower() == "pmod":
             yield (
@@ -84,6 +91,8 @@ def _find_divisions(condition: exp.Expr) -> Iterator[str]:
 
 
 def _find_mixed(condition: exp.Expr) -> Iterator[str]:
+    from sqlglot import exp
+
     compared = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ,
                 exp.NullSafeNEQ, exp.Nullif, exp.Between, exp.In, exp.Case)  # fmt: skip
     for part in condition.find_all(*compared):
@@ -99,6 +108,8 @@ def _find_mixed(condition: exp.Expr) -> Iterator[str]:
 
 
 def _find_patterns(condition: exp.Expr) -> Iterator[str]:
+    from sqlglot import exp
+
     readers = (exp.RegexpLike, exp.RegexpExtract, exp.RegexpExtractAll, exp.RegexpReplace,
                exp.RegexpCount, exp.RegexpSubstr, exp.RegexpInstr, exp.RegexpSplit)  # fmt: skip
     for part in condition.find_all(*readers):
@@ -110,6 +121,10 @@ def _find_patterns(condition: exp.Expr) -> Iterator[str]:
 
 
 def _parse(key: str, text: str) -> exp.Expr:
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
     try:
         parsed = sqlglot.parse_one(text, dialect="spark")
     except SqlglotError as error:
@@ -121,6 +136,8 @@ def _parse(key: str, text: str) -> exp.Expr:
 
 def find_where_columns(config: BuildConfig, text: str | None) -> list[str]:
     """Returns the columns of the events that a condition names; None names none."""
+    from sqlglot import exp
+
     if text is None:
         return []
     named = {column.name.lower() for column in _parse("where", text).find_all(exp.Column)}
@@ -176,8 +193,7 @@ def condition_columns(config: BuildConfig) -> list[str]:
 def find_position(config: BuildConfig, columns: Collection[str]) -> str:
     """Returns the column of the position before which events count for what reads columns of them.
 
-    Of events at one time the one with a label would tell the others theirs: where columns tell a
-    label, they do not see one another.
+    Where these tell a label, events of one time do not see one another.
     """
     is_told = config.events.time is not None and _tell_label(config, columns)
     return MOMENT_COLUMN if is_told else POSITION_COLUMN

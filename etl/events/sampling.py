@@ -46,11 +46,7 @@ INSIDE_SEQUENCE = "inside_sequence"
 
 
 def before_sampling(events: DataFrame) -> DataFrame:
-    """Returns the events that are samples, and those that only a sampling has left out.
-
-    What is fitted on them has the distribution of the log, as sums with weights 1/rate have, and
-    sees no event that could be no sample.
-    """
+    """Returns samples and what only a sampling has left out: the distribution of the log."""
     reason = F.col(NOT_SAMPLED_COLUMN)
     drawn = reason.isin(DOWN_SAMPLED, EXPOSURE_NOT_SAMPLED, INSIDE_SEQUENCE)
     return events.where(reason.isNull() | drawn)

@@ -207,8 +207,7 @@ def show_span(span: Span) -> list[str | None]:
 def add_split(events: DataFrame, config: BuildConfig, dates: DateRange | None = None) -> DataFrame:
     """Adds `__split`; all events of users with too few of them to hold one out are of train.
 
-    Fractions and durations of a temporal split go by the run's days. A sliding window has split
-    events before, see `split_by_window`.
+    A temporal split goes by the run's days. Of sliding windows see `split_by_window`.
     """
     split, user = config.split, config.events.user
     if split.strategy == "sliding":

@@ -73,8 +73,7 @@ class CountedSources:
 def count_sources(config: BuildConfig, sources: Mapping[str, Source]) -> CountedSources:
     """Counts the rows of each source, and checks the units of its times in the same pass.
 
-    Rows whose time is of another unit than the others become bad rows, where the policy for bad
-    rows allows that many; their source is then counted once more.
+    Rows of another unit become bad rows, as many as may be; their source is counted once more.
     """
     tomorrow_s = int(datetime.now(UTC).timestamp()) + _DAY_S
     columns = [time for time in find_time_columns(config) if time.source in sources]
